@@ -28,17 +28,18 @@ from node.training.orphan import die_with_launcher  # noqa: E402 - the environme
 if __name__ == "__main__":
     die_with_launcher()
 
+import msgspec  # noqa: E402
 import torch  # noqa: E402
 
 from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import build_model  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
+from node.training.arithmetic import arithmetic_in, arithmetic_of, state_root_of  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.handover import hand_over  # noqa: E402
-from node.training.head import ARITHMETIC  # noqa: E402
 from node.training.image import Image, stream_image  # noqa: E402
 from node.training.learner import Learner  # noqa: E402
 from node.training.length import without_length  # noqa: E402
@@ -52,7 +53,8 @@ from node.training.pulse import keep_watch  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
-from node.training.world import World, compute_dtype, join_world, leave_world, place_in_world  # noqa: E402
+from node.training.world import World, join_world, leave_world, place_in_world  # noqa: E402
+from protocol.manifest import Arithmetic  # noqa: E402
 from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
@@ -100,6 +102,8 @@ class Trainer:
         )
         self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
         self._consumed: dict[str, int] = {}
+        self._state = b""
+        """State root of what the learner holds now."""
         self._checkpoints = Checkpoints(
             spool.checkpoints,
             self._learner,
@@ -177,6 +181,8 @@ class Trainer:
         if state is None:
             learner.load_weights(adapter or self._start_weights)
             self._publish(0, {}, self._stopwatch())
+        else:
+            self._state = self._state_root(step)
         return step
 
     # Batches in
@@ -207,8 +213,10 @@ class Trainer:
 
     def _publish(self, step: int, metrics: dict[str, Any], watch: Stopwatch) -> None:
         """Image, then metrics: their presence makes the step complete."""
+        before = self._state
         with watch("publish"):
             image = self._write_image(step)
+            self._state = self._state_root(step)
         if image is None or not self._world.first:
             return
         metrics |= {
@@ -216,9 +224,14 @@ class Trainer:
             "seconds": watch.seconds,
             "policy_root": policy_root(step, image.tensors).hex(),
             "image": image.digest,
-            "computed_by": self._computed_by(step),
+            "state_before": before.hex(),
+            "state_root": self._state.hex(),
+            "arithmetic": msgspec.structs.asdict(self._arithmetic(step)),
         }
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
+
+    def _state_root(self, step: int) -> bytes:
+        return state_root_of(self._learner, self._world, step, self._consumed)
 
     def _write_image(self, step: int) -> Image | None:
         """On the first rank, with what the others bring; None where it was published before.
@@ -237,32 +250,25 @@ class Trainer:
             return stream_image(learner.shapes, learner.tensors(), file)
 
     def _compare(self, step: int, digest: str) -> None:
-        """With what was published. Raises TrainingError if that differs without a reason.
+        """With what was published. Raises TrainingError if that differs without a reason, or on a machine that was not
+        chosen for it.
 
-        Another machine, world size or setting rounds differently, and so may every replay that is not deterministic.
-        Then the published images stand as they are: they are what was sampled from, and the log-probs of their
-        rollouts are theirs.
+        Another world size or setting rounds differently, and so may every replay that is not deterministic. Then the
+        published images stand as they are: they are what was sampled from, and the log-probs of their rollouts are
+        theirs. The state is another one from here on, and what is published next says so (`state_before`).
         """
         known = json.loads(self._spool.metrics_path(step).read_bytes())
         if known.get("image") == digest:
             return
-        if known.get("computed_by") == self._computed_by(step) and self._settings.deterministic:
-            raise TrainingError(
-                f"step {step} came out differently than before the restart",
-                "the replay of its batches gave other weights than those that were published",
-                "resume on the machine and with the program versions that the run was trained with",
-            )
-        event = {"event": "replay.rounded_differently", "step": step, "before": known.get("computed_by")}
+        differences = self._arithmetic(step).differences(arithmetic_in(known))
+        if self._settings.deterministic:
+            _refuse_to_differ(step, differences)
+        event = {"event": "replay.rounded_differently", "step": step, "differences": differences}
         print(json.dumps(event), file=sys.stderr, flush=True)
 
-    def _computed_by(self, step: int) -> str:
-        """Whatever the last bits of policy `step` depend on."""
-        s, device = self._settings, self._world.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        tokens = self._limit.at(step - 1)
-        layout = f"{'packed' if s.packing else 'padded'} {tokens} {s.logit_cells} {s.fp32_logits} head {ARITHMETIC}"
-        kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
-        return f"{name} {kind} {layout} threads {s.threads} torch {torch.__version__}"
+    def _arithmetic(self, step: int) -> Arithmetic:
+        """In which policy `step` is computed."""
+        return arithmetic_of(self._learner, self._settings, self._world, self._limit.at(step - 1))
 
     def _measure(self, metrics: dict[str, Any], watch: Stopwatch) -> dict[str, float]:
         fed = float(metrics.get("fed_tokens", 0.0))
@@ -286,6 +292,24 @@ def _wait_for(path: Path) -> bytes:
             return path.read_bytes()
         except FileNotFoundError:
             time.sleep(POLL_SECONDS)
+
+
+def _refuse_to_differ(step: int, differences: list[str]) -> None:
+    """Raises TrainingError unless the difference was asked for by a setting."""
+    if not differences:
+        raise TrainingError(
+            f"step {step} came out differently than before the restart",
+            "the replay of its batches gave other weights than those that were published",
+            "look for a faulty disk or memory, or a batch file that was changed; the published policies are in out/",
+        )
+    machine = [each for each in differences if each.startswith(("processor", "versions", "adamw"))]
+    if machine:
+        raise TrainingError(
+            f"this machine cannot go on exactly: it rounds step {step} otherwise than the one that published it",
+            "; ".join(machine),
+            "resume on such a processor with those versions, or set trainer.deterministic = false to go on from the "
+            "checkpoint all the same: the published policies stay, and an audit of the next step names the break",
+        )
 
 
 def _unusable(step: int, why: str) -> TrainingError:

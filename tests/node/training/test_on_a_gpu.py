@@ -135,7 +135,8 @@ def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
     with joined(settings) as (world, _):
         Trainer(spool, settings, world).train()
         told = [json.loads(spool.metrics_path(step).read_bytes()) for step in range(3)]
-        assert told[2]["computed_by"].startswith("NVIDIA Pretended torch.bfloat16 sharded x1")
+        how = told[2]["arithmetic"]
+        assert "NVIDIA Pretended" in how["processor"] and (how["dtype"], how["sharded"]) == ("bfloat16", True)
         assert told[2]["performance"]["peak_memory_bytes"] == MEMORY_SEEN
         shutil.rmtree(spool.checkpoints / "step-000002")
         Trainer(spool, settings, world).train()  # raises if step 2 comes out differently

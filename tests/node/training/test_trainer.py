@@ -20,7 +20,7 @@ import torch
 import trio
 
 from node.state import files
-from node.training import trainer
+from node.training import arithmetic, trainer
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.checkpoint import Checkpoints, identity
 from node.training.client import TrainerProcess
@@ -300,6 +300,21 @@ def test_a_replay_that_differs_from_what_was_published_is_an_error(make_spool: C
     begin_anew_with_another_batch(where)
     with pytest.raises(TrainingError, match="step 4"):
         work(where)
+
+
+def test_on_another_processor_a_trainer_refuses_and_says_why_and_goes_on_where_that_is_wanted(
+    make_spool: Callable[[str], Spool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another processor is another rounding: here another batch stands for that, and only the name is pretended."""
+    where = make_spool("spool")
+    work(where)
+    begin_anew_with_another_batch(where)
+    monkeypatch.setattr(arithmetic, "processor", lambda device: "x86_64-AVX1024")
+    with pytest.raises(TrainingError, match="cannot go on exactly") as caught:
+        work(where)
+    assert "processor: x86_64-AVX1024 instead of" in caught.value.why
+    work(where, deterministic=False)
+    assert "x86_64-AVX1024" in capfd.readouterr().err
 
 
 def test_a_replay_that_is_not_deterministic_may_differ_and_what_was_published_stands(

@@ -1,0 +1,261 @@
+"""The batch manifest: everything that turns policy `step` into policy `step + 1`, by name.
+
+The run, the state before, the files, whose recomputed values of them count, and the arithmetic. Whoever holds what it
+names computes the same batch; whoever has the same arithmetic computes the same state, bit for bit. The trainer signs
+its root together with what came out (`PolicyStatement`). Pure: bytes and hashes; knows no file and no tensor.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from blake3 import blake3
+from eth_hash.auto import keccak
+
+from protocol.codec import decode_msgpack
+from protocol.errors import ProtocolError
+from protocol.identity import Address, address_from_bytes
+from protocol.lots import MAX_GROUPS
+from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES
+from protocol.statements import WorkCommitment, work_id
+
+MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+MAX_WORKS = 16_384
+MAX_REPORTS = 32
+"""Of one file: each validator's and the trainer's own."""
+MAX_JUDGED = 64
+MAX_TEXT = 300
+_ARITHMETIC = "intellect-node arithmetic v1"
+_STATE = "intellect-node state v1"
+_SLOT = b"intellect-node policy statement v1"
+_STATEMENT = keccak(
+    b"PolicyStatement(uint256 pool,uint32 term,uint64 step,bytes32 parent,bytes32 policyRoot,bytes32 batchRoot,"
+    b"bytes32 stateRoot)"
+)
+_WHAT = "bad batch manifest"
+
+
+class MalformedManifest(ProtocolError):
+    """A manifest that is out of bounds, of another run or step, or uses something twice."""
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Written without field names: a manifest has one row a file."""
+
+
+class Arithmetic(_Row, frozen=True):
+    """What the last bits of a step depend on. Equal ones give equal states; number of threads changes nothing.
+
+    processor: instruction set, or the GPU's name; dtype: of the layers; ranks: processes that share the batch;
+    adamw: which of torch's implementations; versions: of everything that computes.
+    """
+
+    processor: str
+    dtype: str
+    ranks: int
+    sharded: bool
+    micro_batch_tokens: int
+    packing: bool
+    logit_cells: int
+    fp32_logits: bool
+    offload: bool
+    adamw: str
+    versions: str
+
+    @property
+    def name(self) -> str:
+        """16 hex digits that stand for the class."""
+        return blake3(msgspec.msgpack.encode(self), derive_key_context=_ARITHMETIC).hexdigest(8)
+
+    def differences(self, other: "Arithmetic") -> list[str]:
+        """In words, what the other one has differently: 'processor: x86_64-AVX2 instead of x86_64-AVX512'."""
+        names = self.__struct_fields__
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
+        return [f"{name}: {own} instead of {theirs}" for name, own, theirs in pairs if own != theirs]
+
+    def fault(self) -> str | None:
+        texts = (self.processor, self.dtype, self.adamw, self.versions)
+        numbers = (self.ranks, self.micro_batch_tokens, self.logit_cells)
+        fine = all(len(text) <= MAX_TEXT for text in texts) and all(0 < number < 2**48 for number in numbers)
+        return None if fine else "its arithmetic is out of bounds"
+
+
+class UsedReport(_Row, frozen=True):
+    """Whose recomputed values of a file count. author: 20 bytes; root, size: of the report; groups: bitmap of those
+    whose values are taken from it."""
+
+    author: bytes
+    root: bytes
+    size: int
+    groups: bytes
+
+    def fault(self) -> str | None:
+        if len(self.author) != 20 or len(self.root) != 32 or not 0 < self.size <= MAX_REPORT_BYTES:
+            return "a report is not named in form"
+        return None if 0 < len(self.groups) <= MAX_GROUPS // 8 and any(self.groups) else "a report gives no group"
+
+
+class UsedWork(_Row, frozen=True):
+    """A file that a batch is made of: its commitment field by field (node: 20 bytes), size in bytes, and reports.
+
+    used, flat: bitmaps of the groups that are learnt from, and of those that are used up without; judged: ids of the
+    works in which judges gave the rewards.
+    """
+
+    node: bytes
+    policy_root: bytes
+    policy_step: int
+    index: int
+    file_root: bytes
+    units: int
+    epoch: int
+    size: int
+    reports: tuple[UsedReport, ...]
+    used: bytes
+    flat: bytes
+    judged: tuple[bytes, ...] = ()
+
+    @property
+    def author(self) -> Address:
+        return address_from_bytes(self.node)
+
+    def commitment(self, pool: int) -> WorkCommitment:
+        """What the worker signed."""
+        return WorkCommitment(pool, self.author, self.policy_root, self.index, self.file_root, self.units, self.epoch)
+
+    def name(self, pool: int) -> bytes:
+        """The work's id; at a desk, where nobody commits to anything, the file's root."""
+        return work_id(self.commitment(pool)) if pool else self.file_root
+
+    def fault(self, step: int) -> str | None:
+        if len(self.node) != 20 or len(self.policy_root) != 32 or len(self.file_root) != 32:
+            return "a work is not named in form"
+        if not 0 <= self.policy_step <= step or not 0 < self.size <= MAX_FILE_BYTES:
+            return "a file is of a later policy, or its size is none"
+        if not (0 <= self.index < 2**64 and 0 <= self.units < 2**32 and 0 <= self.epoch < 2**64):
+            return "a number of a work is out of range"
+        if not 0 < len(self.reports) <= MAX_REPORTS:
+            return "a work has no report, or too many"
+        if len(self.judged) > MAX_JUDGED or any(len(id) != 32 for id in self.judged):
+            return "the judges' works are too many or not in form"
+        return self._bitmap_fault() or next((why for one in self.reports if (why := one.fault())), None)
+
+    def _bitmap_fault(self) -> str | None:
+        maps = (self.used, self.flat, *(one.groups for one in self.reports))
+        if len({len(each) for each in maps}) != 1 or not any(self.used) and not any(self.flat):
+            return "its bitmaps are of several files, or no group of a work is used"
+        given = 0
+        for one in self.reports:
+            groups = int.from_bytes(one.groups, "little")
+            if given & groups:
+                return "two reports give values of one group"
+            given |= groups
+        used, flat = int.from_bytes(self.used, "little"), int.from_bytes(self.flat, "little")
+        return None if used & flat == 0 and used | flat == given else "a group is used twice, or without a report"
+
+
+class BatchManifest(_Row, frozen=True):
+    """See the module. pool: 0 at a desk; term: of the trainer, 0 as long as a pool has one; parent: policy root of
+    `step`; state: its state root (32 bytes each); works: in the order of `work_order`; ended_by: why the run is over.
+    """
+
+    run_root: bytes
+    pool: int
+    step: int
+    term: int
+    parent: bytes
+    state: bytes
+    arithmetic: Arithmetic
+    works: tuple[UsedWork, ...]
+    ended_by: str = ""
+
+    def check(self, run_root: bytes, pool: int, step: int, max_staleness: int) -> None:
+        """Raise MalformedManifest unless this may be what turned policy `step` of this run into the next."""
+        fault = self._frame_fault(run_root, pool, step) or self._work_fault(max_staleness)
+        if fault:
+            raise MalformedManifest(_WHAT, fault)
+
+    def _frame_fault(self, run_root: bytes, pool: int, step: int) -> str | None:
+        if self.run_root != run_root or self.pool != pool:
+            return "it is of another run or pool"
+        if self.step != step:
+            return f"it is for step {self.step}, asked for was step {step}"
+        if len(self.parent) != 32 or len(self.state) != 32 or not 0 <= self.term < 2**32:
+            return "a root is not 32 bytes, or the term is out of range"
+        if not 0 < len(self.works) <= MAX_WORKS:
+            return "it names no work, or too many"
+        return self.arithmetic.fault() if len(self.ended_by) <= MAX_TEXT else "a text is too long"
+
+    def _work_fault(self, max_staleness: int) -> str | None:
+        for work in self.works:
+            if fault := work.fault(self.step):
+                return fault
+            if self.step - work.policy_step > max_staleness:
+                return f"a file is of policy {work.policy_step}, more than {max_staleness} steps old"
+        order = [work_order(self.pool, work) for work in self.works]
+        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+            return "its works are not in order, or one stands twice"
+        return None
+
+
+def work_order(pool: int, work: UsedWork) -> tuple[int, int, bytes]:
+    """The freshest policy first, then by submission, then by name: the order of works and of their rows."""
+    return -work.policy_step, work.index, work.name(pool)
+
+
+def encode_manifest(manifest: BatchManifest) -> bytes:
+    return msgspec.msgpack.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> BatchManifest:
+    """Raises MalformedManifest. Whether it makes sense: `BatchManifest.check`."""
+    return decode_msgpack(data, BatchManifest, limit=MAX_MANIFEST_BYTES, error=MalformedManifest, what=_WHAT)
+
+
+def state_root(step: int, updates: int, consumed: Mapping[str, int], digests: Iterable[tuple[str, bytes]]) -> bytes:
+    """32 bytes that name what the trainer goes on from. updates: how many AdamW has made; consumed: groups learnt from
+    within the staleness, and when; digests: (name, BLAKE3 of the whole float32 tensor) of weights and moments, in
+    order. Random states are left out: nothing in a step draws from them."""
+    hasher = blake3(derive_key_context=_STATE)
+    hasher.update(step.to_bytes(8, "little") + updates.to_bytes(8, "little"))
+    hasher.update(msgspec.msgpack.encode(sorted(consumed.items())))
+    for name, digest in digests:
+        hasher.update(len(name.encode()).to_bytes(4, "little") + name.encode() + digest)
+    return hasher.digest()
+
+
+class PolicyStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trainer's one word about a step: from the policy `parent`, by this batch, came this policy and this state.
+
+    batch_root: of the manifest as a blob; parent and batch_root are zeros for step 0.
+    """
+
+    pool: int
+    term: int
+    step: int
+    parent: bytes
+    policy_root: bytes
+    batch_root: bytes
+    state_root: bytes
+
+    def fault(self) -> str | None:
+        roots = (self.parent, self.policy_root, self.batch_root, self.state_root)
+        if any(len(root) != 32 for root in roots) or not 0 <= self.pool < 2**256:
+            return "a root of the statement is not 32 bytes"
+        return None if 0 <= self.term < 2**32 and 0 <= self.step < 2**64 else "a number of it is out of range"
+
+    @property
+    def struct_hash(self) -> bytes:
+        """EIP-712's hashStruct, 32 bytes. Raises ProtocolError for fields that are out of range."""
+        if fault := self.fault():
+            raise ProtocolError("unusable policy statement", fault)
+        numbers = b"".join(number.to_bytes(32) for number in (self.pool, self.term, self.step))
+        return keccak(_STATEMENT + numbers + self.parent + self.policy_root + self.batch_root + self.state_root)
+
+    def commitment(self, trainer: Address) -> WorkCommitment:
+        """What the trainer signs: a commitment of its own to this statement, whose slot is (term, step).
+
+        Two of one slot are what `Court.evidence` punishes, and a quorum's verdicts about one are what `Court.slash`
+        takes, both as they stand. The slot's root is no policy's, so nobody can take it for rollouts.
+        """
+        slot = keccak(_SLOT + self.term.to_bytes(4))
+        return WorkCommitment(self.pool, trainer, slot, self.step, self.struct_hash, units=0)
