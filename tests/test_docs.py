@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TREES = "benchmarks|cli|contracts|docs|examples|node|protocol|scripts|tests"
 PATH = re.compile(rf"(?:{TREES})/[\w./-]*\w")
 QUOTED = re.compile(r"`([^`\n]+)`")
-LINK = re.compile(r"\]\(([^)#\s]+)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+ADR = re.compile(r"\bADR (\d{3})\b")
 MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LIST = ROOT / "benchmarks" / "README.md"
@@ -19,11 +21,25 @@ NEW = "brand_new"
 """In the name of what a reader is told to add."""
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind `#`, as GitHub and MkDocs make it of headings."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"`|\[([^]]*)\]\([^)]*\)", r"\1", one)).lower().replace(" ", "-")
+        for one in headings
+    }
+
+
 def missing(page: Path, text: str) -> Iterator[str]:
     """What a page names and the tree does not have."""
     for target in LINK.findall(text):
-        if "://" not in target and not (page.parent / target).exists():
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        if "://" not in target and not (there.exists() and (not anchor or anchor in anchors(there))):
             yield target
+    for number in ADR.findall(text):
+        if not list((ROOT / "docs" / "adr").glob(f"{number}-*.md")):
+            yield f"ADR {number}"
     for quoted in QUOTED.findall(FENCE.sub("", text)):
         for path in PATH.findall(quoted) if PATH.match(quoted) else ():
             if NEW not in path and not (ROOT / path).exists():
@@ -34,12 +50,21 @@ def missing(page: Path, text: str) -> Iterator[str]:
             yield f"python -m {module}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert list(missing(page, page.read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize("text", ["`node/nowhere.py`", "[x](nowhere.md)", "`python -m benchmarks.nothing`"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`node/nowhere.py`",
+        "[x](nowhere.md)",
+        "[x](docs/README.md#nowhere)",
+        "`python -m benchmarks.nothing`",
+        "ADR 000 ADR 998",
+    ],
+)
 def test_what_is_not_there_is_found(text: str) -> None:
     assert len(list(missing(ROOT / "README.md", text))) == 1
 
@@ -61,6 +86,22 @@ def test_each_benchmark_is_listed_has_a_quick_form_and_a_page_that_quotes_it() -
     assert sorted(programs) == sorted(name for name, _ in rows)
     assert [name for name, text in programs.items() if '"--quick"' not in text] == []
     assert [name for name, page in rows if f"benchmarks.{name}" not in (ROOT / page).read_text()] == []
+
+
+def test_code_names_no_decision_that_is_gone() -> None:
+    code = [
+        file
+        for tree in ("node", "cli", "protocol", "contracts/src", "tests")
+        for file in (ROOT / tree).rglob("*")
+        if file.suffix in (".py", ".sol", ".js")
+    ]
+    here = Path(__file__)
+    texts = {file: file.read_text(encoding="utf-8") for file in code if file != here}
+    numbers = {number for text in texts.values() for number in ADR.findall(text)}
+    assert [number for number in numbers if not list((ROOT / "docs" / "adr").glob(f"{number}-*.md"))] == []
+    assert [
+        file for file, text in texts.items() if "decisions.md" in text or re.search(r"\b[Dd]ecisions? \d+\.\d", text)
+    ] == []
 
 
 def test_the_readme_can_be_followed_from_top_to_bottom() -> None:

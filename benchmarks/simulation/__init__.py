@@ -11,7 +11,7 @@ every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.s
 - gossip: a tree in a graph of bounded degree, made anew every EPOCH s; a message waits at each hop for the CPU (M/D/1
   at the load of the last epoch). Digests are counted in bytes. Whoever needs more than its core loses the excess.
   `gossip.py` runs the product's own rules of gossip, under a clock and on links of its own;
-- the CPU: so many ms per message as were measured (decisions 25), and an idle share;
+- the CPU: so many ms per message as were measured (docs/simulation.md), and an idle share;
 - engines: seconds per file by the node's class; the learner: seconds per step; checking: seconds per group;
 - the truth: an engine that checks knows which groups were cheated, and sees those that its lot drew;
 - the chain: everybody hears of a join, a leave or a slash after CHAIN s.

@@ -1,6 +1,6 @@
 """py-libp2p 0.8.1, made fit to meet strangers: everything that we change in it, and why.
 
-Each class here cures a measured defect of the library (docs/decisions.md names them):
+Each class here cures a measured defect of the library:
 
 - any exception in a task that a peer can cause ends the whole host       -> Tasks, HardSwarm
 - an inbound connection keeps its slot after it closed                    -> HardSwarm
