@@ -17,7 +17,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test bench-quick test-contracts test-verifiers test-vllm lint format install clean
+.PHONY: help demo test tutorials docs bench-quick test-contracts test-verifiers test-vllm lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-contracts  Solidity: rebuild, tests, slither, mutants (ARGS=\"build forge slither\")"
 	@echo "make test-verifiers  packages of verifiers v1: installs it (566 MB) in a place of its own, and tests against it"
 	@echo "make test-vllm  the engine's tests on vLLM: installs a build for CPUs (3.5 GB) in .venv-vllm, and tests with it"
+	@echo "make tutorials  every command of docs/tutorials, as a reader types it (five minutes)"
+	@echo "make docs    the documentation as a site, in build/site; fails at a broken link"
 	@echo "make bench-quick  each benchmark of benchmarks/README.md with --quick (ARGS=\"delta gas\")"
 	@echo "make clean   remove the environment and what the demo left"
 
@@ -34,6 +36,17 @@ demo: $(VENV)/.ready-train
 
 test: $(VENV)/.ready-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+tutorials: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.tutorials $(ARGS)
+
+docs: build/docs-venv/.ready
+	@build/docs-venv/bin/mkdocs build --quiet && echo "build/site/index.html"
+
+build/docs-venv/.ready: constraints.txt
+	@$(PYTHON) -m venv build/docs-venv
+	@build/docs-venv/bin/pip install --quiet mkdocs==1.6.1 mkdocs-material==9.6.23
+	@touch $@
 
 bench-quick: $(VENV)/.ready-dev
 	@$(BIN)/python -m benchmarks.quick $(ARGS)

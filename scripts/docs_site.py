@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links to files outside of docs/ lead nowhere on the site, so they become the file's name in code."""
+"""A hook of MkDocs: a link to a file outside of docs/ leads nowhere on the site, so it becomes the file's name."""
 
 import re
 from typing import Any

@@ -17,7 +17,7 @@ ADR = re.compile(r"\bADR (\d{3})\b")
 MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LIST = ROOT / "benchmarks" / "README.md"
-NEW = "brand_new"
+NEW = ("brand_new", "NAME")
 """In the name of what a reader is told to add."""
 
 
@@ -42,11 +42,13 @@ def missing(page: Path, text: str) -> Iterator[str]:
             yield f"ADR {number}"
     for quoted in QUOTED.findall(FENCE.sub("", text)):
         for path in PATH.findall(quoted) if PATH.match(quoted) else ():
-            if NEW not in path and not (ROOT / path).exists():
+            if not any(new in path for new in NEW) and not (ROOT / path).exists():
                 yield path
     for module in MODULE.findall(text):
         place = ROOT / module.replace(".", "/")
-        if NEW not in module and not (place.with_suffix(".py").exists() or (place / "__main__.py").exists()):
+        if not any(new in module for new in NEW) and not (
+            place.with_suffix(".py").exists() or (place / "__main__.py").exists()
+        ):
             yield f"python -m {module}"
 
 

@@ -18,6 +18,10 @@ from protocol.recipe import LOSSES, PRESETS, Objective
 RATIOS = torch.tensor([0.3, 0.7, 0.9, 1.0, 1.15, 1.5, 3.0, 7.0], dtype=torch.float64)
 SAMPLER = torch.tensor([-0.9, -0.3, -2.0, -4.0, -1.5, -0.8, -2.2, -2.5], dtype=torch.float64)
 SAMPLES = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+HELD_STILL = {
+    "cispo": lambda ratio, objective: min(ratio, objective.ratio_cap),
+}
+"""Losses with a stop-gradient: the weight of a token's log-probability, which has no gradient of its own."""
 PROXIMAL = SAMPLER + torch.tensor([0.1, -0.2, 0.0, 0.3, -0.4, 0.2, 1.0, 0.6], dtype=torch.float64)
 
 
@@ -50,7 +54,7 @@ def test_a_loss_by_itself_is_that_of_its_preset(name: str) -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_the_gradient_is_that_of_the_loss(name: str, sign: float) -> None:
-    """Central differences of the summed loss. CISPO's is no potential: its weight is held still, as in the paper."""
+    """Central differences of the summed loss; of one with a stop-gradient, which is no potential, the weight itself."""
     objective = PRESETS[name]
     logprobs = (SAMPLER + RATIOS.log()).requires_grad_()
     advantages = signed(sign)
@@ -63,9 +67,8 @@ def test_the_gradient_is_that_of_the_loss(name: str, sign: float) -> None:
         slope = (
             float((run(objective, ahead, advantages).loss - run(objective, behind, advantages).loss).sum()) / step / 2
         )
-        if objective.loss == "cispo":
-            weight = min(float(RATIOS[i]), objective.ratio_cap)
-            slope = -weight * float(advantages[i])
+        if weight := HELD_STILL.get(objective.loss):
+            slope = -weight(float(RATIOS[i]), objective) * float(advantages[i])
         assert float(logprobs.grad[i]) == pytest.approx(slope, abs=1e-5), f"token {i}"
 
 
