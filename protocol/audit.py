@@ -139,6 +139,10 @@ class Load(msgspec.Struct, frozen=True):
     capacity: float
     backlog: float = 0.0
 
+    @property
+    def is_calm(self) -> bool:
+        return self.backlog <= CALM_SECONDS
+
 
 BUSY_SHARE = 0.8
 """Of its capacity that a validator plans with: the rest is for re-checks and for bad minutes."""
@@ -163,8 +167,7 @@ def share_of_file(pledged: float, load: Load | None, verified: int, suspect: boo
     verified: groups of this worker that were recomputed without a fault. Whoever is suspected or on probation is
     recomputed entirely; everybody is, while there is nothing better to do.
     """
-    calm = load is None or load.backlog <= CALM_SECONDS
-    if suspect or calm:
+    if suspect or load is None or load.is_calm:
         return 1.0
     if verified < spec.probation:
         return min(1.0, 3.0 * pledged)

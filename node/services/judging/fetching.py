@@ -1,8 +1,9 @@
 """Which files this validator looks at, and how they come here: the first third of a verdict.
 
 Every validator fetches only its share of the files, drawn by the same secret that draws groups, so that nobody knows
-beforehand who looks at what. A file that too few look at is filled up by rank. Each worker's files wait in a queue of
-their own, so one who does not deliver delays nobody else.
+beforehand who looks at what. All validators take their files in one order (`_place`): those who are drawn for a file
+then come to it at about the same time, however long their queues are. Behind that place, a file that too few looked at
+is filled up by rank. Each worker's files wait in a queue of their own, so one who does not deliver delays nobody else.
 """
 
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 import msgspec
 import structlog
 import trio
+from blake3 import blake3
 
 from node.recent import Recent
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
-from node.services.judging.queue import FileQueue
+from node.services.judging.queue import FileQueue, Place
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
@@ -35,13 +37,13 @@ GAP_POLL = 0.5
 CLAIM_PATIENCE = 8.0
 """Seconds that the claim may come behind the result of a task's shard."""
 QUEUE = 64
-READY = 16
 REMEMBERED = 4096
 MOST_ASKED = 16
 """Files that are fetched at one time because the trainer asked."""
 RECHECK_POLL = 1.0
 FILL_AFTER, FILL_STEP, FILL_POLL = 4.0, 1.0, 0.25
-"""Seconds until a file that too few have looked at is anybody's, seconds between ranks, seconds between two looks."""
+"""Seconds until a file that too few have looked at is anybody's, seconds between ranks, seconds between two looks. They
+count from when this validator passed the file's place: before that, those who are drawn wait for it just as long."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -56,11 +58,21 @@ class Candidate(msgspec.Struct, frozen=True):
     tries: int = 0
 
 
-class _Spare(msgspec.Struct, frozen=True):
-    """A file that others are to look at. due: when this validator looks whether they do, monotonic seconds."""
+class _Spare(msgspec.Struct):
+    """A file that others are to look at. due: when this validator looks whether they do, monotonic seconds; None while
+    it has not come to the file's place."""
 
     work: Work
-    due: float
+    place: Place
+    due: float | None = None
+
+
+def _place(work: Work) -> Place:
+    """Where a file stands in everybody's order: old policies first, of each policy every worker's first file, then the
+    second ones. Among these the hash of worker and policy decides, which nobody can choose file by file."""
+    step = work.newest_step if work.task is not None else work.step
+    commitment = work.commitment
+    return step, commitment.index, blake3(commitment.node.encode() + commitment.policy_root).digest(8)
 
 
 class Fetching:
@@ -73,9 +85,10 @@ class Fetching:
         self._skipped = skipped
         self._audit = station.run.spec.audit
         self._register = station.jury.register
-        self.queue: FileQueue[Candidate] = FileQueue(READY)
+        self.queue: FileQueue[Candidate] = FileQueue()
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
+        self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
         self._owing: set[Address] = set()
@@ -85,41 +98,61 @@ class Fetching:
             self._register.follow(lambda work: self._consider(work, nursery))
             nursery.start_soon(self._heed_requests, nursery)
             nursery.start_soon(self._heed_disputes)
+            nursery.start_soon(self._heed_rejections, nursery)
             nursery.start_soon(self._fill_up, nursery)
+
+    @property
+    def waiting(self) -> int:
+        """Files that wait here for a look."""
+        return len(self.queue) + sum(line.statistics().current_buffer_used for line in self._queues.values())
 
     # which files
 
     def _consider(self, work: Work, nursery: trio.Nursery) -> None:
-        self._lots.arrived(work.node)
         validators = self._station.jury.validators()
         share = share_of_files(len({*validators, self._own}), self._station.quorum)
         if self._lots.draws_file(work.id, work.step, share):
             self._put_in_line(work, nursery)
-            return
-        rank = sum(place(work.id, one) < place(work.id, self._own) for one in validators)
-        due = self._station.clock.monotonic() + FILL_AFTER + rank * FILL_STEP
-        self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, due)
+        else:
+            self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
+
+    async def _heed_rejections(self, nursery: trio.Nursery) -> None:
+        """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
+        async for id in self._station.jury.watch():
+            work = self._register.get(id)
+            if work and id in self._spare.get(work.node, ()) and self._station.jury.ballots.rejecting(id):
+                del self._spare[work.node][id]
+                self._put_in_line(work, nursery)
 
     async def _fill_up(self, nursery: trio.Nursery) -> None:
-        """Look at what too few others look at, by rank; at once where somebody found a fault, since a stake is taken
-        only when everybody has looked."""
-        ballots = self._station.jury.ballots
+        """Look at what too few others look at, by rank."""
         while True:
             await trio.sleep(FILL_POLL)
-            now = self._station.clock.monotonic()
             for left in list(self._spare.values()):
                 await trio.lowlevel.checkpoint()
                 for id, spare in list(left.items()):
-                    decided = ballots.state(id) is not FileState.OPEN
-                    enough = len(self._station.jury.sealing(id)) >= self._station.quorum
-                    wanted = bool(ballots.rejecting(id)) or (now >= spare.due and not decided and not enough)
-                    if wanted or decided or now >= spare.due + self._audit.verdict_seconds:
+                    if spare.due is None and not self.queue.has_passed(spare.place):
+                        break  # one worker's next ones come after it
+                    if self._is_settled(spare):
                         del left[id]
-                    if wanted:
+                    elif self._is_due(spare):
+                        del left[id]
                         self._put_in_line(spare.work, nursery)
+
+    def _is_settled(self, spare: _Spare) -> bool:
+        return self._station.jury.ballots.state(spare.work.id) is not FileState.OPEN
+
+    def _is_due(self, spare: _Spare) -> bool:
+        """Whether those who are drawn have had the time to look, and too few of them did."""
+        now, id = self._station.clock.monotonic(), spare.work.id
+        if spare.due is None:
+            rank = sum(place(id, one) < place(id, self._own) for one in self._station.jury.validators())
+            spare.due = now + FILL_AFTER + rank * FILL_STEP
+        return now >= spare.due and len(self._station.jury.sealing(id)) < self._station.quorum
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
+        self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:
             queue, works = trio.open_memory_channel[Work](QUEUE)
@@ -127,11 +160,14 @@ class Fetching:
             nursery.start_soon(self._fetch_all, works)
         try:
             queue.send_nowait(work)
+            self._lined[work.id] = None
         except trio.WouldBlock:
             self._skipped()
 
     async def _heed_requests(self, nursery: trio.Nursery) -> None:
-        """The trainer waits for a verdict: ours again, or the file on top of the pile."""
+        """The trainer waits for a verdict: ours again, or the file on top of the pile.
+
+        Where much waits here, a file keeps its place: whoever asks for all of it must not change the order."""
         async for signed in self._station.board.subscribe(CheckRequested):
             try:
                 wanted = self._station.board.opened(signed.message.commitment, RolloutCommitted)
@@ -140,10 +176,15 @@ class Fetching:
                 continue
             self._register.commit(wanted)  # gossip may have lost it
             work = self._register.get(work_id(wanted.message.commitment))
-            if work is not None and self._asked < MOST_ASKED:
-                self._asked += 1
-                self._spare.get(work.node, {}).pop(work.id, None)
-                nursery.start_soon(self._hurry, work)
+            if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
+                continue
+            self._asked += 1
+            self._spare.get(work.node, {}).pop(work.id, None)
+            nursery.start_soon(self._hurry, work)
+
+    def _has_place(self, work: Work) -> bool:
+        """Whether this validator will come to a file by itself."""
+        return work.id in self._lined or work.id in self._spare.get(work.node, ())
 
     async def _hurry(self, work: Work) -> None:
         self.queue.hurry(await self._fetch(work))
@@ -165,7 +206,8 @@ class Fetching:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
         async for work in works:
             if not self._station.membership.is_evicted(work.node):
-                await self.queue.put(await self._fetch(work))
+                await self.queue.put(_place(work), await self._fetch(work))
+            self._lined.pop(work.id, None)
 
     async def _fetch(self, work: Work) -> Candidate:
         already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)

@@ -30,6 +30,7 @@ from node.services.judging.reviews import Reviews
 from node.services.station import Rate, Station
 from node.services.training.values import Rows, by_group
 from node.state.tally import Tally
+from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.tasks.stock import TaskStock
 from node.weights.fetch import PolicyFollower
@@ -141,13 +142,16 @@ class Validator:
         looks = Looks(nursery)
         while True:
             candidate = await self._queue.take()
-            self.own_lots.waiting = len(self._queue)
+            self.own_lots.waiting = self._fetching.waiting
             if self._station.jury.distrust.is_set():
                 continue  # there is no telling what this trainer's policies are
             if candidate.already:
                 await self._station.board.post_raw(candidate.already)
                 continue
             node = candidate.work.node
+            if self._may_skip(candidate):
+                self.outcomes["skipped"] += 1
+                continue
             gone = check_membership(node, not self._station.membership.is_evicted(node))
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
@@ -156,6 +160,12 @@ class Validator:
                 nursery.start_soon(self._judge_or_put_off, candidate, nursery)
             elif not await looks.take(node, partial(self._judge_or_put_off, candidate, nursery)):
                 self.outcomes["skipped"] += 1
+
+    def _may_skip(self, candidate: Candidate) -> bool:
+        """Whether enough others accepted a file while it waited, and files that nobody looked at wait behind it. Our
+        verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
+        late = self._station.jury.ballots.state(candidate.work.id) is FileState.ACCEPTED
+        return late and not candidate.recheck and not self.own_lots.is_calm()
 
     async def _judge_or_put_off(self, candidate: Candidate, nursery: trio.Nursery) -> None:
         try:
@@ -377,7 +387,7 @@ class Validator:
     def doing(self) -> str:
         """What this validator does now, in words."""
         given = sum(self.outcomes[name] for name in ("accepted", "rejected"))
-        waiting = len(self._queue)
+        waiting = self._fetching.waiting
         return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:

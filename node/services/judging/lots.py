@@ -129,7 +129,7 @@ class OwnLots:
     # how much this node can do
 
     def arrived(self, node: Address) -> None:
-        """A file was committed."""
+        """A file came that this validator is to look at."""
         self._arrived.append((self._clock(), node))
 
     def worked(self, groups: int, seconds: float) -> None:
@@ -152,6 +152,11 @@ class OwnLots:
             capacity=1.0 / max(self._seconds_per_group, 1e-9),
             backlog=self.waiting * per_file * self._seconds_per_group,
         )
+
+    def is_calm(self) -> bool:
+        """Whether there is time to look at more than must be."""
+        load = self.load()
+        return load is None or load.is_calm
 
     # pledging and revealing
 

@@ -1,6 +1,7 @@
-"""A validator's queue: files in the order in which they came, and on top what cannot wait; and how long each is waited
-for."""
+"""A validator's queue: files in the order that all validators keep, and on top what cannot wait; and how long each is
+waited for."""
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
@@ -9,6 +10,8 @@ from typing import Generic, TypeVar
 import trio
 
 T = TypeVar("T")
+Place = tuple[int, int, bytes]
+"""Where a file stands in the order that all validators keep: see Fetching."""
 URGENT = 256
 PATIENCE = 10.0
 MOST_BEHIND = 2
@@ -18,22 +21,27 @@ MOST_WAITING = 64
 
 
 class FileQueue(Generic[T]):
-    """A bounded queue with a fast lane. limit: how many ordinary items may lie there before `put` waits."""
+    """A priority queue with a fast lane. Each ordinary item has a place; the lowest is taken first.
 
-    def __init__(self, limit: int) -> None:
-        self._ordinary: deque[T] = deque()
+    Every author puts one item at a time and waits until it is taken, so the queue is bounded by their number.
+    """
+
+    def __init__(self) -> None:
+        self._ordinary: list[tuple[Place, int, T, trio.Event]] = []
         self._urgent: deque[T] = deque()
-        self._room = trio.Semaphore(limit)
         self._filled = trio.Semaphore(0)
+        self._put = 0  # breaks ties: items have no order
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._urgent)
 
-    async def put(self, item: T) -> None:
-        """Add to the pile; waits while it is full."""
-        await self._room.acquire()
-        self._ordinary.append(item)
+    async def put(self, place: Place, item: T) -> None:
+        """Add an item; returns when it is taken."""
+        taken = trio.Event()
+        self._put += 1
+        heapq.heappush(self._ordinary, (place, self._put, item, taken))
         self._filled.release()
+        await taken.wait()
 
     def hurry(self, item: T) -> bool:
         """Put on top; False if too much is urgent already."""
@@ -48,8 +56,13 @@ class FileQueue(Generic[T]):
         await self._filled.acquire()
         if self._urgent:
             return self._urgent.popleft()
-        self._room.release()
-        return self._ordinary.popleft()
+        _, _, item, taken = heapq.heappop(self._ordinary)
+        taken.set()
+        return item
+
+    def has_passed(self, place: Place) -> bool:
+        """Whether nothing waits here that comes before `place`."""
+        return not self._ordinary or self._ordinary[0][0] > place
 
 
 class Looks:
