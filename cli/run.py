@@ -60,7 +60,7 @@ def validate(
     found = survey(file)
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
-        raise _told(file, found.findings, as_json=as_json)
+        raise tell_findings(file, found.findings, as_json=as_json)
     warnings = _warnings(compiled, facts)
     if can_train():
         check_architecture(compiled)
@@ -77,7 +77,9 @@ def validate(
     console().print(f"[green]{escape(str(file))} can be run[/]", soft_wrap=True)
 
 
-def _told(file: Path, found: "Findings", *, as_json: bool) -> CommandError:
+def tell_findings(
+    file: Path, found: "Findings", *, as_json: bool, cannot: str = "be run", code: int = RUN
+) -> CommandError:
     """Shows every finding; returns what to end with."""
     import msgspec
 
@@ -90,7 +92,7 @@ def _told(file: Path, found: "Findings", *, as_json: bool) -> CommandError:
         for kind, count in found.rest().items():
             console().print(f"and {count} more: {escape(clean(kind, 200))}", soft_wrap=True)
     first, several = found.first[0], f" ({found.total} mistakes, all above)" if found.total > 1 else ""
-    return CommandError(f"{file} cannot be run{several}", f"{first.place}: {first.what}", first.remedy, RUN)
+    return CommandError(f"{file} cannot {cannot}{several}", f"{first.place}: {first.what}", first.remedy, code)
 
 
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")

@@ -3,7 +3,7 @@
 The subjects register their commands in `groups.py` when they are imported.
 """
 
-from cli.contract import attest, cases, deploy, earnings, judge, look, nodes, pool, source, stake
+from cli.contract import attest, cases, deploy, earnings, judge, look, nodes, plan, pool, source, stake
 from cli.contract.groups import app
 
-__all__ = ["app", "attest", "cases", "deploy", "earnings", "judge", "look", "nodes", "pool", "source", "stake"]
+__all__ = ["app", "attest", "cases", "deploy", "earnings", "judge", "look", "nodes", "plan", "pool", "source", "stake"]

@@ -33,7 +33,7 @@ _PARAMETERS = {
 def params(network: Network = "local", as_json: AsJson = False) -> None:
     """Where the contracts lie, and what they were born with."""
     profile = profile_of(network)
-    values = read(network, lambda chain: chain.ask("read the parameters", _read_parameters))
+    values = read(network, lambda chain: chain.ask("read the parameters", read_parameters))
     contracts = {name: getattr(profile.contracts, name) for name in profile.contracts.__struct_fields__}
     if as_json:
         plain = {_json_name(name): _json_value(name, value) for name, value in values.items()}
@@ -152,7 +152,7 @@ def _tell(delivery: Any, as_json: bool) -> None:
     console().print(line, markup=False, soft_wrap=True)
 
 
-def _read_parameters(contracts: "Contracts") -> dict[str, Any]:
+def read_parameters(contracts: "Contracts") -> dict[str, Any]:
     places = {"swarm": contracts.swarm, "vault": contracts.vault}
     return {name: places[place].functions[view]().call() for name, (place, view, _) in _PARAMETERS.items()}
 

@@ -56,7 +56,7 @@ async def create(
         typer.Option(
             parser=seconds,
             metavar="TIME",
-            help="After an epoch's end, before it is paid. Default: 2m on local, else 24h.",
+            help="After an epoch's end, before it is paid. Default: the profile's window_seconds.",
         ),
     ] = None,
     lease: Annotated[
@@ -84,7 +84,7 @@ async def create(
         run_uri=uri or about,
         manager=_one_address(trainer, trainer_state, "trainer"),
         reward_per_unit=reward // PER,
-        window=window or (120 if local else 86_400),
+        window=window or chain.profile.window_seconds,
         epoch_seconds=epoch or (60 if local else 3600),
         lease_seconds=lease,
         max_units_per_epoch=max_units,

@@ -34,8 +34,8 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     confirmations: blocks on top of an event's or a receipt's before it counts; finality: events are delivered
     up to the chain's block of that name; l1_fees: whether the chain takes a fee for its data beside the gas (OP
-    stack); max_fee_gwei: of the chain's coin per gas, the most that is ever paid; window_seconds: of its pools, as a
-    hint for people; deployed_block: where the contracts' logs start; explorer: a URL prefix or None;
+    stack); max_fee_gwei: of the chain's coin per gas, the most that is ever paid; window_seconds: of a pool
+    for which nothing else is said; deployed_block: where the contracts' logs start; explorer: a URL prefix or None;
     bootnodes: multiaddrs of members that are dialled whatever the chain says.
     """
 
