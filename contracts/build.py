@@ -17,6 +17,8 @@ from contracts.javascript import install_locked, node_command
 from protocol.errors import IntellectError
 
 HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "artifacts" / "sources.json"
+"""The compiler's whole input in an installed wheel (contracts.wheel); a checkout has none."""
 CONTRACTS = ("TestToken", "StakeVault", "Swarm", "Court")
 SIZE_LIMIT = 22_000
 """Bytes of deployed code that we allow ourselves: room below the 24,576 that Ethereum accepts (EIP-170)."""
@@ -54,6 +56,8 @@ def artifacts_of(request: dict[str, Any]) -> dict[str, bytes]:
 def standard_input() -> dict[str, Any]:
     """Everything that the compiler needs, as explorers want it for showing the sources of a contract: our own as they
     are checked in, OpenZeppelin's as npm's lock file names them. Installs those where they are missing."""
+    if SOURCES.is_file():
+        return json.loads(SOURCES.read_bytes())
     if not (HERE / "node_modules" / "solc" / "package.json").is_file():
         install_locked(HERE)
     waiting = [f"src/{path.name}" for path in sorted((HERE / "src").glob("*.sol"))]

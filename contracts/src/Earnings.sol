@@ -112,6 +112,7 @@ abstract contract Earnings is Members {
         uint256 epochs = _epochsUnused(pool, member);
         uint256 capacity = _capacity(id, pool, node);
         uint256 most = epochs * capacity;
+        // slither-disable-next-line incorrect-equality -- a product of counts, no balance; nothing is divided below it
         if (most == 0) revert CapacityUsed(id, node, member.unusedFrom);
         if (units > most) units = most;
         // only as many epochs as this pay takes: whoever carries an early claim costs the node nothing

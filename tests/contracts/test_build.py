@@ -1,8 +1,10 @@
 import json
+from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
-from contracts import mutants
+from contracts import build, mutants
 from contracts.bindings import ARTIFACTS
 from contracts.build import (
     CONTRACTS,
@@ -14,6 +16,7 @@ from contracts.build import (
     differing,
     standard_input,
 )
+from contracts.wheel import BuildPy
 
 
 def test_the_checked_in_artifacts_are_what_the_sources_compile_to() -> None:
@@ -30,6 +33,21 @@ def test_the_input_for_explorers_is_complete_and_gives_the_checked_in_bytecode()
     del given["sources"]["src/Counters.sol"]  # the control: what is missing is found nowhere else
     with pytest.raises(BuildError, match=r"Counters\.sol"):
         artifacts_of(given)
+
+
+def test_a_wheel_takes_the_sources_along_and_needs_no_npm_to_tell_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = standard_input()
+    monkeypatch.chdir(HERE.parent)
+    command = BuildPy(Distribution({"packages": ["contracts"], "script_name": "setup.py"}))
+    command.build_lib = str(tmp_path)
+    command.ensure_finalized()
+    command.run()
+    monkeypatch.setattr(build, "HERE", tmp_path / "nothing is here")
+    monkeypatch.setattr(build, "install_locked", lambda _: pytest.fail("npm was called"))
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "contracts" / "artifacts" / "sources.json")
+    assert standard_input() == given
 
 
 def test_every_contract_fits_into_the_size_limit() -> None:
