@@ -153,23 +153,17 @@ class UsedWork(_Row, frozen=True):
         return None if used & flat == 0 and used | flat == given else "a group is used twice, or without a report"
 
 
-class BatchManifest(_Row, frozen=True):
-    """See the module. pool: 0 at a desk; term: of the trainer, 0 as long as a pool has one; parent: policy root of
-    `step`; state: its state root (32 bytes each); works: in the order of `work_order`; ended_by: why the run is over.
-    """
+class ComposedBatch(_Row, frozen=True):
+    """What a batch is made of, known before the policy is that learns from it. pool: 0 at a desk; works: in the order
+    of `work_order`."""
 
     run_root: bytes
     pool: int
     step: int
-    term: int
-    parent: bytes
-    state: bytes
-    arithmetic: Arithmetic
     works: tuple[UsedWork, ...]
-    ended_by: str = ""
 
     def check(self, run_root: bytes, pool: int, step: int, max_staleness: int) -> None:
-        """Raise MalformedManifest unless this may be what turned policy `step` of this run into the next."""
+        """Raise MalformedManifest unless this may be the batch of this step of this run."""
         fault = self._frame_fault(run_root, pool, step) or self._work_fault(max_staleness)
         if fault:
             raise MalformedManifest(_WHAT, fault)
@@ -179,11 +173,7 @@ class BatchManifest(_Row, frozen=True):
             return "it is of another run or pool"
         if self.step != step:
             return f"it is for step {self.step}, asked for was step {step}"
-        if len(self.parent) != 32 or len(self.state) != 32 or not 0 <= self.term < 2**32:
-            return "a root is not 32 bytes, or the term is out of range"
-        if not 0 < len(self.works) <= MAX_WORKS:
-            return "it names no work, or too many"
-        return self.arithmetic.fault() if len(self.ended_by) <= MAX_TEXT else "a text is too long"
+        return None if 0 < len(self.works) <= MAX_WORKS else "it names no work, or too many"
 
     def _work_fault(self, max_staleness: int) -> str | None:
         for work in self.works:
@@ -197,18 +187,44 @@ class BatchManifest(_Row, frozen=True):
         return None
 
 
+class BatchManifest(_Row, frozen=True):
+    """The whole of a step: a batch, and what it was applied to. term: of the trainer, 0 as long as a pool has one;
+    parent, state: policy root and state root of `step`, 32 bytes each; ended_by: why the run is over, if it is."""
+
+    batch: ComposedBatch
+    term: int
+    parent: bytes
+    state: bytes
+    arithmetic: Arithmetic
+    ended_by: str = ""
+
+    def check(self, run_root: bytes, pool: int, step: int, max_staleness: int) -> None:
+        """Raise MalformedManifest unless this may be what turned policy `step` of this run into the next."""
+        if len(self.parent) != 32 or len(self.state) != 32 or not 0 <= self.term < 2**32:
+            raise MalformedManifest(_WHAT, "a root is not 32 bytes, or the term is out of range")
+        fault = self.arithmetic.fault() if len(self.ended_by) <= MAX_TEXT else "a text is too long"
+        if fault:
+            raise MalformedManifest(_WHAT, fault)
+        self.batch.check(run_root, pool, step, max_staleness)
+
+
 def work_order(pool: int, work: UsedWork) -> tuple[int, int, bytes]:
     """The freshest policy first, then by submission, then by name: the order of works and of their rows."""
     return -work.policy_step, work.index, work.name(pool)
 
 
-def encode_manifest(manifest: BatchManifest) -> bytes:
+def encode_manifest(manifest: BatchManifest | ComposedBatch) -> bytes:
     return msgspec.msgpack.encode(manifest)
 
 
 def decode_manifest(data: bytes) -> BatchManifest:
     """Raises MalformedManifest. Whether it makes sense: `BatchManifest.check`."""
     return decode_msgpack(data, BatchManifest, limit=MAX_MANIFEST_BYTES, error=MalformedManifest, what=_WHAT)
+
+
+def decode_composed(data: bytes) -> ComposedBatch:
+    """Raises MalformedManifest."""
+    return decode_msgpack(data, ComposedBatch, limit=MAX_MANIFEST_BYTES, error=MalformedManifest, what=_WHAT)
 
 
 def state_root(step: int, updates: int, consumed: Mapping[str, int], digests: Iterable[tuple[str, bytes]]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from node.recipe.join import join
-from node.recipe.pool import Group
+from node.recipe.pool import Group, Origin
 from protocol.budgets import draw_targets, shaped
 from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch
 from protocol.run import RunSpec
@@ -20,13 +20,14 @@ MOST_FILES = 64
 
 class Unjudged(msgspec.Struct, frozen=True):
     """One file. name: of its work (32 bytes); root: of the file (32 bytes); step: of its policy; batch: its samples
-    that wait; rows: of them what validators recomputed, without rewards."""
+    that wait; rows: of them what validators recomputed, without rewards; origins: of its groups."""
 
     name: bytes
     root: bytes
     step: int
     batch: RolloutBatch
     rows: tuple[ReportRow, ...]
+    origins: dict[int, Origin] = {}
 
 
 class Docket:
@@ -65,14 +66,23 @@ class Docket:
         self.forget(file.name)
         self.counts["too_late"] += len(groups_of(file))
 
-    def settle(self, file: Unjudged, scores: Mapping[tuple[int, int], float]) -> None:
-        """The judges of a file have spoken. scores: (group, sample) -> 0 to 1; groups that lack one are dropped."""
+    def settle(self, file: Unjudged, scores: Mapping[tuple[int, int], float], judged: tuple[bytes, ...] = ()) -> None:
+        """The judges of a file have spoken, in the works `judged`. scores: (group, sample) -> 0 to 1; groups that lack
+        one are dropped."""
         self.forget(file.name)
-        groups = with_scores(self._run, file, scores)
+        groups = [_judged(group, file, scores, judged) for group in with_scores(self._run, file, scores)]
         self.counts["judged"] += len(groups)
         self.counts["apart"] += len(groups_of(file)) - len(groups)
         if groups:
             self.taken_in(groups)
+
+
+def _judged(group: Group, file: Unjudged, scores: Mapping[tuple[int, int], float], judged: tuple[bytes, ...]) -> Group:
+    origin = file.origins.get(group.key[1])
+    if origin is None:
+        return group
+    own = {place: score for place, score in scores.items() if place[0] == group.key[1]}
+    return msgspec.structs.replace(group, origin=msgspec.structs.replace(origin, judged=judged, scores=own))
 
 
 def groups_of(file: Unjudged) -> set[int]:

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from protocol.identity import address_bytes
 from protocol.run import RunSpec
+from protocol.statements import WorkCommitment
 
 ALIKE = 1e-9
 """Rewards that differ by no more than this are equal."""
@@ -30,9 +32,26 @@ class Sample(msgspec.Struct, frozen=True):
     target: int | None = None
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where a group's tokens and values come from. commitment, size: of its file; author, report_root, report_size: of
+    the report whose values count; judged, scores: works and result of its judges, where they gave its rewards."""
+
+    commitment: WorkCommitment
+    size: int
+    author: bytes
+    report_root: bytes
+    report_size: int
+    judged: tuple[bytes, ...] = ()
+    scores: dict[tuple[int, int], float] = {}
+
+    @property
+    def node(self) -> bytes:
+        return address_bytes(self.commitment.node)
+
+
 class Group(msgspec.Struct, frozen=True):
     """rows: what the learner is given (node.training.batch.BatchRow), one per sample; label: of its environment;
-    order: (policy step, submission index), for a stable sequence."""
+    order: (policy step, submission index), for a stable sequence; origin: None where nobody can name it."""
 
     key: Key
     policy_step: int
@@ -40,6 +59,7 @@ class Group(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
     label: str = ""
     order: tuple[int, int] = (0, 0)
+    origin: Origin | None = None
 
     @property
     def informative(self) -> bool:
@@ -125,7 +145,7 @@ class RolloutPool:
         self.drop_stale(step)
         if self.missing(step) > 0:
             return None
-        waiting = sorted(self._groups.values(), key=_freshness)
+        waiting = sorted(self._groups.values(), key=freshness)
         if self._filters.online:
             selection = self._filtered(step, waiting)
         else:
@@ -145,10 +165,10 @@ class RolloutPool:
             looked_at = [group for group in seen if not group.informative]
             return Selection(step, tuple(informative), tuple(looked_at), tuple(flat[len(looked_at) :]))
         fill = self._wanted - len(informative)
-        return Selection(step, tuple(sorted([*informative, *flat[:fill]], key=_freshness)), tuple(flat[fill:]))
+        return Selection(step, tuple(sorted([*informative, *flat[:fill]], key=freshness)), tuple(flat[fill:]))
 
 
-def _freshness(group: Group) -> tuple[int, int, Key]:
+def freshness(group: Group) -> tuple[int, int, Key]:
     """Newest policy first, then in the order of submission."""
     return -group.policy_step, group.order[1], group.key
 

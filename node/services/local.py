@@ -23,21 +23,24 @@ from node.metrics.alarms import Alarm
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
+from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
 from node.recipe.limits import reached_target, spent
-from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.manifest import compose, materialise
+from node.recipe.pool import Group, Origin, RolloutPool, Selection
 from node.recipe.stats import describe as describe_selection
-from node.training.batch import Batch, BatchHeader, encode_batch
+from node.training.batch import encode_batch
 from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.length import same_but_for_length
 from node.training.spool import Spool
 from protocol.blobs import describe
 from protocol.budgets import highest_capacity
-from protocol.identity import Address, address_from_bytes
+from protocol.identity import Address, address_bytes, address_from_bytes
+from protocol.manifest import encode_manifest
 from protocol.rollout import decode, decode_report
 from protocol.run import RunSpec
-from protocol.statements import Outcome
+from protocol.statements import Outcome, WorkCommitment
 
 log = structlog.get_logger()
 POLL = 0.02
@@ -277,9 +280,13 @@ class LocalRun(DeskRun):
 
     def _read(self, policy: int, rollout: Path, report: Path) -> list[Group]:
         limit = self._run.rollout.samples_per_file
-        data = rollout.read_bytes()
-        values = decode_report(report.read_bytes(), limit)
-        return join(self._run, describe(data).root, policy, decode(data, limit), values)
+        data, told = rollout.read_bytes(), report.read_bytes()
+        root, batch = describe(data).root, decode(data, limit)
+        policy_root = bytes.fromhex(batch.header.policy_root)
+        commitment = WorkCommitment(0, self._node, policy_root, batch.header.index, root, batch.units)
+        origin = Origin(commitment, len(data), address_bytes(self._node), describe(told).root, len(told))
+        groups = join(self._run, root, policy, batch, decode_report(told, limit))
+        return [msgspec.structs.replace(group, origin=origin) for group in groups]
 
     def _hand_over(self, selection: Selection) -> None:
         """The batch log first, then the batch: see node.recipe.batch_log."""
@@ -287,9 +294,11 @@ class LocalRun(DeskRun):
         metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         settled = [group_name(group) for group in selection.settled]
         self._batch_log.write(Entry(step, metrics, settled, self._seconds))
-        files = tuple(group_id(group) for group in selection.groups)
-        self._spool.write_batch(step, encode_batch(Batch(BatchHeader(step, files=files), selection.rows)))
-        self._forget(step + 1 - self._run.recipe.max_staleness)
+        composed = compose(self._run, desk_root(self._run), 0, selection)
+        self._spool.write_works(step, encode_manifest(composed))
+        batch = materialise(self._run, composed, *desk_blobs(self._rollouts, composed), {})
+        self._spool.write_batch(step, encode_batch(batch))
+        self._forget(step + 1)
 
     # memory
 
@@ -305,26 +314,29 @@ class LocalRun(DeskRun):
         self._rollouts.mkdir(parents=True, exist_ok=True)
         for partial in self._rollouts.glob(".*"):  # what a killed engine left
             partial.unlink()
-        self._forget(step - self._run.recipe.max_staleness)
+        self._forget(step)
         settled = self._batch_log.settled(step)
         last = self._batch_log.read(step - 1) if step else None
         self._pool.stale_rollouts = int(last.metrics.get("stale_rollouts", 0)) if last else 0
         for report in sorted(self._rollouts.glob("*.report")):
             policy, index = (int(part) for part in report.stem.split("-"))
+            if policy < step - self._run.recipe.max_staleness:
+                continue
             groups = self._read(policy, *self._paths(policy, index))
             self._made[policy] = max(self._made.get(policy, 0), index + 1)
             self._pool.add(group for group in groups if group_name(group) not in settled)
 
     def _paths(self, policy: int, index: int) -> tuple[Path, Path]:
-        stem = f"{policy:06d}-{index:06d}"
-        return self._rollouts / f"{stem}.rollout", self._rollouts / f"{stem}.report"
+        return desk_paths(self._rollouts, policy, index)
 
     def _policy_root(self, policy: int) -> bytes:
         metrics = msgspec.json.decode(self._spool.metrics_path(policy).read_bytes(), type=dict[str, Any])
         return bytes.fromhex(metrics["policy_root"])
 
-    def _forget(self, before: int) -> None:
-        """Delete the files of policies older than `before`: stale for every batch to come."""
+    def _forget(self, step: int) -> None:
+        """Delete the files that no batch of `step` or later may use. An audit goes back to the oldest checkpoint, and
+        needs what was learnt from since."""
+        before = min(step, self._spool.oldest_checkpoint()) - self._run.recipe.max_staleness
         for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@
     trainer.json                   TrainerSettings, of this start
     lowered.json                   which steps need smaller micro-batches: node.training.lowering
     assets                         link to the run's files
+    works/batch-000012.msgpack     by name what that batch is made of: protocol.manifest
     in/batch-000012.arrow          daemon -> trainer: what step 12 learns from (policy 12 -> policy 13)
     out/policy-000013.safetensors  trainer -> daemon: the image, then
     out/step-000013.json           its metrics; its presence means that the step is complete
@@ -76,6 +77,9 @@ class Spool:
     def batch_path(self, step: int) -> Path:
         return self.root / "in" / f"batch-{step:06d}.arrow"
 
+    def works_path(self, step: int) -> Path:
+        return self.root / "works" / f"batch-{step:06d}.msgpack"
+
     def policy_path(self, step: int) -> Path:
         return self.root / "out" / f"policy-{step:06d}.safetensors"
 
@@ -107,7 +111,7 @@ class Spool:
 
         Raises TrainingError if it belongs to another run.
         """
-        for part in ("in", "out", "eval", "ckpt"):
+        for part in ("works", "in", "out", "eval", "ckpt"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
         if self.run_path.exists() and not same(self.run_path.read_bytes(), run):
             raise TrainingError(
@@ -145,8 +149,16 @@ class Spool:
             self._next_batch += 1
         return self._next_batch
 
+    def write_works(self, step: int, data: bytes) -> None:
+        """Before the batch itself: one that stands has its works. They are kept for good, a few kilobytes a step."""
+        write_whole(self.works_path(step), data)
+
     def write_batch(self, step: int, data: bytes) -> None:
         write_whole(self.batch_path(step), data)
+
+    def oldest_checkpoint(self) -> int:
+        """Its step, 0 if there is none: what came before it is replayed by nobody."""
+        return min(_steps(self.checkpoints), default=0) if self.checkpoints.exists() else 0
 
     def forget_batches(self, before: int) -> None:
         """Delete the batches of steps below `before`: a checkpoint makes them unnecessary."""

@@ -101,8 +101,9 @@ class Judges:
 
     async def _settle(self, file: Unjudged, folder: TaskFolder) -> None:
         found = await trio.to_thread.run_sync(judgement, folder)
+        works = await trio.to_thread.run_sync(lambda: [bytes.fromhex(record.work) for record, _, _ in folder.results()])
         self._owner.forget(folder.id)
-        self._docket.settle(file, scores_by_place(found.scores))
+        self._docket.settle(file, scores_by_place(found.scores), tuple(works))
         log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
 
 

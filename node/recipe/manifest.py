@@ -1,0 +1,157 @@
+"""From groups to the manifest of a batch, and from a manifest to the batch: the only way to the learner.
+
+The trainer composes a manifest of what its pool has chosen and then does what everybody does who replays the step:
+`materialise` reads files and reports again and makes the rows. What the pool had in memory reaches no learner. Pure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from node.recipe.docket import Unjudged, with_scores, without_rewards
+from node.recipe.join import join
+from node.recipe.pool import Group, Origin, Selection, freshness, group_id
+from node.training.batch import Batch, BatchHeader
+from protocol.blobs import describe
+from protocol.errors import ProtocolError
+from protocol.lots import pack_groups, unpack_groups
+from protocol.manifest import ComposedBatch, MalformedManifest, UsedReport, UsedWork, work_order
+from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch, decode, decode_report
+from protocol.run import RunSpec
+
+Blobs = Callable[[bytes], bytes]
+"""Root -> bytes. Raises for what cannot be had."""
+Scores = Mapping[tuple[int, int], float]
+"""(group, sample) -> what judges agreed on."""
+
+
+class Unjudgeable(ProtocolError):
+    """A batch whose rewards judges gave, without their results: nobody can say anything about it."""
+
+
+def compose(run: RunSpec, run_root: bytes, pool: int, selection: Selection) -> ComposedBatch:
+    """By name what a selection holds. Every group of it knows its origin."""
+    by_work: dict[bytes, list[Group]] = {}
+    for group in selection.settled:
+        by_work.setdefault(group.key[0], []).append(group)
+    used = {group.key for group in selection.groups}
+    works = (_used_work(run, members, used) for members in by_work.values())
+    in_order = sorted(works, key=lambda work: work_order(pool, work))
+    return ComposedBatch(run_root, pool, selection.step, tuple(in_order))
+
+
+def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, int]]) -> UsedWork:
+    by_report: dict[tuple[bytes, bytes], list[Group]] = {}
+    for group in members:
+        by_report.setdefault((_origin(group).author, _origin(group).report_root), []).append(group)
+
+    def bitmap(groups: Sequence[Group]) -> bytes:
+        return pack_groups((group.key[1] for group in groups), run.rollout.prompts_per_file)
+
+    origin, commitment = _origin(members[0]), _origin(members[0]).commitment
+    return UsedWork(
+        node=origin.node,
+        policy_root=commitment.policy_root,
+        policy_step=members[0].policy_step,
+        index=commitment.index,
+        file_root=commitment.file_root,
+        units=commitment.units,
+        epoch=commitment.epoch,
+        size=origin.size,
+        reports=tuple(
+            UsedReport(author, root, _origin(groups[0]).report_size, bitmap(groups))
+            for (author, root), groups in sorted(by_report.items())
+        ),
+        used=bitmap([group for group in members if group.key in used]),
+        flat=bitmap([group for group in members if group.key not in used]),
+        judged=tuple(sorted({id for group in members for id in _origin(group).judged})),
+    )
+
+
+def _origin(group: Group) -> Origin:
+    assert group.origin is not None, f"group {group_id(group)} came from nowhere"  # noqa: S101 - the caller's
+    return group.origin
+
+
+def scores_of(selection: Selection) -> dict[bytes, Scores]:
+    """What judges said of the files of a selection, by the work's name."""
+    found: dict[bytes, dict[tuple[int, int], float]] = {}
+    for group in selection.settled:
+        if group.origin is not None and group.origin.scores:
+            found.setdefault(group.key[0], {}).update(group.origin.scores)
+    return dict(found)
+
+
+def materialise(
+    run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs, judged: Mapping[bytes, Scores]
+) -> Batch:
+    """The batch whose parts these are. Raises ProtocolError where it breaks a rule of the run, Unjudgeable where
+    judges' results are lacking; what `files` and `reports` raise for what cannot be had goes through."""
+    chosen: list[Group] = []
+    for work in manifest.works:
+        given = _groups(run, manifest.pool, work, files(work.file_root), reports, judged)
+        chosen += _used(run, work, given)
+    wanted = run.rollout.prompts_per_step
+    if len(chosen) != wanted:
+        raise MalformedManifest("bad batch manifest", f"it uses {len(chosen)} groups, a batch has {wanted}")
+    chosen.sort(key=freshness)
+    rows = tuple(row for group in chosen for row in group.rows)
+    return Batch(BatchHeader(manifest.step, files=tuple(group_id(group) for group in chosen)), rows)
+
+
+def _used(run: RunSpec, work: UsedWork, given: Mapping[int, Group]) -> Iterator[Group]:
+    """Raises MalformedManifest where a group that teaches something was set aside, or one is not in the reports."""
+    for group in unpack_groups(work.flat, run.rollout.prompts_per_file) or ():
+        if group in given and given[group].informative:
+            raise MalformedManifest("bad batch manifest", f"group {group} was set aside, but it has a signal")
+    for group in unpack_groups(work.used, run.rollout.prompts_per_file) or ():
+        if group not in given:
+            raise MalformedManifest("bad batch manifest", f"the reports lack group {group}, which it uses")
+        yield given[group]
+
+
+def _groups(
+    run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs, judged: Mapping[bytes, Scores]
+) -> dict[int, Group]:
+    """Those of one file whose values the manifest takes from its reports."""
+    batch = decode(data, run.rollout.samples_per_file)
+    header = batch.header
+    told = (header.pool, header.node, header.policy_root, header.index)
+    if told != (pool, work.author, work.policy_root.hex(), work.index):
+        raise MalformedManifest("bad batch manifest", f"file {work.file_root.hex()[:16]} is another commitment's")
+    rows = tuple(row for one in work.reports for row in _rows(run, work, one, reports(one.root)))
+    name, waiting = work.name(pool), without_rewards(rows)
+    if waiting and name not in judged:
+        raise Unjudgeable("not to be audited", f"judges gave rewards of {work.file_root.hex()[:16]}", "ask the trainer")
+    found = _joined(run, work, name, batch, [row for row in rows if row.group not in waiting])
+    if waiting:
+        rest = msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if row.group in waiting))
+        lacking = tuple(row for row in rows if row.group in waiting)
+        file = Unjudged(name, work.file_root, work.policy_step, rest, lacking)
+        found += with_scores(run, file, judged[name])
+    return {group.key[1]: group for group in found}
+
+
+def _rows(run: RunSpec, work: UsedWork, one: UsedReport, data: bytes) -> list[ReportRow]:
+    report = decode_report(data, run.rollout.samples_per_file)
+    if report.header.file_root != work.file_root.hex():
+        raise MalformedManifest("bad batch manifest", "a report is about another file")
+    chosen = set(unpack_groups(one.groups, run.rollout.prompts_per_file) or ())
+    return [row for row in report.rows if row.group in chosen]
+
+
+def _joined(run: RunSpec, work: UsedWork, name: bytes, batch: RolloutBatch, rows: Sequence[ReportRow]) -> list[Group]:
+    header = ReportHeader(work.file_root.hex(), batch.header.policy_root)
+    return join(run, work.file_root, work.policy_step, batch, Report(header, tuple(rows)), name=name)
+
+
+def checked(blobs: Blobs) -> Blobs:
+    """Bytes that nobody has compared with their root yet. Raises MalformedManifest for others."""
+
+    def read(root: bytes) -> bytes:
+        data = blobs(root)
+        if describe(data).root != root:
+            raise MalformedManifest("not what the manifest names", f"blob {root.hex()[:16]} has other bytes")
+        return data
+
+    return read
