@@ -61,7 +61,6 @@ AT_ONCE = 100
 """Transactions in one block."""
 PATIENCE = 600.0
 TICK = 0.005
-STAKE_EACH = 10 * TOKEN
 
 
 # the chain
@@ -83,14 +82,13 @@ class History:
         client = ChainClient(self.profile, self.owner, outbox=self.folder / "outbox.sqlite")
         try:
             faucet = DevnetFaucet(client)
-            await faucet.fund(
-                self.owner.address, coin=10**20, token=(members + 10 + len(self.newcomers)) * 4 * STAKE_EACH
-            )
+            stakes = await client.required_stake(self.owner.address, members)
+            await faucet.fund(self.owner.address, coin=10**20, token=stakes)
             for key in (self.trainer, *self.newcomers):
                 stake = await client.required_stake(key.address, 1)
                 await prepare_participant(client, faucet, NodeKey.generate(), key, stake=stake)
             number = await client.create_pool(self._params())
-            await self._bond(client, members)
+            await client.bond(self.owner.address, stakes)
             keys = [NodeKey.generate() for _ in range(members)]
             registrations = await self._registrations(client, keys)
             self._send([_transaction(self.owner, call) for call in registrations], 0)
@@ -111,9 +109,6 @@ class History:
             slash_amount=TOKEN,
             validators=(NodeKey.generate().address,),
         )
-
-    async def _bond(self, client: ChainClient, members: int) -> None:
-        await client.bond(self.owner.address, await client.required_stake(self.owner.address, members))
 
     async def _registrations(self, client: ChainClient, keys: list[NodeKey]) -> list[ContractFunction]:
         until = (await client.block()).timestamp + 360_000
