@@ -15,8 +15,8 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.blobs.door import BlobDoor
+from node.blobs.errors import BadSource
 from node.blobs.exchange import BlobExchange, Limits
-from node.blobs.http.errors import BadSource
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs

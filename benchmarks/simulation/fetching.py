@@ -15,8 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from node.blobs.scheduling.download import Download, Flight, Tuning
-from node.blobs.scheduling.seeding import SuperSeed
-from node.blobs.scheduling.upload import Reciprocity, Ticket, UploadQueue
+from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
 from node.blobs.transfer import (
     MAX_ACTIVE,
     MAX_IN_FLIGHT,

@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from node.blobs.http.errors import SourceFailed
+from node.blobs.errors import SourceFailed
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.sources import HttpSource
 from node.blobs.store import BlobStore

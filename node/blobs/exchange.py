@@ -4,8 +4,8 @@ Any number of callers that want the same blob share one transfer. Pieces are ser
 also of blobs that are not complete. Uploads take turns in a few slots, those first who owe us least. A blob
 of our own that nobody else has yet is super-seeded.
 
-Knows the store, the transfers and their callers; what is said stands in `blob_wire`, how a blob is fetched in
-`transfer`, who is served next in `swarm`.
+Knows the store, the transfers and their callers; what is said stands in `wire`, how a blob is fetched in
+`transfer`, who is served next in `scheduling`.
 """
 
 import random
@@ -18,17 +18,25 @@ import trio
 
 from node.blobs import wire as wire
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
-from node.blobs.reputation import Reputation
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
-from node.blobs.scheduling.seeding import SuperSeed
+from node.blobs.scheduling.upload import Reciprocity, SuperSeed, Ticket, UploadQueue
 from node.blobs.store import BlobStore, Partial
-from node.blobs.transfer import Downloads, Progress, Report, Transfer
-from node.blobs.uploads import Turn, Uploads
+from node.blobs.transfer import Downloads, Progress, Report, Reputation, Transfer
+from node.network.budget import TokenBucket
 from node.network.interface import Answer, Network
 from node.recent import Recent
 from protocol.blobs import MAX_BLOB_SIZE, BlobInfo, encode_info
 from protocol.identity import Address
+
+
+class Turn:
+    """An upload slot; `end` gives it back, and may be called again. waited: seconds."""
+
+    def __init__(self, waited: float, end: Callable[[], None]) -> None:
+        self.waited = waited
+        self.end = end
+
 
 MAX_ANSWER = 4 * 1024**2
 """Bytes sent at once (one piece, if a piece is bigger)."""
@@ -295,3 +303,79 @@ class BlobExchange:
 def _most(info: BlobInfo) -> int:
     """Pieces sent at once."""
     return max(1, min(wire.MAX_ASKED, MAX_ANSWER // info.piece_size))
+
+
+MAX_WAIT = 20.0
+"""Seconds that a request may wait for its turn."""
+
+
+LOOK = 1.0
+"""Seconds between two looks for slots that stalled takers hold."""
+
+
+class Uploads:
+    """limit: bytes per second, 0 for no limit; abreast: answers to a peer that fit into one slot."""
+
+    def __init__(
+        self, reciprocity: Reciprocity[Address], slots: int, limit: float, abreast: Callable[[Address], int]
+    ) -> None:
+        self._queue = UploadQueue(reciprocity, slots=slots, abreast=abreast)
+        self._bucket = TokenBucket(limit, limit / 4) if limit > 0 else None
+        self._granted: dict[Ticket[Address], trio.Event] = {}
+        self._burdens: dict[Ticket[Address], Callable[[Address], float]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    @property
+    def choke_seconds(self) -> float:
+        """When somebody who is choked should ask again."""
+        return self._queue.choke_seconds()
+
+    async def turn(self, peer: Address, size: int, burden: Callable[[Address], float] | None = None) -> Turn | None:
+        """Wait for a slot to send `size` bytes; None: choked, now or after waiting too long.
+
+        burden: of a peer; who has more of it comes later, whatever it owes us.
+        """
+        ticket = self._queue.offer(peer, size, trio.current_time())
+        if ticket is None:
+            return None
+        self._granted[ticket] = granted = trio.Event()
+        if burden is not None:
+            self._burdens[ticket] = burden
+        try:
+            if not await self._wait(granted):
+                self._end(ticket)
+                return None
+            if self._bucket is not None:
+                await trio.sleep(self._bucket.reserve(size, trio.current_time()))
+                self._queue.begins(ticket, trio.current_time())
+        except BaseException:
+            self._end(ticket)
+            raise
+        return Turn(trio.current_time() - ticket.at, lambda: self._end(ticket))
+
+    async def _wait(self, granted: trio.Event) -> bool:
+        self._grant()
+        with trio.move_on_after(MAX_WAIT):
+            while not granted.is_set():
+                with trio.move_on_after(LOOK):
+                    await granted.wait()
+                self._grant()
+        return granted.is_set()
+
+    def _grant(self) -> None:
+        burden = self._burden if self._burdens else None
+        while (ticket := self._queue.next(trio.current_time(), burden)) is not None:
+            self._granted[ticket].set()
+
+    def _burden(self, ticket: Ticket[Address]) -> float:
+        burden = self._burdens.get(ticket)
+        return burden(ticket.peer) if burden else 0.0
+
+    def _end(self, ticket: Ticket[Address]) -> None:
+        self._queue.withdraw(ticket, trio.current_time())
+        self._granted.pop(ticket, None)
+        self._burdens.pop(ticket, None)
+        self._grant()

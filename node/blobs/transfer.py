@@ -3,11 +3,11 @@
 Every piece is hashed before it counts. Wrong bytes blame their sender at once: its other requests are dropped and
 go elsewhere. Sources that fetch the same blob tell each other what they have. What has arrived survives a restart.
 
-Knows tasks, requests and the clock; which piece to ask of whom is decided by `swarm.download`.
+Knows tasks, requests and the clock; which piece to ask of whom is decided by `scheduling.download`.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -16,7 +16,6 @@ import trio
 
 from node.blobs import wire as wire
 from node.blobs.errors import BlobTooLarge, BlobUnavailable
-from node.blobs.reputation import Reputation
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.bitfield import Flags
 from node.blobs.scheduling.download import Download, Flight
@@ -31,6 +30,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
+
 
 MAX_ACTIVE = 24
 """Sources that are asked at once; more may join by telling us that they fetch the same."""
@@ -63,6 +63,7 @@ HEADWAY = 2.0
 """Seconds without a new piece after which an urgent blob no longer holds up the others."""
 REPORT_EVERY = 0.2
 RATE_WINDOW = 3.0
+UNITS = ((10**9, "GB"), (10**6, "MB"), (1000, "kB"), (1, "bytes"))
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -558,3 +559,98 @@ class Transfer:
 def _read_map(data: bytes, info: BlobInfo) -> Flags:
     """A map as it travels: empty for all of the pieces."""
     return bitfield.unpack(data, len(info.pieces)) if data else bitfield.full(len(info.pieces))
+
+
+FIRST_BAN = 10.0
+
+
+LONGEST_BAN = 3600.0
+
+
+FIRST_PAUSE = 0.25
+
+
+LONGEST_PAUSE = 10.0
+
+
+FORGIVEN_AFTER = 6 * 3600.0
+
+
+MAX_PEERS = 4096
+
+
+class _Record:
+    def __init__(self) -> None:
+        self.lies = 0
+        self.failures = 0
+        self.until = 0.0
+        self.seen = 0.0
+
+
+class Reputation:
+    """Per peer: lies (wrong bytes) ban it for long, failures (no bytes) pause it briefly; both double."""
+
+    def __init__(self) -> None:
+        self._records = Recent[Address, _Record](MAX_PEERS, refresh=True)
+
+    def lied(self, peer: Address, now: float) -> float:
+        """Record wrong bytes; returns the ban in seconds."""
+        record = self._record(peer, now)
+        record.lies += 1
+        ban = min(LONGEST_BAN, FIRST_BAN * 2.0 ** min(record.lies - 1, 16))
+        record.until = max(record.until, now + ban)
+        return ban
+
+    def failed(self, peer: Address, now: float) -> None:
+        """Record that it did not deliver."""
+        record = self._record(peer, now)
+        record.failures += 1
+        record.until = max(record.until, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(record.failures - 1, 16)))
+
+    def delivered(self, peer: Address) -> None:
+        """Record good bytes: its failures (not its lies) are forgotten."""
+        if peer in self._records:
+            self._records[peer].failures = 0
+
+    def ready_at(self, peer: Address, now: float) -> float:
+        """When it may be asked again; not after `now` if at once."""
+        record = self._records.get(peer)
+        if record is None or now - record.seen > FORGIVEN_AFTER:
+            return now
+        return max(now, record.until)
+
+    def lies(self, peer: Address) -> int:
+        """How often it has sent wrong bytes."""
+        record = self._records.get(peer)
+        return record.lies if record else 0
+
+    def liars(self) -> frozenset[Address]:
+        """Who has sent wrong bytes."""
+        return frozenset(peer for peer, record in self._records.items() if record.lies)
+
+    def _record(self, peer: Address, now: float) -> _Record:
+        record = self._records.get(peer)
+        if record is None or now - record.seen > FORGIVEN_AFTER:
+            record = _Record()
+        record.seen = now
+        self._records[peer] = record
+        return record
+
+
+def describe(transfers: Sequence[Progress], members: int) -> str:
+    """Several transfers for people: '38 of 120 MB from 3 members', or how many members are asked before any bytes."""
+    total, done = sum(one.size for one in transfers), sum(one.done for one in transfers)
+    givers = max((one.peers for one in transfers), default=0)
+    count = max(givers, 1) if done else members
+    told = f"{count} member" if count == 1 else f"{count} members"
+    if not done:
+        return f"asking {told}"
+    unit, name = next(each for each in UNITS if total >= each[0])
+    digits = 1 if unit == 10**9 else 0
+    return f"{done / unit:.{digits}f} of {total / unit:.{digits}f} {name} from {told}"
+
+
+def fraction(transfers: Sequence[Progress]) -> float | None:
+    """0 to 1 over all of them; None while no size is known."""
+    total = sum(one.size for one in transfers)
+    return sum(one.done for one in transfers) / total if total else None

@@ -4,6 +4,7 @@ Puts the parts together: who is connected is known to `links`, requests to `requ
 `screening`, who hears what to `gossip`, and the library's defects to `hardening`.
 """
 
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
 
 from node.network import hardening, wire, yamux
 from node.network.circuit.circuits import Circuits, circuit_contact
@@ -32,22 +34,22 @@ from node.network.errors import (
     MessageTooLarge,
     NotRunning,
     PeerUnavailable,
+    PortInUse,
     RequestRefused,
     RequestTimedOut,
 )
 from node.network.gossip.gossip import Gossip
 from node.network.hardening import HardMuxer, HardSwarm, HardTcp, Tasks
-from node.network.heap import keep_freed_blocks
 from node.network.interface import MAX_GOSSIP_BYTES, Accept, Handler, NetworkStats, Tally, TcpPath
 from node.network.lanes import Lanes
 from node.network.links import DIAL_SECONDS, Links, close_quietly, id_of
-from node.network.listening import listening_address, reachable
 from node.network.noise import LeanNoise
 from node.network.requests import Requests
 from node.network.screening import Screen
 from protocol.identity import Address, NodeKey, PeerId
 
 log = structlog.get_logger(__name__)
+
 
 PING = "/intellect-node/ping/1"
 
@@ -338,3 +340,51 @@ class _Arrivals(INotifee):
 
 async def _echo(asker: Address, request: bytes) -> bytes:
     return request
+
+
+def listening_address(text: str) -> Multiaddr:
+    """Of /ip4|ip6/../tcp/.., if it is free. Raises PortInUse, ListenFailed."""
+    try:
+        address = Multiaddr(text)
+        host = address.value_for_protocol("ip6" if text.startswith("/ip6/") else "ip4")
+        port = int(address.value_for_protocol("tcp") or "")
+    except (MultiaddrError, ValueError, LookupError) as error:
+        raise ListenFailed(text, "it is not of the form /ip4/<address>/tcp/<port>") from error
+    try:
+        if port and hardening.port_is_taken(str(host), port):
+            raise PortInUse(text)
+    except OSError as error:
+        raise ListenFailed(text, error.strerror or str(error)) from error
+    return address
+
+
+def reachable(address: str) -> str:
+    """Replace a wildcard by the address of the interface that leads to the internet."""
+    for wildcard, family, target in (
+        ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
+        ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
+    ):
+        if address.startswith(wildcard):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                try:
+                    probe.connect((target, 9))  # sends nothing
+                    own = probe.getsockname()[0]
+                except OSError:
+                    own = "127.0.0.1" if family == socket.AF_INET else "::1"
+            return address.replace(wildcard, wildcard[:5] + own + "/", 1)
+    return address
+
+
+BLOCK = 32 * 1024**2 - 64 * 1024
+"""The largest that glibc learns from (mallopt(3), M_MMAP_THRESHOLD): 32 MiB with its own header."""
+
+
+def keep_freed_blocks() -> None:
+    """Let blocks of up to 32 MiB be cut from the heap, and up to 64 MiB of it stay when they are freed.
+
+    The bytes of a blob pass through blocks of 64 KiB to 4 MiB. As a process starts, the C library maps and unmaps each
+    of 128 KiB, and hands the heap's end back with each that is freed: a page fault for every 4 KiB that arrive, a
+    quarter of what a transfer costs. glibc raises both bounds once it has freed a mapped block of that size; other
+    libraries have other rules, and to them this is a block that nobody wrote to.
+    """
+    bytes(BLOCK)  # zeroed by the kernel where it is touched, which it is not; a bytearray would be zeroed by hand

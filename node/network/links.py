@@ -22,12 +22,14 @@ from node.network.circuit.ends import is_direct
 from node.network.contacts import READ, Contact, Whereabouts, better_than_relays, ways_to
 from node.network.errors import PeerUnavailable
 from node.network.hardening import FOR_BULK, HardSwarm
-from node.network.knocks import Knocks
-from node.network.known import Known
 from node.network.redial import PING_SECONDS, Link, Redialer
+from node.recent import Recent
+from protocol.errors import InvalidIdentity
 from protocol.identity import Address, PeerId, address_of_peer
+from protocol.liveness import MAX_MEMBERS
 
 log = structlog.get_logger(__name__)
+
 
 MAX_STRANGERS = 64
 MAX_LANES = 12
@@ -307,3 +309,50 @@ async def close_quietly(connection: INetConn) -> None:
         await connection.close()
     except Exception as error:
         log.debug("network.close_failed", error=repr(error))
+
+
+class Known:
+    """is_member: whether a node is one, wherever it is."""
+
+    def __init__(self, is_member: Callable[[Address], bool]) -> None:
+        self.is_member = is_member
+        self._addresses: Recent[bytes, Address] = Recent(2 * MAX_MEMBERS)
+
+    def address_of(self, peer: bytes) -> Address | None:
+        """The address of a raw peer id, None if it is not a node's."""
+        if peer not in self._addresses:
+            try:
+                self._addresses[peer] = address_of_peer(ID(peer).to_base58())
+            except InvalidIdentity:
+                return None
+        return self._addresses[peer]
+
+    def is_members(self, peer: bytes) -> bool:
+        """Whether a raw peer id is a member's."""
+        address = self.address_of(peer)
+        return address is not None and self.is_member(address)
+
+
+PAUSE = 30.0
+"""Seconds for which an address that was not its member's is left alone on another member's word."""
+
+
+MAX_KEPT = 4096
+
+
+class Knocks:
+    """Who was not at which address, and when."""
+
+    def __init__(self) -> None:
+        self._missed: Recent[str, tuple[Address, float]] = Recent(MAX_KEPT, refresh=True)
+
+    def may(self, contact: Contact, now: float) -> bool:
+        """Whether this member's word is reason enough to dial the address now."""
+        missed = self._missed.get(contact.address)
+        return missed is None or missed[0] == contact.member or now - missed[1] >= PAUSE
+
+    def missed(self, contact: Contact, now: float) -> None:
+        self._missed[contact.address] = (contact.member, now)
+
+    def answered(self, contact: Contact) -> None:
+        self._missed.pop(contact.address, None)

@@ -3,6 +3,9 @@
 Knows what strangers may ask and how long each part may take; leaves the bytes to `wire`, who is connected to `links`.
 """
 
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
 import structlog
 import trio
 from libp2p.abc import INetStream
@@ -14,11 +17,50 @@ from node.network import wire, yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.errors import PeerMisbehaved, PeerUnavailable
 from node.network.interface import Answer, Handler, Tally
-from node.network.kept import KeptStreams
 from node.network.links import Links
+from node.recent import Recent
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
+
+
+class Keepable(Protocol):
+    """What this module needs of a stream."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Keepable)
+
+
+class KeptStreams(Generic[S]):
+    """The clock is an argument: seconds, monotonic."""
+
+    def __init__(self) -> None:
+        self._idle: Recent[tuple[Address, str], deque[tuple[float, S]]] = Recent(MAX_PLACES, refresh=True)
+
+    def take(self, peer: Address, protocol: str, now: float) -> tuple[S | None, list[S]]:
+        """(the stream used last, if one is fit for use; those that were given up: too old, or closed by the peer)."""
+        idle = self._idle.get((peer, protocol))
+        given_up: list[S] = []
+        while idle and idle[0][0] < now - IDLE_SECONDS:
+            given_up.append(idle.popleft()[1])
+        while idle:
+            stream = idle.pop()[1]
+            if not stream.closed:
+                return stream, given_up
+            given_up.append(stream)
+        return None, given_up
+
+    def put(self, peer: Address, protocol: str, stream: S, now: float) -> list[S]:
+        """Keep a stream for later; returns those that were given up for it."""
+        place = (peer, protocol)
+        idle = self._idle.get(place, deque[tuple[float, S]]())
+        idle.append((now, stream))
+        self._idle[place] = idle
+        return [idle.popleft()[1]] if len(idle) > MOST_KEPT else []
+
 
 READ_SECONDS = 15.0
 BULK = 128 * 1024
@@ -219,3 +261,14 @@ async def _finish(stream: INetStream, clean: bool) -> None:
             await (stream.close() if clean else stream.reset())
         except Exception as error:
             log.debug("network.stream_close_failed", error=repr(error))
+
+
+MOST_KEPT = 8
+"""Idle streams of one peer and protocol."""
+
+
+MAX_PLACES = 1024
+
+
+IDLE_SECONDS = 10.0
+"""After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS)."""

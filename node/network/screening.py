@@ -6,16 +6,59 @@ Knows messages and who wrote them; nothing of streams and trees.
 
 import time
 
+import msgspec
 import trio
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import Budgets
 from node.network.hardening import Fault
 from node.network.interface import MAX_GOSSIP_BYTES, SUBSCRIPTION_BUFFER, Accept, Tally
-from node.network.known import Known
-from node.network.replay import Window
+from node.network.links import Known
 from protocol.identity import Address
 from protocol.liveness import AHEAD
+
+WIDTH = 4096
+"""Messages that may overtake each other."""
+CLOCKED = range(1_577_836_800 * 10**9, 4_102_444_800 * 10**9)
+"""Numbers that can be a clock in nanoseconds: from 2020 to 2100."""
+
+
+class Window(msgspec.Struct, gc=False, eq=False):
+    """The newest number of one publisher, and which of the WIDTH before it were taken. Pure.
+
+    Without it, anybody could spend a member's budget by sending its old messages again, whose signatures stay good:
+    gossip forgets a message after 32,768 others. Our numbers, and those of go-libp2p, begin with the clock and rise by
+    one. js-libp2p draws them at random; such publishers are recognised, and let be.
+    """
+
+    _newest: int = 0
+    _taken: int = 0
+    _random: bool = False
+
+    def fresh(self, number: int, latest: int = CLOCKED.stop) -> bool:
+        """Whether a message with that number has not been taken, and is not older than all that are remembered. latest:
+        what is above that is from the future, and nothing is remembered of it: else a clock that was a day ahead and
+        is put right would make its node mute for a day."""
+        behind = self._newest - number
+        if self._random or number not in CLOCKED or number > latest or behind < 0:
+            return True
+        return behind < WIDTH and not self._taken >> behind & 1
+
+    def take(self, number: int, latest: int = CLOCKED.stop) -> bool:
+        """The same, and it is taken from now on. Only for numbers whose signature was checked."""
+        self._random = self._random or number not in CLOCKED
+        if self._random or number > latest:
+            return True
+        if not self.fresh(number):
+            return False
+        ahead = number - self._newest
+        if ahead > 0:
+            self._taken = (self._taken << ahead | 1) & (1 << WIDTH) - 1 if ahead < WIDTH else 1
+            self._newest = number
+        else:
+            self._taken |= 1 << -ahead
+        return True
+
 
 # Per peer that hands us messages, and per peer that wrote them: messages per second, and in a burst.
 FORWARDED = (200.0, 1000.0)

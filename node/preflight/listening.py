@@ -8,7 +8,7 @@ from pathlib import Path
 
 from node.chain.profile import NetworkProfile
 from node.network.hardening import port_is_taken
-from node.network.listening import reachable
+from node.network.host import reachable
 from node.preflight.ports import is_public, parse, scope_of
 from node.state.files import write_whole
 

@@ -5,7 +5,7 @@ from typing import Self
 import trio
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.headway import describe, fraction
+from node.blobs.transfer import describe, fraction
 from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace

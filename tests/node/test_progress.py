@@ -2,8 +2,7 @@
 
 import pytest
 
-from node.blobs.headway import describe, fraction
-from node.blobs.transfer import Progress
+from node.blobs.transfer import Progress, describe, fraction
 from node.progress import AGAIN, MOST_EVENTS, ProgressRecord
 
 

@@ -15,7 +15,7 @@ import trio
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from node.blobs.http.errors import SourceFailed
+from node.blobs.errors import SourceFailed
 from node.blobs.http.listing import MAX_LISTING_BYTES, PolicyRow, decode_listing
 from node.blobs.http.sources import HttpSource
 from node.blobs.store import BlobStore, Partial

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.blobs.http.errors import SourceFailed
+from node.blobs.errors import SourceFailed
 from node.blobs.http.fetch import HttpBlobs, fetch_listing
 from node.blobs.http.listing import PolicyRow
 from node.blobs.http.server import ServedPolicy

@@ -10,6 +10,7 @@ and HTTP; what may be served is told by the store and by `policies`.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +24,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from node.blobs.http import shardcast
 from node.blobs.http.certificate import Certificate
 from node.blobs.http.listing import PolicyRow, encode_listing
-from node.blobs.http.ranges import Unsatisfiable, parse_range
 from node.recent import Recent
 from node.web.listener import Listener
 from protocol.blobs import BlobInfo, encode_info
+
+MAX_VERSIONS = 5
+
 
 MAX_TRANSFERS = 64
 CHUNK = 1024 * 1024
@@ -71,7 +73,7 @@ class Gateway:
         self._blobs = blobs
         self._policies = policies
         self._certificate = certificate
-        self._digests = Recent[bytes, bytes](2 * shardcast.MAX_VERSIONS)
+        self._digests = Recent[bytes, bytes](2 * MAX_VERSIONS)
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0
@@ -130,9 +132,9 @@ class Gateway:
     # -- SHARDCAST ---------------------------------------------------------------------------------
 
     async def _distribution(self, _: Request) -> Response:
-        newest = list(self._policies())[-shardcast.MAX_VERSIONS :]
-        versions = [shardcast.Version(each.step, await self._digest(each), each.image_size) for each in newest]
-        return PlainTextResponse(shardcast.distribution(versions), headers=_NEVER)
+        newest = list(self._policies())[-MAX_VERSIONS:]
+        versions = [Version(each.step, await self._digest(each), each.image_size) for each in newest]
+        return PlainTextResponse(distribution(versions), headers=_NEVER)
 
     async def _digest(self, policy: ServedPolicy) -> bytes:
         """Plain BLAKE3 of a policy's image, computed once."""
@@ -143,12 +145,12 @@ class Gateway:
             return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:
-        return Response(bytes(shardcast.PROBE_BYTES), headers={**_BYTES, **_NEVER})
+        return Response(bytes(PROBE_BYTES), headers={**_BYTES, **_NEVER})
 
     async def _shard(self, request: Request) -> Response:
         version = str(request.path_params["version"])
         policy = next((each for each in self._policies() if f"v{each.step}" == version), None)
-        span = shardcast.shard_span(str(request.path_params["shard"]), policy.image_size) if policy else None
+        span = shard_span(str(request.path_params["shard"]), policy.image_size) if policy else None
         if policy is None or span is None:
             return _missing("no such shard")
         return self._file(request, policy.path, tag=f"{policy.image_root.hex()}-{span[0]}", headers=_NEVER, span=span)
@@ -249,3 +251,72 @@ def _root(request: Request) -> bytes | None:
 
 def _missing(why: str) -> Response:
     return PlainTextResponse(f"{why}\n", 404, headers=_NEVER)
+
+
+# -- what a SHARDCAST 0.3 client expects: distribution.txt, the file in shards, something to measure bandwidth with
+
+SHARD_BYTES = 50_000_000
+
+
+PROBE_BYTES = 1_000_000
+
+
+_SHARD = re.compile(r"shard_([0-9]{5,6})\.bin")
+
+
+class Version(msgspec.Struct, frozen=True):
+    """step: >= 0; digest: 32 bytes, plain BLAKE3 of the file; size: bytes."""
+
+    step: int
+    digest: bytes
+    size: int
+
+
+def distribution(versions: Sequence[Version]) -> str:
+    """The text of distribution.txt: the newest versions, oldest first."""
+    newest = sorted(versions, key=lambda version: version.step)[-MAX_VERSIONS:]
+    return "".join(f"v{each.step}: {each.digest.hex()}|{shard_count(each.size)}\n" for each in newest)
+
+
+def shard_count(size: int) -> int:
+    """Shards of a file of `size` bytes."""
+    return -(-size // SHARD_BYTES)
+
+
+def shard_span(name: str, size: int) -> tuple[int, int] | None:
+    """(offset, length) of the shard with this file name, None if there is no such shard."""
+    match = _SHARD.fullmatch(name)
+    index = int(match[1]) - 1 if match else -1
+    if not 0 <= index < shard_count(size):
+        return None
+    offset = index * SHARD_BYTES
+    return offset, min(SHARD_BYTES, size - offset)
+
+
+# -- ranges (RFC 9110, section 14): a single one is honoured, several may be answered with the whole file, and are
+
+_RANGE = re.compile(r"bytes=([0-9]{0,20})-([0-9]{0,20})")
+
+
+class Unsatisfiable(Exception):
+    """The range lies outside the file: 416."""
+
+
+def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """(offset, length) of the range asked for; None when the whole file is to be sent. Raises Unsatisfiable."""
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        length = min(int(last), size)
+        if length == 0:
+            raise Unsatisfiable
+        return size - length, length
+    start = int(first)
+    end = min(int(last), size - 1) if last else size - 1
+    if last and int(last) < start:
+        return None  # malformed, not unsatisfiable: ignored
+    if start >= size:
+        raise Unsatisfiable
+    return start, end - start + 1

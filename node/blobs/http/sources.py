@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from node.blobs.http.errors import BadSource
+from node.blobs.errors import BadSource
 
 MAX_SOURCE = 300
 _MARK = "sha256="

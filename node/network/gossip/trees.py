@@ -26,8 +26,7 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import TokenBucket
 from node.network.gossip.heard import Heard
-from node.network.gossip.messages import name_of
-from node.network.gossip.names import Form, form_of, formed, specified
+from node.network.gossip.messages import Form, form_of, formed, name_of, specified
 from node.network.packets import packet
 from node.recent import Recent
 

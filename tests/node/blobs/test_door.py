@@ -7,8 +7,7 @@ import pytest
 import trio
 
 from node.blobs.door import BlobDoor
-from node.blobs.errors import BlobUnavailable
-from node.blobs.http.errors import SourceFailed
+from node.blobs.errors import BlobUnavailable, SourceFailed
 from node.blobs.http.sources import HttpSource
 from protocol.blobs import BlobInfo
 from protocol.identity import Address

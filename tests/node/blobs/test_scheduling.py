@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from node.blobs.scheduling import bitfield
 from node.blobs.scheduling.download import Download
-from node.blobs.scheduling.seeding import ALLOWANCE, SuperSeed
-from node.blobs.scheduling.upload import HALF_LIFE, PEER_BYTES, Reciprocity, UploadQueue
+from node.blobs.scheduling.upload import ALLOWANCE, HALF_LIFE, PEER_BYTES, Reciprocity, SuperSeed, UploadQueue
 from protocol.errors import ProtocolError
 
 PIECE = 256 * 1024

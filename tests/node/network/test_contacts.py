@@ -3,7 +3,7 @@
 import pytest
 
 from node.network.contacts import Contact, announced, better_than_relays, ways_to, whereabouts
-from node.network.knocks import PAUSE, Knocks
+from node.network.links import PAUSE, Knocks
 from protocol.identity import NodeKey, PeerId
 
 KEY, RELAY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))

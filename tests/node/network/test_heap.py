@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from node.network.heap import keep_freed_blocks
+from node.network.host import keep_freed_blocks
 if sys.argv[1] == "kept":
     keep_freed_blocks()
 def faults():

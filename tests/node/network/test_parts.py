@@ -2,13 +2,13 @@
 
 import pytest
 
-from node.blobs.reputation import FIRST_BAN, LONGEST_BAN, Reputation
+from node.blobs.transfer import FIRST_BAN, LONGEST_BAN, Reputation
 from node.network import wire
 from node.network.budget import Budgets, TokenBucket
 from node.network.contacts import MAX_CONTACT, Contact, parse_bootnode, parse_contact
 from node.network.errors import BadContact
-from node.network.kept import IDLE_SECONDS, MOST_KEPT, KeptStreams
 from node.network.redial import LONGEST_DELAY, delay_after
+from node.network.requests import IDLE_SECONDS, MOST_KEPT, KeptStreams
 from protocol.identity import Address, NodeKey
 
 KEY = NodeKey.generate()

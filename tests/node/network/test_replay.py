@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.host import Libp2pNetwork
-from node.network.replay import WIDTH, Window
-from node.network.screening import PUBLISHED
+from node.network.screening import PUBLISHED, WIDTH, Window
 
 START = time.time_ns()
 
