@@ -29,14 +29,12 @@ from typing import Any
 import msgspec
 import trio
 
-from cli.demo.cast import DemoOptions, cast, quorum_of
-from cli.demo.cheats import cheats, chosen, liars
-from cli.demo.runs import OWN_RUN
-from cli.demo.scene import Scene
+from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, liars, quorum_of
+from cli.demo.prepare import OWN_RUN
 from cli.demo.snapshot import Participant, Row, Snapshot
 from cli.demo.story import run_demo
 from cli.demo.view import plain_line
-from cli.runtext import render_run
+from cli.run_template import render_run
 from node.chain.profile import read_profile
 from node.run.file import load_run_file
 from protocol.checks import reason_name

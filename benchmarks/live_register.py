@@ -22,9 +22,7 @@ from typing import Any
 import trio
 
 from benchmarks.live_attacks import HONEST, Onlooker, Played, files_of, prepare, swarm_row
-from cli.demo.cast import DemoOptions, cast
-from cli.demo.cheats import chosen
-from cli.demo.scene import Scene
+from cli.demo.cast import DemoOptions, Scene, cast, chosen
 from cli.demo.snapshot import Participant, Snapshot
 from cli.demo.story import run_demo
 

@@ -46,10 +46,9 @@ from benchmarks.live_attacks import prepare as prepare_run
 from benchmarks.measuring import resident
 from cli.api import get_status_async, socket_of
 from cli.daemon_status import DaemonStatus
-from cli.demo.cast import DemoOptions, cast, join_command
+from cli.demo.cast import DemoOptions, Scene, cast, join_command
 from cli.demo.chain import open_chain
 from cli.demo.prepare import Stage, prepare
-from cli.demo.scene import Scene
 from cli.demo.snapshot import Snapshot
 from cli.demo.story import demo_environment
 from cli.demo.supervise import Process, Program, Supervisor, start_anew

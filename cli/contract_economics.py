@@ -49,7 +49,7 @@ def economics(
     --epochs tables), which everybody pays for itself.
     """
     from cli.demo.cast import quorum_of
-    from cli.demo.runs import OWN_RUN
+    from cli.demo.prepare import OWN_RUN
     from node.run.file import load_run_file
     from protocol.audit import needed_share
     from protocol.economics import balance, daily_gas, posts

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.answers import is_member, wanted
 from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.output import clean, console, print_json
+from cli.status import is_member, wanted
 
 if TYPE_CHECKING:
     from cli.daemon_status import DaemonStatus

@@ -1,11 +1,18 @@
 """`intellect-node doctor`: what is wrong with this node or its machine, and what to do about each thing."""
 
+import io
+import json
+import os
+import re
+import tarfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from cli.errors import CONFIGURATION, CommandError
 from cli.output import clean, console, print_json, quiet_logs
 from cli.places import complete_directories, complete_networks
 
@@ -13,6 +20,85 @@ if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.preflight.finding import Finding
     from node.preflight.survey import Scope
+
+LOG_BYTES = 256 * 1024
+"""Of the end of each log file."""
+LOGS = ("daemon.jsonl", "daemon.jsonl.1")
+GONE = "[removed]"
+_SECRETS = r"pass(?:word|wd|phrase)?|secret|private[_-]?key|api[_-]?key|mnemonic|credential|authorization|bearer"
+_NAMED = rf"[\w.-]*(?:{_SECRETS})[\w.-]*"
+_ASSIGNED = re.compile(rf"(?i)(\"?\b{_NAMED}\"?\s*[=:]\s*)(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s,}}]+)")
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*://)(?:[^\s/@\"'<>]*@)?([^\s/\"'<>?#\\]+)([^\s\"'<>\\]*)", re.I)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_KEYSTORE = re.compile(r"(?i)\"(ciphertext|mac|salt|iv)\"\s*:\s*\"[0-9a-f]*\"")
+
+
+def write_bundle(file: Path, config: "NodeConfig", findings: list[dict[str, Any]]) -> Path:
+    """Write the report; raises CommandError if it cannot be written, or is there already."""
+    parts = {"findings.json": _json(findings), "settings.json": _json(_settings(config)), **_status(config)}
+    parts |= {f"logs/{name}": text for name, text in _logs(config.directory).items()}
+    try:
+        with open(file, "xb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, text in parts.items():
+                _add(archive, f"intellect-node-report/{name}", redacted(text))
+        os.chmod(file, 0o600)
+    except OSError as error:
+        raise CommandError(
+            f"the report {file} was not written", error.strerror or str(error), "give another file", CONFIGURATION
+        ) from None
+    return file
+
+
+def redacted(text: str) -> str:
+    """Without credentials, as far as they can be told by their names and places."""
+    text = _URL.sub(lambda found: found[1] + found[2] + ("/…" if found[3].strip("/") else ""), text)
+    text = _BEARER.sub(lambda found: f"{found[1]} {GONE}", text)
+    text = _ASSIGNED.sub(lambda found: found[1] + f'"{GONE}"', text)
+    return _KEYSTORE.sub(lambda found: f'"{found[1]}": "{GONE}"', text)
+
+
+def _settings(config: "NodeConfig") -> dict[str, Any]:
+    plain = config.model_dump(mode="json")
+    return {name: GONE if name == "password" and value else value for name, value in plain.items()}
+
+
+def _status(config: "NodeConfig") -> dict[str, str]:
+    import msgspec
+
+    from cli import api
+
+    try:
+        status = api.get_status(api.socket_of(config.directory))
+    except CommandError as error:
+        return {"status.txt": f"{error.what}: {error.why}\n"}
+    return {"status.json": _json(msgspec.to_builtins(status))}
+
+
+def _logs(directory: Path) -> dict[str, str]:
+    """The end of each log, from a whole line on."""
+    found: dict[str, str] = {}
+    for name in LOGS:
+        try:
+            with (directory / "logs" / name).open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(size - LOG_BYTES, 0))
+                text = log.read(LOG_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        found[name] = text if size <= LOG_BYTES else text.partition("\n")[2]
+    return found
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode()
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n"
+
 
 EXAMPLES = (
     "Examples:  intellect-node doctor   |   intellect-node doctor --network base-sepolia --pool 7 --engine   |   "
@@ -43,7 +129,7 @@ def command(
 
     Works with and without a running daemon, and changes nothing. Exit code 0 unless a check failed.
     """
-    from cli.settings import build_config
+    from cli.config import build_config
     from node.preflight.survey import Scope, exit_code
 
     config = build_config(network=network, state_dir=state_dir, pool=pool)
@@ -51,8 +137,6 @@ def command(
     findings = look(config, scope, quiet=as_json)
     facts: dict[str, Any] = as_dict(findings)
     if bundle is not None:
-        from cli.bundle import write_bundle
-
         facts["bundle"] = str(write_bundle(bundle, config, facts["findings"]))
     if as_json:
         print_json(facts)

@@ -1,10 +1,37 @@
 """How this program was called, so that it can be called again: in the background, or by a service manager."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+
+async def until_signalled(work: Callable[[], Awaitable[object]], told: Callable[[], None] | None = None) -> None:
+    """Do the work; SIGINT and SIGTERM cancel it, and its cleaning up is not cut short. told: called for each signal.
+
+    Raises KeyboardInterrupt if there was one.
+    """
+    import trio
+
+    received: list[int] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def heed() -> None:
+                async for number in signals:
+                    received.append(number)
+                    if told:
+                        told()
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(heed)
+            await work()
+            nursery.cancel_scope.cancel()
+    if received:
+        raise KeyboardInterrupt
+
 
 PROGRAM = "intellect-node"
 IMPORTING = "importing the program, some seconds on a quiet machine"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.config import build_config
 from cli.invocation import IMPORTING
 from cli.keyring import key_file
 from cli.output import print_json
 from cli.places import complete_directories, complete_networks
-from cli.settings import build_config
 
 if TYPE_CHECKING:
     from node.config import NodeConfig

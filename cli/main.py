@@ -19,7 +19,6 @@ from cli import (
     contributions,
     demo,
     devnet,
-    difficulty,
     doctor,
     env,
     join,
@@ -29,7 +28,6 @@ from cli import (
     peers,
     report,
     run,
-    samples,
     sandbox,
     service,
     size,
@@ -40,11 +38,11 @@ from cli import (
     train,
     trainer,
     update,
-    verifiers,
     weights,
     weights_serve,
 )
 from cli.errors import describe, exit_code
+from cli.help import arrange
 from cli.invocation import Invocation
 from cli.output import print_error
 
@@ -85,44 +83,52 @@ def options(
     """Options of the program itself."""
 
 
-app.command("demo", epilog=demo.EXAMPLES)(demo.command)
-app.command("join", epilog=join.EXAMPLES)(join.command)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.command)
-app.command("status", epilog=status.EXAMPLES)(status.command)
-app.command("top", epilog=top.EXAMPLES)(top.command)
-app.command("peers", epilog=peers.EXAMPLES)(peers.command)
-app.command("contributions", epilog=contributions.EXAMPLES)(contributions.command)
-app.command("stop", epilog=stop.EXAMPLES)(stop.command)
-app.command("leave", epilog=leave.EXAMPLES)(leave.command)
-app.command("logs", epilog=logs.EXAMPLES)(logs.command)
-app.add_typer(service.app, name="service")
-app.command("update", epilog=update.EXAMPLES)(update.command)
-app.command("report", epilog=report.EXAMPLES)(report.command)
-app.command("answers", epilog=samples.EXAMPLES)(samples.command)
-app.command("train", epilog=train.EXAMPLES)(train.command)
-app.add_typer(trainer.app, name="trainer")
-run.app.command("difficulty", epilog=difficulty.EPILOG)(difficulty.command)
+for name, module in (
+    ("demo", demo),
+    ("join", join),
+    ("doctor", doctor),
+    ("stop", stop),
+    ("leave", leave),
+    ("update", update),
+    ("status", status),
+    ("top", top),
+    ("peers", peers),
+    ("contributions", contributions),
+    ("logs", logs),
+    ("report", report),
+    ("audit", audit),
+    ("train", train),
+):
+    app.command(name, epilog=module.EXAMPLES)(module.command)
+app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)
+run.app.command("difficulty", epilog=size.DIFFICULTY_EPILOG)(size.difficulty)
 run.app.command("size", epilog=size.EPILOG)(size.command)
-app.add_typer(run.app, name="run")
-app.add_typer(env.app, name="env")
-app.add_typer(task.app, name="task")
-app.command("audit", epilog=audit.EXAMPLES)(audit.command)
-app.add_typer(calibrate.app, name="calibrate", epilog=calibrate.EXAMPLES)
-app.add_typer(devnet.app, name="devnet")
-app.add_typer(contract.app, name="contract")
 contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
-app.add_typer(keys.app, name="keys")
-app.add_typer(config.app, name="config")
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
-app.add_typer(weights.app, name="weights")
-app.add_typer(sandbox.app, name="sandbox")
-app.add_typer(verifiers.app, name="verifiers")
+for name, group in (
+    ("service", service.app),
+    ("keys", keys.app),
+    ("config", config.app),
+    ("trainer", trainer.app),
+    ("run", run.app),
+    ("calibrate", calibrate.app),
+    ("weights", weights.app),
+    ("contract", contract.app),
+    ("devnet", devnet.app),
+    ("env", env.app),
+    ("task", task.app),
+    ("sandbox", sandbox.app),
+    ("verifiers", sandbox.verifiers_app),
+):
+    app.add_typer(group, name=name)
 
 
 @cache
 def _command() -> Any:
     """The tree of all commands, read from their functions' signatures."""
-    return typer.main.get_command(app)
+    program = typer.main.get_command(app)
+    arrange(program)
+    return program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,12 +1,56 @@
 """Which node a command is about: the state directory that was named, or the only one that there can be."""
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.daemon_status import DaemonStatus
 from cli.errors import USAGE, CommandError
+from node.state.locks import FileLock
+
+LEAST_FREE = 256 * 1024 * 1024
+"""Bytes below which a daemon would not start again (`node.state.directory`)."""
+
+
+def trouble_of(status: DaemonStatus) -> str | None:
+    """In a sentence with its remedy; None where all is well."""
+    if not status.node.state_dir:
+        return None
+    place = Path(status.node.state_dir)
+    try:
+        free = shutil.disk_usage(place).free
+    except FileNotFoundError:
+        return (
+            f"the state directory {place} was moved or deleted under the daemon: stop it (kill {status.node.pid}), "
+            "then join with --state-dir at its new place"
+        )
+    except OSError as error:
+        return f"the state directory {place} cannot be looked at: {error.strerror}"
+    if free < LEAST_FREE:
+        return f"the disk of {place} is full: {free // 2**20} MiB are free; log lines are lost, then the journal fails"
+    return None
+
+
+@contextmanager
+def directory_lock(directory: Path, what: str = "demo") -> Iterator[None]:
+    """Holds DIR/.lock; raises CommandError when another `what` does. The file is gone afterwards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory / ".lock")
+    if not lock.acquire():
+        raise CommandError(
+            f"another {what} runs in {directory}",
+            f"its process {lock.holder} holds {lock.path}",
+            "wait for it, stop it with Ctrl-C, or use another directory: --dir DIR",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
 
 JOURNAL = "journal.sqlite"
 """In every state directory that a daemon has used."""

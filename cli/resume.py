@@ -13,7 +13,7 @@ import msgspec
 from cli.errors import USAGE, CommandError
 from cli.pretraining import check_peers
 from cli.run_directory import RunDirectory
-from cli.runtext import settings_of, with_real_paths
+from cli.run_template import settings_of, with_real_paths
 
 if TYPE_CHECKING:
     from node.run.file import CompiledRun, RunFile

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_json
-from cli.runtext import leaves, toml_value
+from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
     from node.errors import Findings

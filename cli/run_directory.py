@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
-from cli.runtext import render_run
+from cli.run_template import render_run
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RunDirectory:
 
     def hold(self) -> AbstractContextManager[None]:
         """Only one process trains in a directory; raises CommandError for the second."""
-        from cli.directory_lock import directory_lock
+        from cli.places import directory_lock
 
         return directory_lock(self.directory, "training")
 

@@ -1,5 +1,7 @@
 """`intellect-node status`: what the daemons of this machine are doing, as answers to five questions."""
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,14 +9,273 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
-from cli.output import clean, console, duration, print_json
+from cli.output import clean, console, date, duration, ether, print_json
 from cli.places import StateDir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cli.daemon_status import DaemonStatus
+
+QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
+OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
+"""Phases of a node that is not a member yet."""
+TROUBLE_LASTS = 600.0
+"""Seconds for which trouble that is over is still told."""
+MOST_COMMANDS = 6
+CLOCK_SLACK = 15.0
+"""Seconds that a clock may be off without a word."""
+CLOCK_REMEDY = "timedatectl set-ntp true"
+NOTHING_WRONG = "nothing that this node knows of"
+
+Lines = list[str]
+
+
+def answers(status: DaemonStatus, now: float | None = None, place: str | None = None) -> list[tuple[str, Lines]]:
+    """(question, its answer in lines) in the order of QUESTIONS. now: unix seconds; place: what is wrong with the state
+    directory as this machine sees it, if anything is."""
+    clock = time.time() if now is None else now
+    wrong = [*([place] if place else []), *troubles(status, clock)]
+    told = (membership(status), activity(status), acceptance(status), earnings(status), wrong or [NOTHING_WRONG])
+    return list(zip(QUESTIONS, told, strict=True))
+
+
+def is_member(status: DaemonStatus) -> bool:
+    """Whether the node is in its pool, as far as it knows."""
+    phase = status.node.phase
+    if status.node.state in ("starting", "evicted", "draining"):
+        return False
+    return phase is None or phase.name not in OUTSIDE
+
+
+# am I in
+
+
+def membership(status: DaemonStatus) -> Lines:
+    """Which pool, with which stake, heard by whom, reachable where."""
+    network, lines = status.network, [_membership_in_a_word(status)]
+    if network.name:
+        block = f", block {network.block:,}" if network.block else ""
+        lines.append(f"network {network.name}, chain {network.chain_id}{block}")
+    if status.stake:
+        slashed = int(status.stake.slashed_wei)
+        taken = f", {ether(slashed)} taken by a slash" if slashed else ""
+        lines.append(f"stake {ether(int(status.stake.bonded_wei))} tokens bonded{taken}")
+    lines += list(_members(status))
+    lines += [_way(status)] if _way(status) else []
+    for contact in status.node.contacts[:1]:
+        lines += _contact(contact)
+    lines += [f"also at {contact.rpartition('/p2p/')[0]}" for contact in status.node.contacts[1:4]]
+    return lines
+
+
+def _membership_in_a_word(status: DaemonStatus) -> str:
+    state, pool = status.node.state, status.network.pool
+    if state == "evicted":
+        return "no: this node was evicted"
+    if state == "draining":
+        return f"leaving pool {pool}"
+    return f"yes, in pool {pool} as {status.node.role}" if is_member(status) else "not yet"
+
+
+def _members(status: DaemonStatus) -> Iterator[str]:
+    others = [member for member in status.swarm if member.address != status.node.address]
+    if others:
+        heard = sum(member.state == "healthy" for member in others)
+        direct = sum(member.connected for member in others)
+        yield f"{heard} of {len(others)} other members heard, {direct} directly (intellect-node peers)"
+
+
+def _way(status: DaemonStatus) -> str:
+    reach = status.node.reach
+    if reach is None or not reach.way:
+        return ""
+    seen = f" (seen at {reach.seen})" if reach.seen else ""
+    through = f"through {_count(len(reach.relays), 'member')} that carry it"
+    through += f", {_count(reach.punched, 'member')} directly (punched)" if reach.punched else ""
+    through += f"; no direct way to {reach.unpunched}: intellect-node doctor" if reach.unpunched else ""
+    return {
+        "direct": "others can dial this node",
+        "relayed": f"others cannot dial this node{seen}: {through}",
+        "none": f"nobody can dial this node{seen} and nobody carries it: intellect-node doctor",
+    }.get(reach.way, "")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _contact(contact: str) -> Lines:
+    """A multiaddr in two lines, so that each can be copied whole from 80 columns."""
+    where, mark, peer = contact.partition("/p2p/")
+    return [f"reached at {where}", f"{mark}{peer}"] if mark else [f"reached at {where}"]
+
+
+# what am I doing
+
+
+def activity(status: DaemonStatus) -> Lines:
+    """The phase and how far it is; the run, and its end."""
+    phase, run = status.node.phase, status.run
+    if phase is None:
+        lines = [status.node.state]
+    else:
+        far = f" ({phase.progress:.0%})" if phase.progress is not None else ""
+        lasts = "" if phase.name == "working" else f", for {duration(phase.since_seconds)}"
+        lines = [f"{phase.text}{far}{lasts}", *wanted(status)]
+    if run and run.name:
+        at = f"step {run.step}" if run.step is not None and run.step >= 0 else "no policy yet"
+        rate = status.work.tokens_per_second if status.work else 0.0
+        speed = f", {rate:,.0f} tokens/s" if rate else ""
+        lines.append(f"run {run.name}: {at} of {run.steps_total}{speed}")
+    if status.training and status.training.ended_by:
+        lines.append(f"ended: {status.training.ended_by}")
+    if run and run.over:
+        lines += end_of_run(status)
+    if status.work and status.work.waiting:
+        lines.append(f"waits: {status.work.waiting}")
+    return lines
+
+
+def wanted(status: DaemonStatus) -> Lines:
+    """The commands that bring what a node waits for before it can join, as it told them."""
+    if status.node.phase is None or status.node.phase.name != "stake":
+        return []
+    return [event.text for event in status.events if event.name == "do"][-MOST_COMMANDS:]
+
+
+def end_of_run(status: DaemonStatus) -> Lines:
+    """What a member wants to know when the run is over: the outcome, where the model is, whether to stay."""
+    network, pay = status.network, status.pay
+    reward = status.run.final_reward if status.run else None
+    outcome = f"; final reward {reward:.3f} on held-back problems, says the trainer" if reward is not None else ""
+    fetch = f"intellect-node weights fetch --network {network.name} --pool {network.pool} --out model"
+    owed = int(pay.due_wei) + int(pay.waiting_wei) if pay else 0
+    leave = "you may leave (intellect-node leave)"
+    if owed:
+        leave = f"{leave}; staying until the {ether(owed)} tokens still owed are paid saves you doing that by hand"
+    return [f"the run is over{outcome}", f"the model: {fetch}", leave]
+
+
+# is it accepted
+
+
+def acceptance(status: DaemonStatus) -> Lines:
+    """What became of this node's work, by its role."""
+    lines = [*_files(status), *_verdicts(status), *_training(status)]
+    return lines or ["nothing to accept yet"]
+
+
+def _files(status: DaemonStatus) -> Iterator[str]:
+    work = status.work
+    if work is None or not work.files_committed:
+        return
+    waiting = work.files_committed - work.files_accepted - work.files_rejected
+    why = f" ({', '.join(f'{name} {n}' for name, n in sorted(work.rejected_by_reason.items()))})"
+    refused = f", {work.files_rejected} refused{why if work.rejected_by_reason else ''}" if work.files_rejected else ""
+    undecided = f", {waiting} wait for verdicts" if waiting else ""
+    yield f"{work.files_accepted} of {work.files_committed} files accepted{refused}{undecided}"
+    yield f"{work.units:,} units (intellect-node contributions)"
+
+
+def _verdicts(status: DaemonStatus) -> Iterator[str]:
+    verdicts = status.verdicts
+    if verdicts and verdicts.accepted + verdicts.rejected:
+        yield f"it judged files: {verdicts.accepted} good, {verdicts.rejected} refused"
+    if status.audit and status.audit.power is not None:
+        yield _power(status.audit)
+
+
+def _power(audit: AuditPart) -> str:
+    shared = f", {audit.checked_share:.0%} of the groups recomputed" if audit.checked_share is not None else ""
+    return f"audit power {audit.power or 0:.3f} against cheating in {audit.cheated_share:.0%}{shared}"
+
+
+def _training(status: DaemonStatus) -> Iterator[str]:
+    training = status.training
+    if training:
+        reward = f"reward {training.reward_eval[-1][1]:.3f}" if training.reward_eval else "no reward yet"
+        yield f"step {training.step} is trained, {reward}, {training.queued_rollouts} rollouts queued"
+
+
+# what have I earned, and where is it
+
+
+def earnings(status: DaemonStatus) -> Lines:
+    """Amounts by their state, and whose account they go to."""
+    pay = status.pay
+    if pay is None:
+        return ["nothing is known of its pay yet"]
+    lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
+    if pay.escrow_epochs is not None:
+        lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")
+    return [*lines, f"goes to {pay.provider}"] if pay.provider else lines
+
+
+def _amounts(pay: PayPart) -> Lines:
+    until = f", claimable from {date(pay.waiting_until)} on" if pay.waiting_until else ""
+    claimed, tabled = ether(int(pay.paid_wei)), ether(int(pay.due_wei))
+    lines = [
+        f"{ether(int(pay.earned_wei))} tokens: {claimed} claimed, {tabled} in the table",
+        f"{ether(int(pay.waiting_wei))} certified{until}",
+    ]
+    missed = int(pay.missed_wei)
+    return [*lines, f"{ether(missed)} missed their table and are never paid"] if missed else lines
+
+
+# what is wrong
+
+
+def troubles(status: DaemonStatus, now: float) -> Lines:
+    """Everything that its owner should look at, the worst first."""
+    lines: Lines = []
+    if status.last_error:
+        error = status.last_error
+        lines += [f"{error.what}: {error.why}", f"do: {error.remedy}"]
+    if is_member(status) and not status.network.rpc_ok:
+        lines.append("the chain's RPC does not answer")
+    lines += _clock(status)
+    audit = status.audit
+    if audit and not audit.trainer.trusted:
+        lines.append(
+            f"the trainer is not trusted any more: {audit.trainer.why}; every member has both of its signatures"
+        )
+    lines += status.pay.warnings if status.pay else []
+    lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
+    if audit and audit.power is not None and audit.power < audit.power_wanted:
+        lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}")
+    if audit and audit.quarantined:
+        lines.append(f"{len(audit.quarantined)} validators are not believed")
+    lines += _restarts(status)
+    lines += [
+        f"{duration(max(now - event.at, 0))} ago: {event.text}"
+        for event in status.events
+        if event.name == "trouble" and now - event.at < TROUBLE_LASTS
+    ][-3:]
+    return lines
+
+
+def _clock(status: DaemonStatus) -> Iterator[str]:
+    from protocol.liveness import AHEAD
+
+    clock = status.node.clock
+    if clock and clock.ahead_seconds is not None and abs(clock.ahead_seconds) > CLOCK_SLACK:
+        off, way = abs(clock.ahead_seconds), "ahead of" if clock.ahead_seconds > 0 else "behind"
+        unheard = ", who do not believe what it says" if clock.ahead_seconds > AHEAD else ""
+        yield f"this clock is {duration(off)} {way} most of {_count(clock.peers, 'peer')}{unheard}: {CLOCK_REMEDY}"
+
+
+def _alarms(status: DaemonStatus) -> list[AlarmPart]:
+    return status.training.alarms if status.training else []
+
+
+def _restarts(status: DaemonStatus) -> Iterator[str]:
+    """Of children since this daemon began; those of before are history (`restarts` in --json)."""
+    for process in status.processes:
+        if process.restarts:
+            yield f"{process.name} was started again {process.restarts} times; its log says why"
+
 
 EXAMPLES = (
     "Examples:  intellect-node status   |   intellect-node status --json | jq .daemons[].run.step   |   "
@@ -35,7 +296,7 @@ def command(
     import msgspec
 
     if watch and not as_json:
-        from cli.watching import watch_until_quit
+        from cli.top import watch_until_quit
 
         watch_until_quit(lambda: _watched(state_dir))
         return
@@ -85,8 +346,7 @@ def _head(status: "DaemonStatus") -> Text:
 
 
 def _answers(status: "DaemonStatus") -> Table:
-    from cli.answers import NOTHING_WRONG, QUESTIONS, answers
-    from cli.state_place import trouble_of
+    from cli.places import trouble_of
 
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)

@@ -1,21 +1,67 @@
 """`intellect-node top`: all daemons of this machine at a glance, again and again, while they come and go."""
 
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cli.errors import CommandError
-from cli.output import clean, duration, ether, print_json, short
+from cli.output import clean, console, duration, ether, print_json, short
 from cli.places import StateDir
 from cli.status import style_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from cli.daemon_status import DaemonStatus
+
+EVERY = 2.0
+"""Seconds between two pictures."""
+QUIT = "qQ\x03\x04"
+
+Wait = Callable[[float], str]
+"""Waits so many seconds at most for a key, and returns it; nothing where none was pressed."""
+
+
+def watch_until_quit(draw: Callable[[], RenderableType], every: float = EVERY) -> None:
+    """Draw until q or Ctrl-C; anything else that is pressed draws at once."""
+    out = console()
+    if not (out.is_terminal and sys.stdin.isatty()):
+        out.print(draw())
+        return
+    from rich.live import Live
+
+    live = Live(draw(), console=out, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), _keys() as wait, live:
+        while wait(every) not in tuple(QUIT):
+            live.update(draw(), refresh=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Wait]:
+    """Single keys, as they are pressed. The terminal is left as it was found."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([terminal], [], [], seconds)
+        return os.read(terminal, 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(terminal)
+        yield wait
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
 
 EXAMPLES = (
     "Examples:  intellect-node top   |   intellect-node top --state-dir ~/nodes/a   |   intellect-node top --json"
@@ -39,9 +85,8 @@ def command(
         seen.look()
         print_json({"daemons": [msgspec.to_builtins(status) for status, _ in seen.rows()]})
         return
-    from cli.watching import watch_until_quit
 
-    def draw() -> "RenderableType":
+    def draw() -> RenderableType:
         seen.look()
         return picture(seen.rows())
 
@@ -75,7 +120,7 @@ class Seen:
         return sorted(rows, key=lambda row: (row[0].node.role, row[0].node.address))
 
 
-def picture(rows: "list[tuple[DaemonStatus, bool]]") -> "RenderableType":
+def picture(rows: "list[tuple[DaemonStatus, bool]]") -> RenderableType:
     """A line for each daemon, and what happened last."""
     from rich.console import Group
 

@@ -6,9 +6,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.config import build_config
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
-from cli.settings import build_config
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
@@ -136,8 +136,8 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
     """Run until the end or Ctrl-C; returns the summary."""
     import trio
 
+    from cli.invocation import until_signalled
     from cli.run_directory import assemble, assemble_pretraining
-    from cli.signals import until_signalled
     from node.logs import set_up_logging
 
     home.log.parent.mkdir(parents=True, exist_ok=True)

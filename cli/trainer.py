@@ -52,7 +52,7 @@ def rank(
     What travels between the machines is neither encrypted nor authenticated, and who reaches the ports can run code
     here: use a network of your own, or WireGuard between them.
     """
-    from cli.directory_lock import directory_lock
+    from cli.places import directory_lock
     from cli.run_directory import quiet_children, trainer_settings
     from node.training.guest import guest_spool
 
@@ -75,7 +75,7 @@ def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "View") -> dict
     import trio
 
     from cli.errors import unwrap
-    from cli.signals import until_signalled
+    from cli.invocation import until_signalled
     from node.logs import set_up_logging
     from node.training.client import TrainerProcess
 

@@ -17,7 +17,7 @@ from cli.places import complete_directories, complete_networks
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-    from cli.weights_follow import Fetched, Place
+    from cli.weights_serve import Fetched, Place
     from node.blobs.transfer import Progress
     from node.visitor import Visitor
     from node.weights.export import Exported
@@ -111,7 +111,7 @@ def fetch(
     The result is a model directory as Hugging Face and vLLM load it, checked against what the trainer signed. What was
     fetched before an interruption is not fetched again.
     """
-    from cli.weights_follow import follow as follow_newest
+    from cli.weights_serve import follow as follow_newest
     from node.blobs.http.sources import parse_source
     from node.visitor import Visitor
 
@@ -142,7 +142,7 @@ def _fetch_to(
     """One visit, and the model where `place` wants it."""
     import trio
 
-    from cli.weights_follow import Fetched
+    from cli.weights_serve import Fetched
     from node.weights.export import export_model
     from node.weights.records import PolicyRecord
 

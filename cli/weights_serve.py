@@ -1,21 +1,90 @@
 """`intellect-node weights serve`: policies over HTTP without joining, as an origin of files or a relay of gateways."""
 
+import os
+import shutil
 import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import console, print_json
 from node.recent import Recent
+from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
     from node.blobs.http.mirror import Mirror
     from node.blobs.http.server import ServedPolicy
     from node.blobs.store import BlobStore
+
+NEWEST = "newest"
+KEPT = 2
+"""Models that stay: who opened the one before may still be reading it."""
+PAUSE = 15.0
+"""Seconds between two looks for a newer policy."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """step: of the newest policy that there is; last: whether the run has no later one."""
+
+    step: int
+    last: bool
+
+
+Place = Callable[[int], Path | None]
+"""Where to write the model of a step; None: it is there already."""
+
+
+def follow(
+    out: Path,
+    fetch: Callable[[Place], Fetched],
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Fetch until the run's last policy is there. Raises IntellectError if not even a first policy can be had; later on
+    a swarm that does not answer is asked again."""
+    out.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            found = fetch(lambda step: None if model_of(out, step).exists() else model_of(out, step))
+        except IntellectError as error:
+            if not models(out):
+                raise
+            say(f"{error.what}: {error.why}; asking again")
+        else:
+            point_to(out, found.step)
+            if found.last:
+                return
+        sleep(PAUSE)
+
+
+def model_of(out: Path, step: int) -> Path:
+    """The model directory of a step."""
+    return out / f"step-{step:08d}"
+
+
+def models(out: Path) -> list[Path]:
+    """The model directories that an export has written here, oldest first; directories of others are left alone."""
+    from node.weights.records import RECORD_NAME
+
+    return sorted(path for path in out.glob("step-[0-9]*") if (path / RECORD_NAME).is_file())
+
+
+def point_to(out: Path, step: int) -> None:
+    """Let OUT/newest lead to the model of `step`, in one move, and forget the oldest ones."""
+    link = out / f".{NEWEST}.partial"
+    link.unlink(missing_ok=True)
+    link.symlink_to(model_of(out, step).name)
+    os.replace(link, out / NEWEST)
+    for old in models(out)[:-KEPT]:
+        if old != model_of(out, step):
+            shutil.rmtree(old)
+
 
 EXAMPLES = (
     "Examples:  intellect-node weights serve policy-000012.safetensors   |   "

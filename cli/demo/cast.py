@@ -1,16 +1,174 @@
 """Who takes part in a demo, and what each one is told. Pure."""
 
+import ast
+import difflib
+import re
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from cli.demo.cheats import engine_module, nodes, program_module
-from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant
+from cli.errors import RUN, USAGE, CommandError
+
+MARKER = ".intellect-node-demo"
+OURS = ("home", "nodes", "model", "logs", "report", "run.toml", "pool", "cast.json", ".matplotlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Paths below the demo's directory."""
+
+    directory: Path
+
+    @property
+    def home(self) -> Path:
+        """What a user's own home directory of the program would be: the chain, its profile."""
+        return self.directory / "home"
+
+    @property
+    def model(self) -> Path:
+        return self.directory / "model"
+
+    @property
+    def run_file(self) -> Path:
+        return self.directory / "run.toml"
+
+    @property
+    def pool_file(self) -> Path:
+        """The number of the demo's pool."""
+        return self.directory / "pool"
+
+    @property
+    def cast_file(self) -> Path:
+        """Who took part, for a demo that goes on with them."""
+        return self.directory / "cast.json"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "report"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    def state_dir(self, name: str) -> Path:
+        """The state directory of the participant `name`."""
+        return self.directory / "nodes" / slug(name)
+
+    def log(self, name: str) -> Path:
+        """Where the participant `name` writes what is not in its own structured log."""
+        return self.logs / f"{slug(name)}.log"
+
+    def claim(self) -> None:
+        """Make the directory the demo's; raises CommandError for one that holds somebody else's files."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        marker = self.directory / MARKER
+        strangers = [entry.name for entry in self.directory.iterdir() if entry.name not in (*OURS, MARKER, ".lock")]
+        if not marker.exists() and strangers:
+            raise CommandError(
+                f"will not use {self.directory} for a demo",
+                f"it holds other files: {', '.join(sorted(strangers)[:3])}",
+                "name an empty or a new directory: --dir DIR",
+            )
+        marker.touch()
+
+    def clear(self) -> None:
+        """Remove what an earlier demo left; other files stay."""
+        for name in OURS:
+            path = self.directory / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    @property
+    def can_resume(self) -> bool:
+        return self.pool_file.exists() and self.run_file.exists()
+
+
+def slug(name: str) -> str:
+    """'worker 1' -> 'worker-1'"""
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = ROOT / "tests" / "cheats" / "catalogue.py"
+VALIDATORS = ROOT / "tests" / "cheats" / "liars.py"
+DAEMONS = ROOT / "tests" / "cheats" / "nodes.py"
+_MODULES = {"own-problems": "tests.cheats.own_problems", "other-weights": "tests.cheats.other_weights"}
+
+
+def cheats() -> dict[str, str]:
+    """Cheating workers: what is typed -> the name in the catalogue. Empty where there are no tests."""
+    return _names(WORKERS, "CHEATS")
+
+
+def liars() -> dict[str, str]:
+    """Lying validators, likewise."""
+    return _names(VALIDATORS, "LIARS")
+
+
+def nodes() -> dict[str, str]:
+    """Members that are dishonest beside what their engines do, likewise."""
+    return _names(DAEMONS, "NODES")
+
+
+def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[str, ...]:
+    """The typed names of what was asked for; raises CommandError that names the nearest one."""
+    return tuple(_chosen(word, known, what) for word in words)
+
+
+def program_module(cheat: str | None) -> list[str]:
+    """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
+    return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
+
+
+def engine_module(cheat: str) -> list[str]:
+    """What `python -m` runs as the engine of a cheating worker or lying validator."""
+    if cheat in _MODULES:
+        return [_MODULES[cheat]]
+    if cheat in liars():
+        return ["tests.cheats.liars", liars()[cheat]]
+    return ["tests.cheats.catalogue", cheats()[cheat]]
+
+
+def _chosen(word: str, known: Mapping[str, str], what: str) -> str:
+    if _word(word) in known:
+        return _word(word)
+    if not known:
+        raise CommandError(
+            f"there is no {what} here",
+            f"a {what} is test code, which only a clone of the project has",
+            "add --no-cheat" if what == "cheat" else f"leave --{what} out",
+            RUN,
+        )
+    near = difflib.get_close_matches(_word(word), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise CommandError(
+        f"there is no {what} {word!r}", f"known are: {', '.join(known)}", f"{hint}take one of them", USAGE
+    )
+
+
+def _names(path: Path, table: str) -> dict[str, str]:
+    """The keys of a dictionary that a file of ours writes down."""
+    if not path.exists():
+        return {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table:
+            assert isinstance(node.value, ast.Dict)  # noqa: S101 - as it is written there
+            keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+            return {_word(str(key)): str(key) for key in keys}
+    return {}
+
+
+def _word(name: str) -> str:
+    """'int8, says bf16' -> 'int8-says-bf16'"""
+    return re.sub("-+", "-", slug(name))
 
 
 class Casting(msgspec.Struct, frozen=True):

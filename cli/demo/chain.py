@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from cli.demo.scene import Scene
+from cli.demo.cast import Scene
 from cli.demo.supervise import Program, Supervisor
 from cli.demo.view import View
 from cli.devnet import cache_directory

@@ -63,9 +63,7 @@ def command(
     import msgspec
     import trio
 
-    from cli.demo.cast import Casting, DemoOptions, remembered
-    from cli.demo.cheats import cheats, chosen, liars, nodes
-    from cli.demo.scene import Scene
+    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
     from cli.demo.story import run_demo
 
     if not fresh and run is not None:

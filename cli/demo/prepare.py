@@ -12,19 +12,36 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from cli.demo.cast import DemoOptions, cast, quorum_of
+from cli.demo.cast import DemoOptions, Scene, cast, quorum_of
 from cli.demo.chain import DemoChain
-from cli.demo.runs import write_run
-from cli.demo.scene import Scene
 from cli.demo.supervise import Program, Spawn, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
 from cli.pools import PoolTerms, about_run, open_pool, signer_for
 from cli.run import warnings_about
+from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
+
+OWN_RUN = Path(__file__).with_name("sort.toml")
+
+
+def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
+    """Write scene.run_file; returns what it says. Raises RunFileError for a user's file with mistakes."""
+    from node.run.file import load_run_file
+
+    source = options.run_file or OWN_RUN
+    run = load_run_file(source)
+    recipe = msgspec.structs.replace(run.recipe, seed=options.seed, steps=options.steps or run.recipe.steps)
+    run = msgspec.structs.replace(run, recipe=recipe)
+    if options.run_file is not None:
+        base = options.run_file.resolve().parent
+        run = with_real_paths(run, base)
+    scene.run_file.write_text(render_run(run), encoding="utf-8")
+    return run
+
 
 EPOCH_SECONDS, WINDOW_SECONDS = 10, 20
 """So short that a demo of a minute is paid while it runs."""

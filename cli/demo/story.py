@@ -11,19 +11,18 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.demo.cast import DemoOptions, cast, join_command, quorum_of
+from cli.demo.cast import DemoOptions, Scene, cast, join_command, quorum_of
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
-from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant, Row, Snapshot, Tracker
 from cli.demo.supervise import Program, Spawn, Supervisor, child_environment
 from cli.demo.view import View
 from cli.demo.zygote import open_zygote
-from cli.directory_lock import directory_lock
 from cli.errors import RUN, CommandError
 from cli.events import event_rows
-from cli.signals import until_signalled
+from cli.invocation import until_signalled
+from cli.places import directory_lock
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 

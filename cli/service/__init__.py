@@ -11,8 +11,7 @@ from cli.errors import CONFIGURATION, NETWORK, USAGE, CommandError
 from cli.output import clean, console, print_facts, print_json
 
 if TYPE_CHECKING:
-    from cli.service.systemd import Manager
-    from cli.service.unit import Unit
+    from cli.service.unit import Manager, Unit
 
 app = typer.Typer(help="Run a node as a systemd service.", no_args_is_help=True)
 NAME = "intellect-node"
@@ -45,7 +44,7 @@ def install(
     Type=notify with a watchdog: a daemon that dies or hangs is started again. The flags are tried before anything is
     written. A password in INTELLECT_NODE_PASSWORD goes into a private file beside the node's key.
     """
-    from cli.service.systemd import Manager, needs_linger
+    from cli.service.unit import Manager, needs_linger
 
     manager, words = Manager(system), context.args
     unit = unit_for(_unit_name(name), words, system=system)
@@ -70,7 +69,7 @@ def install(
 @app.command("uninstall", epilog="Example:  intellect-node service uninstall --name validator")
 def uninstall(name: Name = None, system: System = False, as_json: AsJson = False) -> None:
     """Stop the service and remove its unit. Key, stake and state stay; `intellect-node leave` gives these up, too."""
-    from cli.service.systemd import Manager
+    from cli.service.unit import Manager
 
     manager, unit = Manager(system), _unit_name(name)
     state = _installed(manager, unit)
@@ -95,7 +94,7 @@ def status(system: System = False, as_json: AsJson = False) -> None:
 
     Exit code 5 where one of them is not active. What a node does: `intellect-node status`.
     """
-    from cli.service.systemd import Manager
+    from cli.service.unit import Manager
 
     manager = Manager(system)
     rows = [row_of(manager, name, state) for name, state in manager.units()]
@@ -126,7 +125,7 @@ def logs(
 ) -> None:
     """Show the log of a service's node. What systemd itself said of it: journalctl --user -u NAME."""
     from cli import logs as log_command
-    from cli.service.systemd import Manager
+    from cli.service.unit import Manager
 
     state = _installed(Manager(system), _unit_name(name))
     log_command.command(state, follow=follow, lines=lines, level=log_command.Level.debug, as_json=as_json)
@@ -140,8 +139,7 @@ def unit_for(name: str, words: Sequence[str], *, system: bool) -> "Unit":
     import getpass
 
     from cli.invocation import own_command
-    from cli.service.flags import config_of
-    from cli.service.unit import Unit
+    from cli.service.unit import Unit, config_of
 
     state_dir = config_of(words).directory.absolute()
     told = [] if _names_state(words) else ["--state-dir", str(state_dir)]

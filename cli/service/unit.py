@@ -4,11 +4,152 @@ What torch needs is left alone: memory that is written and then run (its compile
 user manager cannot always do (namespaces for files) is asked for in system units only.
 """
 
-from collections.abc import Sequence
+import getpass
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
+
+SETTINGS = {
+    "run": "run_file",
+    "provider_key": "provider_key_file",
+    "http_source": "http_sources",
+    "bootnode": "bootnodes",
+    "logs": "show_logs",
+}
+"""Flags whose setting has another name."""
+ONLY_BY_HAND = ("detach", "dry_run", "as_json", "logs")
+"""Flags that a service does without."""
+
+
+def config_of(words: Sequence[str]) -> "NodeConfig":
+    """The settings that `join` would have with these words. Ends as `join` would for flags that are none of its own;
+    raises CommandError for settings that cannot be."""
+    import typer
+
+    from cli import join
+    from cli.config import build_config
+    from node.config import NodeConfig
+
+    app = typer.Typer()
+    app.command()(join.command)
+    context = typer.main.get_command(app).make_context("join", list(words))
+    for flag in ONLY_BY_HAND:
+        if context.params.get(flag):
+            raise CommandError(
+                f"a service does without --{flag.replace('as_', '').replace('_', '-')}",
+                "systemd keeps it in the background, and its log is in its state directory",
+                "leave it out",
+                USAGE,
+            )
+    named = {SETTINGS.get(name, name): _setting(value) for name, value in context.params.items()}
+    given = {name: value for name, value in named.items() if name in NodeConfig.model_fields}
+    return build_config(**given | {"state_dir": _absolute(given.get("state_dir"))})
+
+
+def _setting(value: object) -> object:
+    value = value.value if isinstance(value, Enum) else value
+    return (tuple(value) or None) if isinstance(value, (list, tuple)) else value
+
+
+def _absolute(path: object) -> Path | None:
+    return Path(str(path)).absolute() if path else None
+
+
+PREFIX = "intellect-node"
+DEADLINE = 90.0
+"""Seconds for one answer: a stop waits for the daemon to drain."""
+SHOWN = ("ActiveState", "SubState", "StatusText", "NRestarts", "MainPID", "UnitFileState", "Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """system: the machine's manager; else this user's own."""
+
+    system: bool
+
+    @property
+    def directory(self) -> Path:
+        """Where its unit files of ours lie."""
+        if self.system:
+            return Path("/etc/systemd/system")
+        config = os.environ.get("XDG_CONFIG_HOME")
+        return (Path(config) if config else Path.home() / ".config") / "systemd" / "user"
+
+    def file_of(self, name: str) -> Path:
+        return self.directory / f"{name}.service"
+
+    def units(self) -> Iterator[tuple[str, Path]]:
+        """(name, state directory) of every unit of ours."""
+        for path in sorted(self.directory.glob(f"{PREFIX}*.service")):
+            found = state_directory_of(path.read_text(encoding="utf-8", errors="replace"))
+            if found is not None:
+                yield path.stem, found
+
+    def ask(self, *words: str) -> str:
+        """What systemctl answers. Raises CommandError where systemd does not run, or refuses."""
+        command = ["systemctl", *([] if self.system else ["--user"]), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        except FileNotFoundError:
+            raise _absent("there is no systemctl here") from None
+        except subprocess.TimeoutExpired:
+            raise CommandError(
+                f"systemd does not answer: {' '.join(command)}",
+                f"{DEADLINE:g} s passed",
+                "look at it: systemctl status",
+            ) from None
+        if done.returncode:
+            raise _refused(command, (done.stderr or done.stdout).strip())
+        return done.stdout
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What systemd knows of a unit, by systemd's own names; nothing where it does not run."""
+        try:
+            text = self.ask("show", f"{name}.service", *(f"--property={shown}" for shown in SHOWN))
+        except CommandError:
+            return {}
+        lines = [line.partition("=") for line in text.splitlines()]
+        return {name: value for name, _, value in lines}
+
+
+def needs_linger() -> bool:
+    """Whether this user's services end with the last session."""
+    program = shutil.which("loginctl")
+    if program is None:
+        return False
+    command = [program, "show-user", getpass.getuser(), "--property=Linger", "--value"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return done.stdout.strip() != "yes"
+
+
+def _refused(command: list[str], words: str) -> CommandError:
+    if "Failed to connect to bus" in words or "not been booted with systemd" in words:
+        return _absent(words.splitlines()[0])
+    return CommandError(
+        f"systemd refused: {' '.join(command)}", words[:400] or "it does not say why", "look: journalctl -xe"
+    )
+
+
+def _absent(why: str) -> CommandError:
+    return CommandError(
+        "systemd does not run here",
+        why,
+        "log in to a session that has it (over ssh, not by su), or do without it: intellect-node join --detach",
+    )
+
 
 SECTION, STATE_LINE = "[X-intellect-node]", "StateDirectory="
 """Of our own: systemd passes over sections that begin with X-."""

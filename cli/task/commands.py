@@ -217,7 +217,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the result of a task that is done: of one that was asked for with --no-wait, or once more."""
-    from cli.task.following import named
+    from cli.task.asking import named
     from cli.task.telling import complete, tell
 
     directory = chosen_directory(state_dir)
@@ -265,11 +265,11 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Wait for no more results of a task. What was accepted of it is paid, and stays."""
-    from cli.task import following
+    from cli.task import asking
 
     directory = chosen_directory(state_dir)
-    found = following.named(directory, task)
-    following.cancel(directory, found["id"])
+    found = asking.named(directory, task)
+    asking.cancel(directory, found["id"])
     if as_json:
         print_json({"task": found["id"], "cancelled": True})
     else:
@@ -278,7 +278,7 @@ def cancel(
 
 def _carry_out(directory: Path, wish: "Wish", make: "Maker", *, wait: bool, as_json: bool) -> None:
     """Submit, wait with a bar, make the result, tell."""
-    from cli.task.following import submit
+    from cli.task.asking import submit
     from cli.task.telling import complete, tell
 
     id = submit(directory, wish)
@@ -298,7 +298,7 @@ def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, A
     from rich.console import Console
     from rich.progress import Progress
 
-    from cli.task.following import wait
+    from cli.task.asking import wait
 
     with Progress(console=Console(stderr=True), disable=quiet and not sys.stderr.isatty()) as progress:
         bar = progress.add_task(f"task {id[:8]}", total=shards)

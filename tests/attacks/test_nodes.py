@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.demo.cast import DemoOptions, cast, join_command
-from cli.demo.cheats import nodes
-from cli.demo.scene import Scene
+from cli.demo.cast import DemoOptions, Scene, cast, join_command, nodes
 from node.run.assets import Run
 from node.services.judging.judge import Validator
 from node.services.station import Station

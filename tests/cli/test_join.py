@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from cli.bundle import redacted, write_bundle
+from cli.config import build_config
+from cli.doctor import redacted, write_bundle
 from cli.errors import CommandError
-from cli.joinview import JoinView, line_of
+from cli.joinview import JoinView, Screen, line_of
 from cli.main import main
-from cli.screen import Screen
-from cli.settings import build_config
 from node.progress import Event, ProgressRecord
 
 SECRETS = "hunter2 s3cr3tpath u5er:pa55 deadbeef0123 0xfeedface"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.log_reader import Follower, at_least, last_events
+from cli.logs import Follower, at_least, last_events
 from cli.main import main
 from node.logs import LogFile, log_files
 

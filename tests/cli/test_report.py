@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import curves
-from cli.curves import PANELS, points_of
+from cli import report
 from cli.main import main
-from cli.report import find_metrics, summarise
+from cli.report import PANELS, find_metrics, points_of, summarise
 
 pytest.importorskip("matplotlib")
 
@@ -105,7 +104,7 @@ def test_noise_is_drawn_as_a_band_and_several_runs_have_a_mean(tmp_path: Path) -
     panel = next(one for one in PANELS if one.name == "reward")
     figure, axes = pyplot.subplots()
     try:
-        assert curves._draw(axes, panel, [("a", records), ("b", [{**one, "eval_reward": 0.7} for one in records])])
+        assert report._draw(axes, panel, [("a", records), ("b", [{**one, "eval_reward": 0.7} for one in records])])
         heights = [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
         assert [(round(float(one.min()), 3), round(float(one.max()), 3)) for one in heights] == [(0.4, 0.6), (0.6, 0.8)]
         (mean,) = [line for line in axes.get_lines() if str(line.get_label()).startswith("mean of 2 runs")]

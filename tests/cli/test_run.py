@@ -7,8 +7,7 @@ import pytest
 from cli import demo
 from cli.main import main
 from cli.run import _dependence, effective, note_what_is_odd, warnings_about, without_tables
-from cli.run_template import KINDS, rate_for
-from cli.runtext import render_run, with_real_paths
+from cli.run_template import KINDS, rate_for, render_run, with_real_paths
 from node.run.file import CompiledRun, load_run_file
 from node.run.problems import PartFacts, RunFacts
 from protocol.recipe import PRESETS

@@ -12,8 +12,7 @@ import pytest
 
 from cli.errors import CommandError
 from cli.main import main
-from cli.service.flags import config_of
-from cli.service.unit import Unit, environment_line, state_directory_of
+from cli.service.unit import Unit, config_of, environment_line, state_directory_of
 from node.state.locks import FileLock
 
 SYSTEMCTL = """#!/bin/sh

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from cli.weights_follow import Fetched, Place, follow
+from cli.weights_serve import Fetched, Place, follow
 from node.weights.records import RECORD_NAME
 from protocol.errors import IntellectError
 

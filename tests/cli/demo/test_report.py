@@ -8,7 +8,7 @@ import pytest
 
 from cli.demo.command import say_goodbye
 from cli.demo.report import summarise, write_report
-from cli.demo.sample import sample_snapshot
+from cli.demo.screenshot import sample_snapshot
 from cli.demo.snapshot import Snapshot
 from protocol.policy import encode_image
 

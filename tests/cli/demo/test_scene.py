@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.cast import DemoOptions, cast, join_command, quorum_of
-from cli.demo.cheats import cheats, chosen, engine_module, liars
-from cli.demo.runs import render_run, write_run
-from cli.demo.scene import Scene
+from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, engine_module, join_command, liars, quorum_of
+from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
-from cli.directory_lock import directory_lock
 from cli.errors import CommandError
+from cli.places import directory_lock
 from node.errors import RunFileError
 from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS

@@ -9,9 +9,8 @@ import trio
 import trio.testing
 
 from cli.demo import story
-from cli.demo.cast import DemoOptions, remembered
+from cli.demo.cast import DemoOptions, Scene, remembered
 from cli.demo.prepare import Stage
-from cli.demo.scene import Scene
 from cli.demo.snapshot import Participant, ProcessState, Row, Snapshot, Tracker
 from cli.demo.supervise import start_anew
 from cli.demo.view import View

@@ -23,8 +23,7 @@ from cli.daemon_status import (
 )
 from cli.demo.plot import plot, running_mean
 from cli.demo.report import summarise
-from cli.demo.sample import sample_snapshot
-from cli.demo.screenshot import draw
+from cli.demo.screenshot import draw, sample_snapshot
 from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
 from cli.demo.view import LiveView, PlainView, last_step_shown, render
 from cli.errors import CommandError

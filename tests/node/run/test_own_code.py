@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.runtext import with_real_paths
+from cli.run_template import with_real_paths
 from node.errors import RunFileError
 from node.run.file import CompiledRun, compile_run, load_run_file
 from protocol.run import RunError, decode_run
