@@ -69,7 +69,7 @@ app = typer.Typer(help="The daemon's settings.", no_args_is_help=True)
 
 @app.callback()
 def group() -> None:
-    """A group, although it has one command as yet."""
+    """The daemon's settings."""
 
 
 @app.command("show", epilog="Examples:  intellect-node config show   |   intellect-node config show --json")
@@ -88,6 +88,60 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON object o
         return
     _show(rows)
     console().print(f"\nfile: {file}{'' if file.is_file() else ' (not there)'}", soft_wrap=True)
+
+
+@app.command(
+    "set",
+    epilog="Examples:  intellect-node config set role worker   |   "
+    "intellect-node config set trainer.world_size 2   |   intellect-node config set page --unset",
+)
+def set_(
+    name: Annotated[str, typer.Argument(help="A setting, as `config show` names it.")],
+    value: Annotated[str | None, typer.Argument(help="Its value: true, 3, 0.5, or text as it is.")] = None,
+    unset: Annotated[bool, typer.Option("--unset", help="Remove the line: the default counts again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Write one setting into config.toml; what else stands there stays as it is, comments too.
+
+    The file is not touched if the setting cannot be used. A daemon that runs keeps what it has until it starts again.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    from node.config import default_home
+    from node.state.files import write_whole
+
+    if (value is None) != unset:
+        raise CommandError("which value?", "a setting needs a value or --unset", "give one of them", USAGE)
+    file = default_home() / "config.toml"
+    try:
+        document = tomlkit.parse(file.read_text(encoding="utf-8") if file.is_file() else "")
+    except TOMLKitError as error:
+        raise CommandError(f"{file} cannot be read", str(error), "correct the line that it names") from None
+    table, _, key = name.rpartition(".")
+    place: Any = document.setdefault(table, tomlkit.table()) if table else document
+    place.pop(key, None)
+    if value is not None:
+        place[key] = _value_of(value)
+    environment = {one for one in os.environ if one.upper() == f"{PREFIX}{(table or key).upper()}"}
+    config = build_config(**{table or key: document.unwrap().get(table or key)})
+    write_whole(file, tomlkit.dumps(document).encode(), mode=0o600)
+    shown = values_of(config)[table or key]
+    if as_json:
+        return print_json({"file": str(file), "setting": name, "value": shown})
+    said = f"{file}: {name} = {clean(str(shown), 300)}" if value is not None else f"{file}: {name} is not set any more"
+    console().print(said, soft_wrap=True, markup=False)
+    if environment:
+        console().print(f"${environment.pop()} is set, and counts before the file", soft_wrap=True, markup=False)
+    return None
+
+
+def _value_of(text: str) -> bool | int | float | str | list[Any]:
+    """As TOML reads it; what is no TOML is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def sources_of(names: Any, environment: dict[str, str], table: dict[str, Any]) -> dict[str, str]:

@@ -213,13 +213,16 @@ def command(
     )
     if dry_run:
         raise typer.Exit(_rehearse(config, as_json=as_json))
+    if not as_json and not detach:
+        _say_first_word()
+    from node.preflight.early import refuse_early
+
+    refuse_early(config)
     if detach:
         from cli.detach import join_in_background
 
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
-    if not as_json:
-        _say_first_word()
     from node.processes.launch import for_role, fork_or_launch
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours

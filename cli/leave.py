@@ -1,5 +1,6 @@
 """`intellect-node leave`: out of the pool for good, and the way back to the stake."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples:  intellect-node leave   |   intellect-node leave --state-dir ~/nodes/a --network base-sepolia   |   "
-    "intellect-node leave --json"
+    "intellect-node leave --yes --json"
 )
 OWN_PROVIDER = "provider-key.json"
 """Where a node that set itself up on a devnet keeps its provider's key."""
@@ -34,6 +35,7 @@ def command(
         Path | None, typer.Option("--password-file", help="Password of the node's key (mode 0600).")
     ] = None,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that a daemon may drain.")] = PATIENCE,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, even if work would go unpaid.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Leave the pool: the daemon drains, the chain is told, and the steps back to the stake are said with their dates.
@@ -47,6 +49,8 @@ def command(
     unclaimed = _unclaimed(directory)
     if unclaimed:
         say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
+        if not (yes or as_json) and sys.stdin.isatty() and not typer.confirm("Leave all the same?", err=True):
+            raise CommandError("nothing was left", "the answer was no", "wait for the next table of earnings", USAGE)
     stopped, pool = None, 0
     if pid_of(directory) is not None:
         pool = _pool_now(directory)

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from cli.errors import Description
@@ -55,13 +54,11 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_facts(rows: Sequence[tuple[str, Any]]) -> None:
-    """Names and values in two columns."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
+    """Names and values in two columns; a long value is never broken, so that it can be copied."""
+    width = max((len(name) for name, _ in rows), default=0) + 2
     for name, value in rows:
-        grid.add_row(name, Text("-" if value is None else clean(str(value), 2000)))
-    console().print(grid)
+        shown = "-" if value is None else clean(str(value), 2000)
+        console().print(Text.assemble((name.ljust(width), "dim"), shown), soft_wrap=True)
 
 
 def ether(wei: int) -> str:

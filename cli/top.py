@@ -155,14 +155,14 @@ def _cells(status: "DaemonStatus", here: bool) -> list[Text]:
 def _doing(status: "DaemonStatus") -> list[Text]:
     phase = status.node.phase
     told = Text(f"{clean(status.node.role, 10)}: {clean(phase.text, 200)}" if phase else "", style="dim")
-    return [_one_line(told)] if phase else []
+    return [told] if phase else []
 
 
 def _events(rows: "list[tuple[DaemonStatus, bool]]") -> list[Text]:
     """The newest of all daemons, the newest last."""
     told = sorted(((event.at, status.node.role, event) for status, _ in rows for event in status.events), key=_by_time)
     lines = [f"{_clock(at)} {clean(role, 10):<9} {clean(event.text, 300)}" for at, role, event in told[-EVENTS:]]
-    return [Text(""), *[_one_line(Text(line)) for line in lines]] if lines else []
+    return [Text(""), *[Text(line) for line in lines]] if lines else []
 
 
 def _clock(at: float) -> str:
@@ -173,8 +173,3 @@ def _clock(at: float) -> str:
 
 def _by_time(row: tuple[float, str, object]) -> float:
     return row[0]
-
-
-def _one_line(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text

@@ -11,18 +11,21 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 from eth_abi.abi import decode as abi_decode
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
-from web3 import Web3
-from web3.contract.contract import Contract, ContractFunction
+from eth_utils.address import to_checksum_address
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
 from protocol.statements import Accepted, Attestation, Verdict, WorkCommitment
+
+if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
+    from web3 import Web3
+    from web3.contract.contract import Contract, ContractFunction
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
@@ -665,29 +668,29 @@ class Contracts:
         "court": "Court",
     }
 
-    def __init__(self, web3: Web3, addresses: Addresses) -> None:
+    def __init__(self, web3: "Web3", addresses: Addresses) -> None:
         self.web3 = web3
         self.addresses = addresses
 
     # made when they are first asked for: web3 takes its time over an ABI, and few need all four
 
     @cached_property
-    def token(self) -> Contract:
+    def token(self) -> "Contract":
         return self._contract("token")
 
     @cached_property
-    def vault(self) -> Contract:
+    def vault(self) -> "Contract":
         return self._contract("vault")
 
     @cached_property
-    def swarm(self) -> Contract:
+    def swarm(self) -> "Contract":
         return self._contract("swarm")
 
     @cached_property
-    def court(self) -> Contract:
+    def court(self) -> "Contract":
         return self._contract("court")
 
-    def _contract(self, slot: str) -> Contract:
+    def _contract(self, slot: str) -> "Contract":
         place = _hex(getattr(self.addresses, slot))
         return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
 
@@ -773,54 +776,54 @@ class Contracts:
 
     # writes, unsent: money
 
-    def mint(self, to: Address, amount: int) -> ContractFunction:
+    def mint(self, to: Address, amount: int) -> "ContractFunction":
         return self.token.functions.mint(to, amount)
 
-    def approve(self, spender: Address, amount: int) -> ContractFunction:
+    def approve(self, spender: Address, amount: int) -> "ContractFunction":
         return self.token.functions.approve(spender, amount)
 
-    def transfer(self, to: Address, amount: int) -> ContractFunction:
+    def transfer(self, to: Address, amount: int) -> "ContractFunction":
         return self.token.functions.transfer(to, amount)
 
-    def bond(self, provider: Address, amount: int) -> ContractFunction:
+    def bond(self, provider: Address, amount: int) -> "ContractFunction":
         return self.vault.functions.bond(provider, amount)
 
-    def unbond(self, amount: int) -> ContractFunction:
+    def unbond(self, amount: int) -> "ContractFunction":
         return self.vault.functions.unbond(amount)
 
-    def rebond(self, amount: int) -> ContractFunction:
+    def rebond(self, amount: int) -> "ContractFunction":
         return self.vault.functions.rebond(amount)
 
-    def withdraw(self) -> ContractFunction:
+    def withdraw(self) -> "ContractFunction":
         return self.vault.functions.withdraw()
 
-    def appeal(self, case: int) -> ContractFunction:
+    def appeal(self, case: int) -> "ContractFunction":
         return self.vault.functions.appeal(case)
 
-    def finalize(self, case: int) -> ContractFunction:
+    def finalize(self, case: int) -> "ContractFunction":
         return self.vault.functions.finalize(case)
 
-    def set_arbiter(self, arbiter: Address) -> ContractFunction:
+    def set_arbiter(self, arbiter: Address) -> "ContractFunction":
         return self.vault.functions.setArbiter(arbiter)
 
     # writes, unsent: nodes
 
-    def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> ContractFunction:
+    def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> "ContractFunction":
         return self.swarm.functions.registerNode(node, units, deadline, node_signature)
 
-    def remove_node(self, node: Address) -> ContractFunction:
+    def remove_node(self, node: Address) -> "ContractFunction":
         return self.swarm.functions.removeNode(node)
 
-    def remove_provider(self, nodes: Sequence[Address]) -> ContractFunction:
+    def remove_provider(self, nodes: Sequence[Address]) -> "ContractFunction":
         """nodes: all that the sender still has."""
         return self.swarm.functions.removeProvider(list(nodes))
 
-    def expel(self, node: Address) -> ContractFunction:
+    def expel(self, node: Address) -> "ContractFunction":
         return self.swarm.functions.expel(node)
 
     # writes, unsent: pools
 
-    def create_pool(self, params: PoolParams) -> ContractFunction:
+    def create_pool(self, params: PoolParams) -> "ContractFunction":
         values = (
             params.run_root,
             params.run_uri,
@@ -841,57 +844,57 @@ class Contracts:
         )
         return self.swarm.functions.createPool(values)
 
-    def fund_pool(self, pool: int, amount: int) -> ContractFunction:
+    def fund_pool(self, pool: int, amount: int) -> "ContractFunction":
         return self.swarm.functions.fundPool(pool, amount)
 
-    def set_pool_run(self, pool: int, run_root: bytes) -> ContractFunction:
+    def set_pool_run(self, pool: int, run_root: bytes) -> "ContractFunction":
         return self.swarm.functions.setPoolRun(pool, run_root)
 
-    def set_bootnodes(self, pool: int, bootnodes: Sequence[str]) -> ContractFunction:
+    def set_bootnodes(self, pool: int, bootnodes: Sequence[str]) -> "ContractFunction":
         return self.swarm.functions.setBootnodes(pool, "\n".join(bootnodes))
 
-    def pause_pool(self, pool: int) -> ContractFunction:
+    def pause_pool(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.pausePool(pool)
 
-    def resume_pool(self, pool: int) -> ContractFunction:
+    def resume_pool(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.resumePool(pool)
 
-    def end_pool(self, pool: int) -> ContractFunction:
+    def end_pool(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.endPool(pool)
 
-    def sweep(self, pool: int) -> ContractFunction:
+    def sweep(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.sweep(pool)
 
-    def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> ContractFunction:
+    def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> "ContractFunction":
         return self.court.functions.proposeValidators(pool, list(validators), threshold)
 
-    def apply_validators(self, pool: int) -> ContractFunction:
+    def apply_validators(self, pool: int) -> "ContractFunction":
         return self.court.functions.applyValidators(pool)
 
     # writes, unsent: members and work
 
-    def join(self, pool: int, contact: str) -> ContractFunction:
+    def join(self, pool: int, contact: str) -> "ContractFunction":
         return self.swarm.functions.join(pool, contact)
 
-    def join_invited(self, pool: int, contact: str, deadline: int, invitation: bytes) -> ContractFunction:
+    def join_invited(self, pool: int, contact: str, deadline: int, invitation: bytes) -> "ContractFunction":
         """invitation: the manager's signature of an Invitation."""
         return self.swarm.functions.joinInvited(pool, contact, deadline, invitation)
 
-    def leave(self, pool: int) -> ContractFunction:
+    def leave(self, pool: int) -> "ContractFunction":
         return self.swarm.functions.leavePool(pool)
 
-    def attest(self, attestation: Attestation, signatures: Sequence[bytes]) -> ContractFunction:
+    def attest(self, attestation: Attestation, signatures: Sequence[bytes]) -> "ContractFunction":
         """signatures: a quorum's."""
         a = attestation
         return self.court.functions.attest(a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
 
     def post_earnings(
         self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]
-    ) -> ContractFunction:
+    ) -> "ContractFunction":
         """signatures: a quorum's, of an Earnings."""
         return self.court.functions.postEarnings(pool, epoch, root, total, list(signatures))
 
-    def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> ContractFunction:
+    def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> "ContractFunction":
         """units: the node's line of the newest table; proof: from it to the table's root."""
         return self.swarm.functions.claim(pool, node, units, list(proof))
 
@@ -905,7 +908,7 @@ class Contracts:
         signatures: Sequence[bytes],
         values: Sequence[bytes],
         rechecked: int,
-    ) -> ContractFunction:
+    ) -> "ContractFunction":
         """signatures: a quorum's, each of a Verdict (bit i of rechecked: of a Rechecked) with outcome 2, this reason
         and its own of the values."""
         words = (_words(commitment), node_signature, reason, list(signatures), list(values), rechecked)
@@ -913,12 +916,12 @@ class Contracts:
 
     def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
-    ) -> ContractFunction:
+    ) -> "ContractFunction":
         return self.court.functions.evidence(_words(first), first_signature, _words(second), second_signature)
 
     def verdict_evidence(
         self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
-    ) -> ContractFunction:
+    ) -> "ContractFunction":
         """Two verdicts of one validator on one work that differ in anything."""
         return self.court.functions.verdictEvidence(
             pool, work, _said(first), first_signature, _said(second), second_signature
@@ -926,7 +929,7 @@ class Contracts:
 
     def accepted_evidence(
         self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
-    ) -> ContractFunction:
+    ) -> "ContractFunction":
         """A validator's certificate, and another one of the same work or a verdict against it."""
         one = (first.pool, first.node, first.epoch, first.work, first.units)
         if isinstance(second, Verdict):
@@ -934,7 +937,7 @@ class Contracts:
         two = (second.pool, second.node, second.epoch, second.work, second.units)
         return self.court.functions.doubleAcceptedEvidence(one, first_signature, two, second_signature)
 
-    def overturn(self, pool: int, node: Address) -> ContractFunction:
+    def overturn(self, pool: int, node: Address) -> "ContractFunction":
         return self.swarm.functions.overturn(pool, node)
 
 
@@ -952,4 +955,4 @@ def _said(verdict: Verdict) -> tuple[int, int, bytes]:
 
 
 def _hex(address: Address) -> Any:
-    return Web3.to_checksum_address(address)
+    return to_checksum_address(address)

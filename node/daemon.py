@@ -26,13 +26,14 @@ from node.chain.follower import EventFollower
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
-from node.errors import ConfigError, EvictedError
+from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
 from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit, check_calibrated
+from node.preflight.early import chosen_pool
 from node.preflight.listening import announced, choose_listen, remember_port
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
@@ -218,9 +219,7 @@ class Daemon:
     async def _join(
         self, state: StateDir, journal: Journal, key: NodeKey, profile: NetworkProfile, chain: ChainClient, front: Front
     ) -> None:
-        number = self.config.pool if self.config.pool is not None else profile.pool
-        if number is None:
-            raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
+        number = chosen_pool(self.config, profile)
         domain = Domain(profile.chain_id, profile.contracts.swarm)
         label = f"{domain.chain_id}:{domain.contract}:{number}"
         pool, answered = await self._find_pool(chain, number, label, state.path)

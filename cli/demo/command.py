@@ -63,11 +63,15 @@ def command(
     import msgspec
     import trio
 
+    if not fresh and run is not None:
+        raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
+    if run is not None:
+        from node.run.file import load_run_file
+
+        load_run_file(run)  # a mistake in it is told before there is a chain and a directory
     from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
     from cli.demo.story import run_demo
 
-    if not fresh and run is not None:
-        raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
     before = Casting() if fresh else remembered(Scene(directory.resolve()))
     wanted = () if no_cheat else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
     lies = chosen(liar, liars(), "liar") if liar else before.liars

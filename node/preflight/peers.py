@@ -16,11 +16,14 @@ from node.network.host import Libp2pNetwork
 from node.preflight.finding import Finding, ok, warning
 from node.run.assets import Run, obtain_run, obtain_spec
 from protocol.identity import NodeKey
+from protocol.messages import Heartbeat
 from protocol.run import RunSpec
 from protocol.statements import Domain
 
 DIAL_SECONDS = 15.0
 RUN_SECONDS = 120.0
+HEAR_SECONDS = 8.0
+"""For the trainer's next heartbeat, the dialling included."""
 QUOTA = 64 * 2**30
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 T = TypeVar("T")
@@ -54,6 +57,24 @@ async def ask_for_spec(chain: ChainClient, pool: PoolInfo, directory: Path) -> R
         return None
     async with _visitor(chain, pool, members, directory) as member:
         return await _in_time(member, lambda: obtain_spec(pool.run_root, member.blobs, member.membership.addresses))
+
+
+async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
+    """Whether the pool's trainer says in its heartbeat that the run is over; False where it is not heard in time.
+
+    Raises ChainError.
+    """
+    members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
+    if not any(one.node == pool.manager for one in members):
+        return False
+    async with _visitor(chain, pool, members, directory) as member, trio.open_nursery() as nursery:
+        beats = member.board.subscribe(Heartbeat, member.membership.is_trainer)
+        nursery.start_soon(member.listen)
+        over = False
+        with trio.move_on_after(HEAR_SECONDS):
+            over = (await anext(aiter(beats))).message.finished
+        nursery.cancel_scope.cancel()
+        return over
 
 
 @asynccontextmanager

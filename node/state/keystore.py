@@ -55,9 +55,10 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
         if claimed is not None and claimed != key.address:
             raise ValueError("the address in the file is not that of the key")
     except Exception as error:  # eth-keyfile raises many unrelated types for a damaged file
+        wrong = "MAC" in str(error)  # the digest over the key that the password gives, and the ciphertext
         raise KeyError_(
             f"cannot open the key {name}",
-            str(error)[:200] or "it is not a keystore v3 file",
+            "the password is wrong" if wrong else str(error)[:200] or "it is not a keystore v3 file",
             "check the password (--password-file, or the environment's), or restore the file",
         ) from error
     return key

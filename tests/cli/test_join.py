@@ -139,3 +139,21 @@ def test_settings_are_shown_with_where_they_come_from(
     assert rows["role"] == {"value": "worker", "from": "environment"}
     assert rows["units"] == {"value": 3, "from": "config.toml"} and rows["pool"]["from"] == "default"
     assert rows["password"]["value"] == "(set)" and "hunter2" not in text
+
+
+def test_a_setting_is_written_beside_what_stands_there_and_a_bad_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))
+    file = tmp_path / "config.toml"
+    file.write_text('role = "trainer"  # this machine has the GPU\n')
+    assert main(["config", "set", "units", "3"]) == 0
+    assert main(["config", "set", "trainer.world_size", "2"]) == 0
+    assert build_config().units == 3 and build_config().trainer == {"world_size": 2}
+    text = file.read_text()
+    assert "# this machine has the GPU" in text
+    assert main(["config", "set", "units", "many"]) != 0 and main(["config", "set", "unit", "3"]) != 0
+    assert main(["config", "set", "role"]) == 2
+    assert file.read_text() == text
+    assert main(["config", "set", "units", "--unset"]) == 0
+    assert build_config().units == 1

@@ -52,6 +52,8 @@ async def ensure_participant(
             for power in who_takes_what(pool, await chain.ask("read the parameters", read_powers)):
                 progress.tell("powers", power)
         if not config.wait:
+            for step in steps:  # the refusal names them in one line; here each can be copied
+                progress.tell("do", step)
             raise _refusal(standing, lacking)
         _tell(lacking.what, [step for step in steps if _named(step) not in told], progress)
         told = [_named(step) for step in steps]

@@ -10,10 +10,15 @@ from pathlib import Path
 import httpx
 from web3 import Web3
 
-from contracts.deploy import DeployParams, deploy
+from contracts.bindings import PoolParams
+from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
+from node.chain.client import ChainClient
+from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider, certificates, rpc
+from node.chain.setup import prepare_participant
+from node.chain.simulate import Step
 from protocol.identity import NodeKey
 
 CHAIN_ID = 31337
@@ -50,3 +55,34 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
         except httpx.HTTPError:
             time.sleep(0.01)
     raise AssertionError("anvil does not answer")
+
+
+class Participants:
+    """A pool with a manager who pays, a validator with a stake of its own, and one registered node."""
+
+    def __init__(self, client: ChainClient) -> None:
+        self.client = client
+        self.manager, self.provider, self.validator = (NodeKey.generate() for _ in range(3))
+        assert client.key is not None
+        self.node = client.key
+        self.pool = 0
+
+    async def prepare(self) -> None:
+        faucet = DevnetFaucet(self.client)
+        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
+        await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
+        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=100 * TOKEN)
+        params = PoolParams(
+            manager=self.manager.address,
+            reward_per_unit=10**15,
+            window=60,
+            epoch_seconds=10,
+            slash_amount=50 * TOKEN,
+            validators=(self.validator.address,),
+        )
+        self.pool = await self.client.create_pool(params, key=self.manager)
+        await self.client.fund_pool(self.pool, 100 * TOKEN, key=self.manager)
+
+    async def end(self) -> None:
+        """The pool is over, by its manager's word."""
+        await self.client.execute(Step("end the pool", self.client.contracts.end_pool(self.pool)), self.manager)

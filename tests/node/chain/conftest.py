@@ -10,16 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.bindings import PoolParams
-from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
-from node.chain.faucet import DevnetFaucet
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import certificates, rpc
 from node.chain.sender import SendLimits
-from node.chain.setup import prepare_participant
 from protocol.identity import NodeKey
-from tests.node.chain.chains import deployed_chain
+from tests.node.chain.chains import Participants, deployed_chain
 from tests.node.chain.meddler import Meddler, meddling
 
 
@@ -63,33 +59,6 @@ def connect() -> Iterator[Callable[..., ChainClient]]:
     yield make
     for client in clients:
         client.close()
-
-
-class Participants:
-    """A pool with a manager who pays, a validator with a stake of its own, and one registered node."""
-
-    def __init__(self, client: ChainClient) -> None:
-        self.client = client
-        self.manager, self.provider, self.validator = (NodeKey.generate() for _ in range(3))
-        assert client.key is not None
-        self.node = client.key
-        self.pool = 0
-
-    async def prepare(self) -> None:
-        faucet = DevnetFaucet(self.client)
-        await faucet.fund(self.manager.address, coin=10**18, token=100 * TOKEN)
-        await prepare_participant(self.client, faucet, self.provider, self.node, stake=100 * TOKEN)
-        await prepare_participant(self.client, faucet, NodeKey.generate(), self.validator, stake=100 * TOKEN)
-        params = PoolParams(
-            manager=self.manager.address,
-            reward_per_unit=10**15,
-            window=60,
-            epoch_seconds=10,
-            slash_amount=50 * TOKEN,
-            validators=(self.validator.address,),
-        )
-        self.pool = await self.client.create_pool(params, key=self.manager)
-        await self.client.fund_pool(self.pool, 100 * TOKEN, key=self.manager)
 
 
 @pytest.fixture

@@ -1,0 +1,190 @@
+"""What `join` is refused for at once: looked at before torch is imported, and before anything is written.
+
+Cheap things come first: arguments, profile, lock. Then the chain is asked for its id and the pool. Last, a node that
+would put up a stake asks the pool's members whether their run is over. Starts no threads: the program forks afterwards.
+"""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.chain.profile import NetworkProfile, load_profile
+from node.config import NodeConfig
+from node.errors import ConfigError, StateError
+from node.state.locks import holder_of
+
+if TYPE_CHECKING:
+    from contracts.bindings import Contracts, PoolInfo
+
+CHAIN_SECONDS = 4.0
+"""For one endpoint's answer: a slow one is asked again by the daemon, with more patience."""
+LOOK_SECONDS = 20
+"""For the visit to the members, its imports included."""
+OVER = 3
+"""Exit status of the visitor where the run is over."""
+
+
+def refuse_early(config: NodeConfig) -> None:
+    """Return if nothing is known that keeps this node from joining. Raises IntellectError."""
+    _check_arguments(config)
+    profile = load_profile(config.network, home=config.home)
+    _check_lock(config.directory)
+    number = chosen_pool(config, profile)
+    _check_password(config)
+    _check_pool(config, profile, number)
+
+
+def chosen_pool(config: NodeConfig, profile: NetworkProfile) -> int:
+    """The pool's number. Raises ConfigError where nobody says it."""
+    number = config.pool if config.pool is not None else profile.pool
+    if number is None:
+        raise ConfigError("no pool to join", "neither --pool nor the network profile names one", "give --pool N")
+    return number
+
+
+def _check_arguments(config: NodeConfig) -> None:
+    """Each kind imports its parser only where it was given."""
+    if config.run_file is not None:
+        from node.run.file import load_run_file
+
+        load_run_file(config.run_file)
+    if config.listen or config.announce or config.bootnodes:
+        _check_addresses(config)
+    if config.http_sources:
+        from node.blobs.http.sources import parse_source
+
+        for source in config.http_sources:
+            parse_source(source)
+    doors = (("the page", config.page, "--page"), ("metrics", config.metrics_address, "--metrics-address"))
+    for what, address, flag in (*doors, ("the gateway", config.gateway, "--gateway")):
+        if address:
+            from node.web.host import bind
+
+            bind(address, what, flag).close()
+
+
+def _check_addresses(config: NodeConfig) -> None:
+    from multiaddr import Multiaddr
+
+    from node.network.contacts import parse_bootnode
+
+    for flag, text in (("--listen", config.listen), ("--announce", config.announce)):
+        for one in filter(None, (part.strip() for part in (text or "").split(","))):
+            try:
+                Multiaddr(one)
+            except ValueError as error:
+                why = str(error)[:200]
+                raise ConfigError(
+                    f"{flag} {one[:120]} is no multiaddr", why, f"write {flag} /ip4/0.0.0.0/tcp/4001"
+                ) from None
+    for text in config.bootnodes:
+        parse_bootnode(text)
+
+
+def _check_lock(directory: Path) -> None:
+    holder = holder_of(directory / "lock")
+    if holder is not None:
+        raise StateError(
+            f"the state directory {directory} is in use",
+            f"another daemon (pid {holder}) holds its lock",
+            "stop that daemon, or give this one its own --state-dir (and so its own key)",
+        )
+
+
+def _check_password(config: NodeConfig) -> None:
+    """Only one that a person chose can be wrong; opening a key takes most of a second."""
+    key = config.directory / "node-key.json"
+    if config.password is None and config.password_file is None:
+        return
+    from node.state.keystore import load_key, read_password
+
+    password = read_password(config.password, config.password_file, config.directory)
+    if key.exists():
+        load_key(key, password)
+
+
+def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> None:
+    """A node that was in its pool may come back while no endpoint answers: its daemon knows how."""
+    from web3 import Web3
+
+    from contracts.bindings import Contracts
+    from node.chain.errors import RpcUnreachable
+    from node.chain.rpc import FallbackProvider
+    from node.chain.translate import EXPECTED, translate
+
+    provider = FallbackProvider(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
+    try:
+        contracts = Contracts(Web3(provider), profile.contracts)
+        pool = contracts.pool(number)
+        _check_state(config, pool)
+        if _puts_up_a_stake(config, profile, contracts):
+            _check_run(profile, pool)
+    except RpcUnreachable:
+        if not (config.directory / "journal.sqlite").exists():
+            raise
+    except EXPECTED as error:
+        raise translate(error, f"read pool {number} of {profile.name}") from error
+    finally:
+        provider.close()
+
+
+def _check_state(config: NodeConfig, pool: "PoolInfo") -> None:
+    from node.preflight.finding import PreflightFailed
+    from node.preflight.stake import check_pool
+
+    finding = check_pool(pool)
+    if config.preflight and finding.level == "failure":
+        raise PreflightFailed([finding])
+
+
+def _puts_up_a_stake(config: NodeConfig, profile: NetworkProfile, contracts: "Contracts") -> bool:
+    """Whether this node is not registered yet, and nobody gives it play money."""
+    from node.chain.faucet import is_devnet
+    from node.state.keystore import claimed_address, read_keystore
+
+    if config.role == "trainer" or not config.preflight or (config.auto_setup and is_devnet(profile)):
+        return False
+    path = config.directory / "node-key.json"
+    node = claimed_address(read_keystore(path)) if path.exists() else None
+    return node is None or not contracts.node_info(node).registered
+
+
+def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
+    """Ask in a process of its own: the network's threads would keep this one from forking."""
+    from node.preflight.finding import PreflightFailed, failure
+
+    visitor = os.fork()
+    if visitor == 0:
+        signal.alarm(LOOK_SECONDS)
+        os._exit(_look(profile, pool))
+    _, status = os.waitpid(visitor, 0)
+    if os.waitstatus_to_exitcode(status) == OVER:
+        what = f"the run of pool {pool.id} is over, by its trainer's word: there is no work in it"
+        remedy = "choose another pool; the trained model is had with: intellect-node weights fetch"
+        raise PreflightFailed([failure("run", what, remedy, pool=pool.id)])
+
+
+def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
+    """The exit status. What goes wrong here is no reason to refuse: the daemon meets it again, and says it."""
+    import structlog
+    import trio
+
+    from node.chain.client import ChainClient
+    from node.preflight.peers import is_over
+
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+
+    async def look() -> bool:
+        chain = ChainClient(profile)
+        try:
+            with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
+                return await is_over(chain, pool, Path(folder))
+        finally:
+            chain.close()
+
+    try:
+        return OVER if trio.run(look) else 0
+    except BaseException:  # noqa: S110 - the exit status of a process that only looks
+        return 1
