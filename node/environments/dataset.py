@@ -144,9 +144,7 @@ class DatasetEnvironment(OneTurn):
 
 def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
     """Read and check the whole file. Raises DatasetError."""
-    path = assets / arguments.path
-    if not path.resolve().is_relative_to(assets.resolve()):
-        raise DatasetError("the dataset cannot be read", f"{arguments.path!r} leaves the run's assets", "correct path")
+    path = data_file(assets, arguments.path)
     _check_arguments(arguments)
     limits = _limits(arguments)
     rows = _read(path, arguments)
@@ -160,6 +158,14 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
         )
     chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
     return DatasetEnvironment(rows, tokenizer, runner, chat=chat)
+
+
+def data_file(assets: Path, name: str) -> Path:
+    """Raises DatasetError for one outside a run's assets."""
+    path = assets / name
+    if not path.resolve().is_relative_to(assets.resolve()):
+        raise DatasetError("the dataset cannot be read", f"{name!r} leaves the run's assets", "correct path")
+    return path
 
 
 def _check_arguments(arguments: Arguments) -> None:
@@ -202,7 +208,7 @@ def _read(path: Path, arguments: Arguments) -> Rows:
             bad(line, f"a value in it is of another type than it should be: {str(error)[:120]}")
     found = rows.skipped
     if found.total and arguments.on_bad_row == "error":
-        raise _unusable_rows(found)
+        raise unusable_rows(found)
     if arguments.on_bad_row == "skip" and arguments.bad_rows not in (-1, found.total):
         raise DatasetError(
             "the dataset is read otherwise here",
@@ -212,7 +218,8 @@ def _read(path: Path, arguments: Arguments) -> Rows:
     return rows
 
 
-def _unusable_rows(found: Findings) -> DatasetError:
+def unusable_rows(found: Findings) -> DatasetError:
+    """The first finding as an error that carries them all."""
     first, more = found.first[0], found.total - 1
     also = f" (and {more} more mistakes: intellect-node run validate)" if more else ""
     error = DatasetError("the dataset cannot be used", f"{first.place}: {first.what}{also}", first.remedy)

@@ -38,6 +38,8 @@ def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mappi
 
         if calls_python(args):
             return True
+    if name == "repository":
+        return True
     row = BUILTIN.get(name)
     data = files.get(str(args.get(row.data, ""))) if row and row.data else None
     if data is None:

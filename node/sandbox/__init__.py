@@ -4,10 +4,11 @@ Two sandboxes with one interface (`base`): CPython for WASI with counted instruc
 the same on every machine, and a confined native Python (`confined`), faster and for work on which no verdict depends.
 """
 
-from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
+from node.sandbox.base import Call, Limits, Outcome, Sandbox, Session, Status
 from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
 from node.sandbox.opening import open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
+from node.sandbox.sessions import Sessions
 
 __all__ = [
     "Call",
@@ -16,6 +17,8 @@ __all__ = [
     "RuntimeMissing",
     "Sandbox",
     "SandboxError",
+    "Session",
+    "Sessions",
     "Status",
     "Undecided",
     "find_runtime",

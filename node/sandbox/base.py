@@ -17,6 +17,7 @@ MAX_FUEL = 10**12
 MAX_MEMORY_MIB = 2048
 MAX_OUTPUT_BYTES = 16 << 20
 MAX_SECONDS = 600.0
+MAX_DISK_BYTES = 64 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fuel: instructions of one call; load_fuel: of loading the module; memory_mib: of the guest, its interpreter
     included; output_bytes: of a reply, and of everything printed; seconds: wall clock, which only ever leads to
-    Undecided.
+    Undecided; disk_bytes: what may be written to files below `work`, 0: no file can be written.
     """
 
     fuel: int = 20_000_000_000
@@ -32,6 +33,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_mib: int = 512
     output_bytes: int = 1 << 20
     seconds: float = 60.0
+    disk_bytes: int = 0
 
     def __post_init__(self) -> None:
         _within("fuel", self.fuel, MAX_FUEL)
@@ -39,6 +41,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _within("memory_mib", self.memory_mib, MAX_MEMORY_MIB, least=32)
         _within("output_bytes", self.output_bytes, MAX_OUTPUT_BYTES)
         _within("seconds", self.seconds, MAX_SECONDS)
+        _within("disk_bytes", self.disk_bytes + 1, MAX_DISK_BYTES + 1)
 
 
 class Status(StrEnum):
@@ -74,7 +77,8 @@ class Outcome:
 
     value: the JSON value that the function returned, the exit code where it EXITED, else None; error: for people, the
     exception's type and message, printable and short; fuel: used by this call, 0 natively; printed, complained: its
-    standard output and error, together cut at output_bytes.
+    standard output and error, together cut at output_bytes; state: of a session, 32 bytes that are the same wherever
+    its machine is the same: memory, files, clock.
     """
 
     status: Status
@@ -83,6 +87,7 @@ class Outcome:
     fuel: int = 0
     printed: bytes = b""
     complained: bytes = b""
+    state: bytes = b""
 
 
 class Sandbox(Protocol):
@@ -100,8 +105,25 @@ class Sandbox(Protocol):
         """One outcome for each call, as they come. A caller who has seen enough takes no more of them."""
         ...
 
+    def session(self) -> "Session":
+        """A machine of its own that lives through several calls."""
+        ...
+
     def close(self) -> None:
         """End its processes. Twice is as good as once."""
+        ...
+
+
+class Session(Protocol):
+    """A machine that remembers: each call begins where the one before ended. `sessions` builds it anew where it is
+    lost."""
+
+    def call(self, call: Call) -> Outcome:
+        """With the state after it. Raises Undecided; what does not end OK leaves no machine to go on with."""
+        ...
+
+    def close(self) -> None:
+        """End it. Twice is as good as once."""
         ...
 
 

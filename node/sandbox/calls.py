@@ -1,4 +1,6 @@
-"""The process around a sandbox: one fork for each call, so that each begins in the same state.
+"""The process around a sandbox: one fork for each call, so that each begins in the same state, or for each session.
+
+A session's fork waits for its next call where the guest asks for one. It cannot fork again: it is behind the walls.
 
 Here only requests, forks, deadlines and pipes are known, not what is being called.
 """
@@ -8,6 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from node.sandbox import wire
@@ -47,13 +50,14 @@ class ForkingServer(CallServer):
     def __init__(self, seconds: float, answer_limit: int, harden: Callable[[], None]) -> None:
         super().__init__(seconds)
         self._answer_limit, self._harden = answer_limit, harden
-        self._answer_to = STDOUT
+        self._answer_to, self._ask_from = STDOUT, STDIN
+        self._sessions: dict[int, _Fork] = {}
 
     def next(self) -> wire.Request:
         """Returns in a fresh fork for every request, and never in the process that called it."""
         taken: list[wire.Request] = []
         try:
-            self.serve(lambda request: self._fork(request, taken))
+            self.serve(lambda request: self._ask(request, taken))
         except _InFork:
             return taken[0]
         os._exit(0)
@@ -63,42 +67,92 @@ class ForkingServer(CallServer):
         wire.write(self._answer_to, wire.encode(ending))
         os._exit(0)
 
-    def _fork(self, request: wire.Request, taken: list[wire.Request]) -> bytes | wire.Ending:
-        mine, theirs = os.pipe()
+    def go_on(self, ending: wire.Ending) -> wire.Request:
+        """In a session's fork: say how its call ended, wait for the next."""
+        wire.write(self._answer_to, wire.encode(ending))
+        return wire.decode(wire.read(self._ask_from), wire.Request)
+
+    def _ask(self, request: wire.Request, taken: list[wire.Request]) -> bytes | wire.Ending:
+        fork = self._sessions.pop(request.session, None)
+        if not request.body:
+            if fork is not None:
+                fork.end()
+            return wire.Ending("", error="the session is over")
+        if fork is None and request.goes_on:
+            return wire.Ending("", error="the session's process is gone")
+        if fork is None:
+            fork = self._fork(request, taken)
+        else:
+            try:
+                wire.write(fork.ask, wire.encode(request), self._seconds)
+            except (wire.Closed, TimeoutError):
+                fork.end()
+                return wire.Ending("", error="the session's process is gone")
+        return self._await(fork, request.session)
+
+    def _fork(self, request: wire.Request, taken: list[wire.Request]) -> "_Fork":
+        (hear, theirs), (asked, ask) = os.pipe(), os.pipe()
         server = os.getpid()
         try:
             child = os.fork()
         except OSError:
-            os.close(mine)
-            os.close(theirs)
+            for descriptor in (hear, theirs, asked, ask):
+                os.close(descriptor)
             raise
         if child == 0:
             libc.die_with(server)
             _leave_the_servers_pipes()
-            self._answer_to = theirs
+            for other in (*self._sessions.values(), _Fork(0, ask, hear)):
+                other.close()
+            self._answer_to, self._ask_from = theirs, asked
             self._harden()
             taken.append(request)
             raise _InFork
         os.close(theirs)
-        return self._await(child, mine)
+        os.close(asked)
+        os.set_blocking(ask, False)
+        return _Fork(child, ask, hear)
 
-    def _await(self, child: int, pipe: int) -> bytes | wire.Ending:
-        """The call's answer as a frame, or why there is none. Ends and reaps the fork."""
+    def _await(self, fork: "_Fork", session: int) -> bytes | wire.Ending:
+        """The call's answer as a frame, or why there is none. The fork of a session that goes on is kept."""
         try:
-            frame = gather(pipe, self._seconds, self._answer_limit)
+            frame = gather(fork.hear, self._seconds, self._answer_limit, framed=session > 0)
         except TimeoutError:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            fork.end()
             return wire.Ending("", error=f"it took more than {self._seconds:g} s")
-        finally:
-            os.close(pipe)
-        _, status = os.waitpid(child, 0)
+        except SystemExit:
+            fork.end()
+            raise
         whole = len(frame) == 4 + int.from_bytes(frame[:4], "little")
+        if session and whole:
+            self._sessions[session] = fork
+            return frame
+        status = fork.end(kill=session > 0 or len(frame) > self._answer_limit)
         return frame if whole else wire.Ending("", error=f"its process ended: {killed(status)}")
 
 
-def gather(pipe: int, seconds: float, most: int) -> bytes:
-    """Everything up to the end of the pipe, or a little over `most` bytes. Raises TimeoutError.
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """A process that makes calls. ask, hear: pipes to and from it."""
+
+    pid: int
+    ask: int
+    hear: int
+
+    def close(self) -> None:
+        os.close(self.ask)
+        os.close(self.hear)
+
+    def end(self, *, kill: bool = True) -> int:
+        """Its wait status. kill: it may still be at work."""
+        if kill:
+            os.kill(self.pid, signal.SIGKILL)
+        self.close()
+        return os.waitpid(self.pid, 0)[1]
+
+
+def gather(pipe: int, seconds: float, most: int, *, framed: bool = False) -> bytes:
+    """Everything up to the end of the pipe, or a little over `most` bytes. framed: of one frame. Raises TimeoutError.
 
     Where the node is gone, this process ends.
     """
@@ -117,6 +171,8 @@ def gather(pipe: int, seconds: float, most: int) -> bytes:
         if not part:
             break
         data += part
+        if framed and len(data) >= 4 + int.from_bytes(data[:4].ljust(4, b"\xff"), "little"):
+            break
     return bytes(data)
 
 

@@ -53,4 +53,5 @@ def _load(files: Mapping[str, bytes], entry: str, limits: Limits, runtime: str) 
         output_bytes=limits.output_bytes,
         seconds=limits.seconds,
         runtime=runtime,
+        disk_bytes=limits.disk_bytes,
     )

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from node.sandbox.base import Call, Outcome, Sandbox
+from node.sandbox.base import Call, Outcome, Sandbox, Session
 from node.sandbox.errors import SandboxError, Undecided
 
 MOST = 4
@@ -56,6 +56,9 @@ class SandboxPool:
         with ThreadPoolExecutor(len(self._sandboxes)) as threads:
             list(threads.map(work, self._sandboxes))
         return [found[place] for place in range(len(calls))]
+
+    def session(self) -> Session:
+        return self._sandboxes[0].session()
 
     def close(self) -> None:
         for sandbox in self._sandboxes:

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from node.sandbox import wire
-from node.sandbox.base import Call, Limits, Outcome, Status
+from node.sandbox.base import Call, Limits, Outcome, Session, Status
 from node.sandbox.errors import SandboxError, Undecided
 from node.sandbox.replies import outcome, printable
 from node.sandbox.runtime import child_environment
@@ -32,6 +33,7 @@ class ProcessSandbox:
         self._load, self._limits = wire.encode(load), limits
         self._entry = load.entry
         self._process: subprocess.Popen[bytes] | None = None
+        self._sessions = 0
         self._started()
 
     def __enter__(self) -> "ProcessSandbox":
@@ -54,6 +56,10 @@ class ProcessSandbox:
             except Undecided as undecided:
                 yield undecided
 
+    def session(self) -> Session:
+        self._sessions += 1
+        return _ProcessSession(self, self._sessions)
+
     def close(self) -> None:
         process, self._process = self._process, None
         if process is None:
@@ -68,7 +74,7 @@ class ProcessSandbox:
         if process.stdout is not None:
             process.stdout.close()
 
-    def _call(self, call: Call) -> Outcome:
+    def _call(self, call: Call, session: int = 0, *, goes_on: bool = False) -> Outcome:
         body = json.dumps([call.function, list(call.arguments)]).encode()
         if len(body) + len(call.stdin) > MAX_REQUEST:
             return Outcome(Status.TOO_LONG, error=f"its arguments have more than {MAX_REQUEST} bytes")
@@ -79,10 +85,18 @@ class ProcessSandbox:
             raise
         except SandboxError as error:  # it loaded before
             raise _undecided(error.why) from None
-        ending = self._exchange(process, wire.Request(body, call.stdin, fuel), self._limits.seconds + GRACE_SECONDS)
+        request = wire.Request(body, call.stdin, fuel, session, goes_on)
+        ending = self._exchange(process, request, self._limits.seconds + GRACE_SECONDS)
         if not ending.status:
             raise _undecided(ending.error)
         return outcome(ending)
+
+    def _end(self, session: int) -> None:
+        """Where the process is gone, so is the session."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        with suppress(Undecided):
+            self._exchange(self._process, wire.Request(b"", b"", 1, session), GRACE_SECONDS)
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, loaded. One that has died is started again."""
@@ -130,6 +144,23 @@ class ProcessSandbox:
             f"{ending.status}: {why}",
             "mend it: only the standard library is there, no network, no files but its own",
         )
+
+
+class _ProcessSession:
+    """A fork of the sandbox's process that waits for its next call."""
+
+    def __init__(self, sandbox: ProcessSandbox, number: int) -> None:
+        self._sandbox, self._number = sandbox, number
+        self._begun = False
+
+    def call(self, call: Call) -> Outcome:
+        begun, self._begun = self._begun, True
+        return self._sandbox._call(call, self._number, goes_on=begun)  # noqa: SLF001 - one module, one process
+
+    def close(self) -> None:
+        if self._begun:
+            self._begun = False
+            self._sandbox._end(self._number)  # noqa: SLF001
 
 
 def _undecided(why: str) -> Undecided:

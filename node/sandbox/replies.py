@@ -30,7 +30,7 @@ def outcome(ending: wire.Ending) -> Outcome:
             status, error = Status.RAISED, f"its result is not JSON: {fault}"
     elif status is Status.EXITED:
         value, error = ending.code, f"exit code {ending.code}"
-    return Outcome(status, value, error, ending.fuel, ending.printed, ending.complained)
+    return Outcome(status, value, error, ending.fuel, ending.printed, ending.complained, ending.state)
 
 
 def replied(reply: bytes) -> wire.Ending:

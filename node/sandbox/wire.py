@@ -29,20 +29,24 @@ class Load(msgspec.Struct, frozen=True):
     output_bytes: int
     seconds: float
     runtime: str = ""
+    disk_bytes: int = 0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call. body: JSON of [function, arguments]; fuel: what it may use."""
+    """One call. body: JSON of [function, arguments], empty: the session ends; fuel: what it may use; session: the
+    number of a machine that stays, 0: one for this call only; goes_on: that machine must be there already."""
 
     body: bytes
     stdin: bytes
     fuel: int
+    session: int = 0
+    goes_on: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True):
     """How the guest ended, or what it replied. status: a `base.Status`, or empty for Undecided, which `error` explains.
 
-    reply: the JSON text of the value where the status is OK; code: of an exit.
+    reply: the JSON text of the value where the status is OK; code: of an exit; state: hash of a session's machine.
     """
 
     status: str
@@ -52,6 +56,7 @@ class Ending(msgspec.Struct, frozen=True):
     fuel: int = 0
     printed: bytes = b""
     complained: bytes = b""
+    state: bytes = b""
 
 
 READY = Ending("ready")

@@ -7,7 +7,7 @@ from node.environments.programs import Opener
 from node.sandbox import Limits, Outcome, Sandbox, Status, Undecided
 
 NAME = "python"
-_ENTRY = "intellect_tool"
+_ENTRY = "intellect_session"
 
 
 class PythonTool:
@@ -23,12 +23,12 @@ class PythonTool:
 
     def answer(self, text: str) -> str:
         """Raises Undecided."""
-        return _told(self._opened().call("run", text, self._most))
+        return _told(self._opened().call("run", NAME, text, self._most))
 
     def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
         """Equal calls are made once: they have one result."""
         different = list(dict.fromkeys(texts))
-        outcomes = self._opened().call_all("run", [(text, self._most) for text in different])
+        outcomes = self._opened().call_all("run", [(NAME, text, self._most) for text in different])
         found = dict(zip(different, outcomes, strict=True))
         return [one if isinstance(one, Undecided) else _told(one) for one in (found[text] for text in texts)]
 

@@ -7,12 +7,16 @@ from enum import IntEnum
 class Errno(IntEnum):
     SUCCESS = 0
     BADF = 8
+    EXIST = 20
     FAULT = 21
     INVAL = 28
     ISDIR = 31
     MFILE = 33
+    NAMETOOLONG = 37
     NOENT = 44
+    NOSPC = 51
     NOTDIR = 54
+    NOTEMPTY = 55
     NOTSUP = 58
     ROFS = 69
     SPIPE = 70
@@ -32,8 +36,8 @@ class WasiError(Exception):
         self.errno = errno
 
 
-CREATE_OR_TRUNCATE = 0b1001
-OPEN_DIRECTORY = 0b0010
+OPEN_CREATE, OPEN_DIRECTORY, OPEN_EXCLUSIVE, OPEN_TRUNCATE = 0b0001, 0b0010, 0b0100, 0b1000
+APPEND = 0b0001
 RIGHT_WRITE = 1 << 6
 ALL_RIGHTS = (1 << 30) - 1
 

@@ -27,12 +27,13 @@ class TooLong(GuestEnd):
 
 class Channel:
     """begin: gives the request, after which this process is the call's own. limit: bytes of a reply, and of all prints.
+    go_on: is called when a call has replied; gives the next one's request in a session, raises Finished elsewhere.
 
     printed, complained: what came on standard output and error since the call began.
     """
 
-    def __init__(self, begin: Callable[[], wire.Request], limit: int) -> None:
-        self._begin, self._limit = begin, limit
+    def __init__(self, begin: Callable[[], wire.Request], go_on: Callable[[], wire.Request], limit: int) -> None:
+        self._begin, self._go_on, self._limit = begin, go_on, limit
         self._begun = False
         self._unread = memoryview(b"")
         self._reply = bytearray()
@@ -49,7 +50,7 @@ class Channel:
         if not self._begun:
             self._start()
         elif self._reply and not self._unread:
-            raise Finished
+            self._take(self._go_on())
         part, self._unread = self._unread[:size], self._unread[size:]
         return bytes(part)
 
@@ -76,8 +77,11 @@ class Channel:
     def _start(self) -> None:
         if self._reply:
             raise Finished
-        request = self._begin()
+        self._take(self._begin())
         self._begun = True
+
+    def _take(self, request: wire.Request) -> None:
         self._unread, self.stdin = memoryview(request.body), request.stdin
+        self._reply.clear()
         self.printed.clear()
         self.complained.clear()

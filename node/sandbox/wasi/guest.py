@@ -10,12 +10,14 @@ from node.sandbox import guest as guest_modules
 from node.sandbox import wire
 from node.sandbox.base import Status
 from node.sandbox.replies import replied
-from node.sandbox.wasi.channel import Channel, Exited, GuestEnd, TooLong
-from node.sandbox.wasi.files import make_tree
+from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
+from node.sandbox.wasi.files import Disk, make_tree
 from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
 
 LOOP = Path(guest_modules.__file__ or "").with_name("loop.py")
 FLAGS = ["-s", "-S", "-B"]
+DISK = "work"
+"""The one folder, below the guest's directory, that a session may write to."""
 _TABLE_ELEMENTS = 100_000
 
 
@@ -23,15 +25,24 @@ class Guest:
     """A module whose code has not begun. Raises ValueError for files that are no tree."""
 
     def __init__(
-        self, engine: Engine, module: Module, load: wire.Load, next_request: Callable[[], wire.Request]
+        self,
+        engine: Engine,
+        module: Module,
+        load: wire.Load,
+        next_request: Callable[[], wire.Request],
+        go_on: Callable[[wire.Ending], wire.Request] | None = None,
     ) -> None:
+        """go_on: says how a call of a session ended, and waits for its next."""
         self._load = load
-        self._next = next_request
+        self._next, self._go_on = next_request, go_on
+        self._in_session = False
         self._store = Store(engine)
         self._store.set_limits(load.memory_mib << 20, _TABLE_ELEMENTS, 1, 4, 1)
-        self._channel = Channel(self._begin, load.output_bytes)
+        self._channel = Channel(self._begin, self._again, load.output_bytes)
         program = ["-c", LOOP.read_text("utf-8"), load.entry, DIRECTORY, f"{DIRECTORY}/{CHANNEL_NAME}"]
-        self._system = System(self._store, make_tree(load.files), self._channel, ["python", *FLAGS, *program])
+        root = make_tree(load.files)
+        disk = Disk(root, DISK, load.disk_bytes)
+        self._system = System(self._store, root, self._channel, ["python", *FLAGS, *program], disk)
         self._system.fill(load.load_fuel)
         linker = Linker(engine)
         self._system.link(linker, module)
@@ -51,10 +62,22 @@ class Guest:
             ending = self._ended(end)
         except Trap as trap:
             ending = self._trapped(trap)
+        return self._known(ending)
+
+    def _known(self, ending: wire.Ending) -> wire.Ending:
+        """Undecided where the host had no memory."""
         return ending if self._could_have_memory() else wire.Ending("", error="this machine has no memory left")
 
     def _begin(self) -> wire.Request:
         request = self._next()
+        self._in_session = request.session > 0
+        self._system.fill(request.fuel)
+        return request
+
+    def _again(self) -> wire.Request:
+        if not self._in_session or self._go_on is None:
+            raise Finished
+        request = self._go_on(self._known(self._ended(Finished())))
         self._system.fill(request.fuel)
         return request
 
@@ -76,7 +99,8 @@ class Guest:
     def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
         channel = self._channel
         printed, complained = bytes(channel.printed), bytes(channel.complained)
-        return wire.Ending(status, reply, error, code, self._system.used, printed, complained)
+        state = self._system.state() if self._in_session else b""
+        return wire.Ending(status, reply, error, code, self._system.used, printed, complained, state)
 
     def _could_have_memory(self) -> bool:
         """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""

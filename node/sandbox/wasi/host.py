@@ -33,7 +33,7 @@ def _run(load: wire.Load, server: ForkingServer) -> wire.Ending:
         _limit(load.memory_mib)
         if not _stack_is_enough(STACK_BYTES + (8 << 20)):
             return wire.Ending("", error=f"the hard limit of the stack is below {STACK_BYTES >> 20} MiB (ulimit -Hs)")
-        guest = Guest(*load_module(Path(load.runtime)), load, server.next)
+        guest = Guest(*load_module(Path(load.runtime)), load, server.next, server.go_on)
         walls.prepare()
         gc.freeze()
         return guest.run()

@@ -23,6 +23,11 @@ class GuestMemory:
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(self._at(address, size), size)
 
+    def view(self) -> memoryview:
+        """All of it, as it is now. Only until the guest runs on."""
+        start = self._memory.data_ptr(self._store).contents
+        return memoryview((ctypes.c_uint8 * self.size).from_address(ctypes.addressof(start))).cast("B")
+
     def write(self, address: int, data: bytes) -> None:
         ctypes.memmove(self._at(address, len(data)), data, len(data))
 

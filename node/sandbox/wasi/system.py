@@ -1,7 +1,8 @@
 """The guest's operating system: every function of WASI that it may import, each determined by what came before.
 
 Time is counted, not measured: a nanosecond for each unit of fuel, and sleeping takes none but advances the clock.
-Randomness is one fixed stream. Files are those of `files`; nothing can be written but standard output and error.
+Randomness is one fixed stream. Files are those of `files`; nothing can be written but standard output and error, and
+in a session the disk.
 Every function costs fuel, because the host's work for the guest must be bounded by the guest's limit, too.
 """
 
@@ -9,12 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from blake3 import blake3
 from wasmtime import Linker, Memory, Module, Store, ValType
 
 from node.sandbox.wasi import abi
 from node.sandbox.wasi.abi import Errno, FileType, WasiError
 from node.sandbox.wasi.channel import Channel, Exited
-from node.sandbox.wasi.files import Node, OpenFile, find
+from node.sandbox.wasi.files import Disk, Node, OpenFile, find, find_place
 from node.sandbox.wasi.memory import GuestMemory
 
 CALL_FUEL = 50_000
@@ -30,10 +32,7 @@ FOR_EVER = 10**18
 """Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 MAX_OPEN = 256
 _BLOCK = 1 << 16
-READ_ONLY: Sequence[str] = (
-    "fd_allocate fd_filestat_set_size fd_filestat_set_times path_create_directory path_filestat_set_times path_link "
-    "path_remove_directory path_rename path_symlink path_unlink_file fd_pwrite"
-).split()
+READ_ONLY: Sequence[str] = ("fd_allocate fd_filestat_set_times path_filestat_set_times path_link path_symlink").split()
 NOT_HERE: Sequence[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
 NOTHING_TO_DO: Sequence[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
 _FIXED: dict[str, Errno] = {
@@ -49,8 +48,8 @@ class System:
     Integers of 32 bits come unsigned, those of 64 bits signed.
     """
 
-    def __init__(self, store: Store, root: Node, channel: Channel, arguments: list[str]) -> None:
-        self._store, self._root, self._channel = store, root, channel
+    def __init__(self, store: Store, root: Node, channel: Channel, arguments: list[str], disk: Disk) -> None:
+        self._store, self._root, self._channel, self._disk = store, root, channel, disk
         self._arguments = [argument.encode() + b"\0" for argument in arguments]
         self._environ = [b"PYTHONHASHSEED=0\0", b"PYTHONUTF8=1\0"]
         self._open: dict[int, OpenFile] = {}
@@ -75,6 +74,16 @@ class System:
         """Bytes that the guest has by now."""
         return self._memory.size
 
+    def state(self) -> bytes:
+        """32 bytes: a hash of the guest's memory, of its disk, and of what these functions remember of it."""
+        hasher = blake3(self._memory.view())
+        opened = sorted((number, one.node.inode, one.offset) for number, one in self._open.items())
+        hasher.update(repr((self._spent + self.used, self._slept, self._drawn, opened)).encode())
+        for depth, name, content in self._disk.content():
+            about = repr((depth, name, None if content is None else len(content)))
+            hasher.update(about.encode("utf-8", "surrogatepass") + (content or b""))
+        return hasher.digest()
+
     # fuel
 
     def fill(self, fuel: int) -> None:
@@ -82,6 +91,7 @@ class System:
         self._spent += self.used if self._given else 0
         self._given = fuel
         self._store.set_fuel(fuel)
+        self._stdin_at = 0
 
     @property
     def used(self) -> int:
@@ -181,9 +191,25 @@ class System:
         elif descriptor in (STDOUT, STDERR):
             self._print(places, size, error=descriptor == STDERR)
         else:
-            raise WasiError(Errno.ROFS if descriptor in self._open else Errno.BADF)
+            self._store_data(self._file(descriptor), places)
         self._charge(BYTE_FUEL * size)
         self._memory.write(result, abi.SIZE.pack(size))
+
+    def fd_pwrite(self, descriptor: int, vectors: int, count: int, offset: int, result: int) -> None:
+        places = self._memory.vectors(vectors, count)
+        size = sum(size for _, size in places)
+        if offset < 0:
+            raise WasiError(Errno.INVAL)
+        self._write_at(self._file(descriptor).node, places, offset)
+        self._charge(BYTE_FUEL * size)
+        self._memory.write(result, abi.SIZE.pack(size))
+
+    def fd_filestat_set_size(self, descriptor: int, size: int) -> None:
+        if size < 0:
+            raise WasiError(Errno.INVAL)
+        node = self._file(descriptor).node
+        self._charge(BYTE_FUEL * max(size - len(node.data), 0))
+        self._disk.resize(node, size)
 
     def fd_seek(self, descriptor: int, offset: int, whence: int, result: int) -> None:
         if descriptor in (STDIN, STDOUT, STDERR, CHANNEL):
@@ -196,7 +222,7 @@ class System:
     def fd_close(self, descriptor: int) -> None:
         """Standard streams and the channel stay: the loop inside needs them, and one call has nothing to gain."""
         if descriptor > CHANNEL:
-            self._file(descriptor)
+            self._disk.closed(self._file(descriptor).node)
             del self._open[descriptor]
 
     def fd_readdir(self, descriptor: int, address: int, size: int, cookie: int, result: int) -> None:
@@ -207,10 +233,12 @@ class System:
         entries = node.entries()
         if not 0 <= cookie <= len(entries):
             raise WasiError(Errno.INVAL)
-        data = b"".join(
-            abi.dirent(cookie + i + 1, child.inode, child.kind, name.encode())
-            for i, (name, child) in enumerate(entries[cookie:])
-        )[:size]
+        told = bytearray()
+        for following, (name, child) in enumerate(entries[cookie:], cookie + 1):
+            told += abi.dirent(following, child.inode, child.kind, name.encode())
+            if len(told) > size:
+                break
+        data = bytes(told[:size])
         self._charge(BYTE_FUEL * (len(data) + 64 * len(entries)))
         self._memory.write(address, data)
         self._memory.write(result, abi.SIZE.pack(len(data)))
@@ -218,17 +246,44 @@ class System:
     # paths
 
     def path_open(
-        self, at: int, _: int, path: int, size: int, flags: int, rights: int, __: int, ___: int, result: int
+        self, at: int, _: int, path: int, size: int, flags: int, rights: int, __: int, how: int, result: int
     ) -> None:
         if self._memory.read(path, min(size, 4096)) == CHANNEL_NAME.encode():
             self._memory.write(result, abi.SIZE.pack(CHANNEL))
             return
-        node = self._find(at, path, size)
-        if flags & abi.CREATE_OR_TRUNCATE or (node.children is None and rights & abi.RIGHT_WRITE):
+        if len(self._open) >= MAX_OPEN:
+            raise WasiError(Errno.MFILE)
+        node = self._found_or_made(at, path, size, flags)
+        if node.children is None and rights & abi.RIGHT_WRITE and not node.writable:
             raise WasiError(Errno.ROFS)
         if flags & abi.OPEN_DIRECTORY and node.children is None:
             raise WasiError(Errno.NOTDIR)
-        self._memory.write(result, abi.SIZE.pack(self._opened(node)))
+        if flags & abi.OPEN_TRUNCATE:
+            self._disk.resize(node, 0)
+        self._memory.write(result, abi.SIZE.pack(self._opened(node, append=bool(how & abi.APPEND))))
+
+    def _found_or_made(self, at: int, path: int, size: int, flags: int) -> Node:
+        try:
+            node = self._find(at, path, size)
+        except WasiError as error:
+            if error.errno is not Errno.NOENT or not flags & abi.OPEN_CREATE:
+                raise
+            return self._disk.create(*self._place(at, path, size), directory=False)
+        if flags & abi.OPEN_CREATE and flags & abi.OPEN_EXCLUSIVE:
+            raise WasiError(Errno.EXIST)
+        return node
+
+    def path_create_directory(self, at: int, path: int, size: int) -> None:
+        self._disk.create(*self._place(at, path, size), directory=True)
+
+    def path_remove_directory(self, at: int, path: int, size: int) -> None:
+        self._disk.remove(*self._place(at, path, size), directory=True)
+
+    def path_unlink_file(self, at: int, path: int, size: int) -> None:
+        self._disk.remove(*self._place(at, path, size), directory=False)
+
+    def path_rename(self, at: int, path: int, size: int, to: int, new: int, new_size: int) -> None:
+        self._disk.rename(*self._place(at, path, size), *self._place(to, new, new_size))
 
     def path_filestat_get(self, at: int, _: int, path: int, size: int, result: int) -> None:
         node = self._find(at, path, size)
@@ -289,6 +344,21 @@ class System:
             spare -= min(length, spare)
         self._channel.print(self._memory.gather(fitting), error=error)
 
+    def _store_data(self, file: OpenFile, places: list[tuple[int, int]]) -> None:
+        at = len(file.node.data) if file.append else file.offset
+        file.offset = self._write_at(file.node, places, at)
+
+    def _write_at(self, node: Node, places: list[tuple[int, int]], offset: int) -> int:
+        """Where it ends. What has no room is refused before it is copied."""
+        size = sum(size for _, size in places)
+        if not node.writable or node.children is not None:
+            raise WasiError(Errno.ROFS)
+        if max(offset + size - len(node.data), 0) > self._disk.left:
+            raise WasiError(Errno.NOSPC)
+        self._charge(BYTE_FUEL * max(offset - len(node.data), 0))
+        self._disk.write(node, self._memory.gather(places), offset)
+        return offset + size
+
     def _deliver(self, places: list[tuple[int, int]], data: bytes, result: int) -> None:
         self._charge(BYTE_FUEL * len(data))
         self._memory.scatter(places, data)
@@ -313,20 +383,25 @@ class System:
             raise WasiError(Errno.ISDIR if descriptor == ROOT else Errno.BADF)
         return self._open[descriptor]
 
-    def _opened(self, node: Node) -> int:
-        if len(self._open) >= MAX_OPEN:
-            raise WasiError(Errno.MFILE)
+    def _opened(self, node: Node, *, append: bool) -> int:
         descriptor = next(number for number in range(CHANNEL + 1, CHANNEL + 2 + MAX_OPEN) if number not in self._open)
-        self._open[descriptor] = OpenFile(node)
+        self._open[descriptor] = OpenFile(node, append=append)
+        node.opened += 1
         return descriptor
 
     def _find(self, at: int, path: int, size: int) -> Node:
+        return find(*self._path(at, path, size))
+
+    def _place(self, at: int, path: int, size: int) -> tuple[Node, str]:
+        return find_place(*self._path(at, path, size))
+
+    def _path(self, at: int, path: int, size: int) -> tuple[Node, bytes]:
         start = self._node(at)
         if start is None:
             raise WasiError(Errno.NOTDIR)
         if size > 4096:
             raise WasiError(Errno.NOENT)
-        return find(start, self._memory.read(path, size))
+        return start, self._memory.read(path, size)
 
 
 def _unsigned(value: int) -> int:

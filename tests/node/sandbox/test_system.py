@@ -3,14 +3,16 @@
 import inspect
 import random
 import struct
+from collections.abc import Callable
 
 import pytest
 from wasmtime import Instance, Memory, Module, Store
 
 from node.sandbox import wire
+from node.sandbox.wasi.abi import Errno, WasiError
 from node.sandbox.wasi.channel import Channel, Finished, GuestEnd, TooLong
 from node.sandbox.wasi.engine import make_engine
-from node.sandbox.wasi.files import Node, find, make_tree
+from node.sandbox.wasi.files import ENTRY_BYTES, Disk, Node, find, make_tree
 from node.sandbox.wasi.system import _FIXED, CALL_FUEL, CHANNEL, ROOT, STDIN, STDOUT, System
 
 FUNCTIONS = [
@@ -18,7 +20,16 @@ FUNCTIONS = [
     for name, _ in inspect.getmembers(System, inspect.isfunction)
     if name.split("_")[0] in ("args", "environ", "clock", "fd", "path", "poll", "proc", "random")
 ]
-WIDE = {("fd_pread", 3), ("fd_readdir", 3), ("fd_seek", 1), ("clock_time_get", 1), ("path_open", 5), ("path_open", 6)}
+WIDE = {
+    ("fd_pread", 3),
+    ("fd_readdir", 3),
+    ("fd_seek", 1),
+    ("fd_pwrite", 3),
+    ("fd_filestat_set_size", 1),
+    ("clock_time_get", 1),
+    ("path_open", 5),
+    ("path_open", 6),
+}
 """Arguments of 64 bits."""
 PAGES = 2
 REQUEST = wire.Request(b'["f", []]', b"input", 10**9)
@@ -28,8 +39,9 @@ REQUEST = wire.Request(b'["f", []]', b"input", 10**9)
 def system() -> System:
     engine = make_engine()
     store = Store(engine)
-    channel = Channel(lambda: REQUEST, limit=1000)
-    made = System(store, make_tree({"a/b.txt": b"text", "c.py": b""}), channel, ["python", "-c"])
+    channel = Channel(lambda: REQUEST, _no_other, limit=1000)
+    root = make_tree({"a/b.txt": b"text", "c.py": b""})
+    made = System(store, root, channel, ["python", "-c"], Disk(root, "work", 4096))
     made.fill(10**12)
     instance = Module(engine, f'(module (memory (export "memory") {PAGES}))')
     memory = Instance(store, instance, []).exports(store)["memory"]
@@ -99,8 +111,46 @@ def test_there_is_nothing_outside_of_the_tree(path: bytes) -> None:
 
 def test_a_tree_is_numbered_by_its_names_alone() -> None:
     first, second = make_tree({"b": b"1", "a/x": b"2"}), make_tree({"a/x": b"2", "b": b"1"})
-    assert first == second
+    assert all(find(first, path).inode == find(second, path).inode for path in (b"", b"a", b"./a//x", b"b"))
     assert isinstance(find(first, b"./a//x"), Node)
+
+
+def test_a_disk_gives_room_back_only_when_nobody_holds_the_file() -> None:
+    root = make_tree({"c.py": b""})
+    disk = Disk(root, "work", ENTRY_BYTES + 100)
+    work = find(root, b"work")
+    file = disk.create(work, "a", directory=False)
+    disk.write(file, b"x" * 100, 0)
+    file.opened = 1
+    disk.remove(work, "a", directory=False)
+    assert _refused(lambda: disk.create(work, "b", directory=False)) is Errno.NOSPC
+    disk.closed(file)
+    assert disk.left == ENTRY_BYTES + 100
+    assert disk.create(work, "b", directory=False).inode != file.inode
+
+
+def test_a_disk_is_a_tree_and_only_it_can_be_changed() -> None:
+    root = make_tree({"c.py": b"code"})
+    disk = Disk(root, "work", 1 << 16)
+    work = find(root, b"work")
+    outer = disk.create(work, "outer", directory=True)
+    inner = disk.create(outer, "inner", directory=True)
+    assert _refused(lambda: disk.rename(work, "outer", inner, "again")) is Errno.INVAL
+    assert _refused(lambda: disk.remove(work, "outer", directory=True)) is Errno.NOTEMPTY
+    assert _refused(lambda: disk.rename(root, "c.py", work, "c.py")) is Errno.ROFS
+    assert _refused(lambda: disk.write(find(root, b"c.py"), b"x", 0)) is Errno.ROFS
+    disk.rename(outer, "inner", work, "moved")
+    assert [(depth, name) for depth, name, _ in disk.content()] == [(0, ""), (1, "outer"), (1, "moved")]
+
+
+def _refused(change: Callable[[], object]) -> Errno:
+    with pytest.raises(WasiError) as refused:
+        change()
+    return refused.value.errno
+
+
+def _no_other() -> wire.Request:
+    raise Finished
 
 
 def _number(source: random.Random, narrow: bool) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from node.environments.base import Environment, Segment, Transcript
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
-from node.environments.guests import intellect_tool
+from node.environments.guests import intellect_session
 from node.environments.registry import load_environment
 from node.environments.tools import environment as tools
 from node.environments.tools.corpus import Corpus, Passage, SearchTool, load_corpus, log2, words
@@ -110,11 +110,11 @@ class Here:
         self.closed = False
 
     def call(self, function: str, *arguments: Any) -> Outcome:
-        if "forever" in arguments[0]:
+        if "forever" in arguments[1]:
             return Outcome(Status.OUT_OF_FUEL, None, "", 5)
-        if "busy" in arguments[0]:
+        if "busy" in arguments[1]:
             raise Undecided("the sandbox found no outcome", "the wall clock passed", "nothing to do")
-        return Outcome(Status.OK, getattr(intellect_tool, function)(*arguments))
+        return Outcome(Status.OK, getattr(intellect_session, function)(*arguments))
 
     def close(self) -> None:
         self.closed = True
@@ -135,7 +135,7 @@ def test_a_call_tells_what_it_printed_and_how_it_failed() -> None:
         code: told_here(tool, code) for code in ("print(6 * 7)", "print(1); 1 / 0", "forever", "import sys; sys.exit()")
     }
     assert told["print(6 * 7)"] == "42\n"
-    assert told["print(1); 1 / 0"] == "1\nZeroDivisionError: division by zero"
+    assert told["print(1); 1 / 0"] == "1\nZeroDivisionError: division by zero\n"
     assert told["forever"] == "the call ended early: out of fuel" and told["import sys; sys.exit()"] == ""
     assert told_here(python_tool(Here(), 7), "print('x' * 50)") == "x" * 7
     with pytest.raises(Undecided):
@@ -163,7 +163,7 @@ def test_the_real_sandbox_tells_the_same() -> None:
     tool = PythonTool(lambda files, entry, limits: open_wasi(files, entry, limits, runtime), Limits(fuel=10**9), 100)
     try:
         assert tool.answer("x = 6\nprint(x * 7)") == "42\n"
-        assert tool.answer("print(x)") == "NameError: name 'x' is not defined", "nothing is left of an earlier call"
+        assert tool.answer("print(x)") == "NameError: name 'x' is not defined\n", "nothing is left of an earlier call"
         assert tool.answer("while True: pass") == "the call ended early: out of fuel"
     finally:
         tool.close()

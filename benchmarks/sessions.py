@@ -1,0 +1,118 @@
+"""What a session costs per turn, with snapshots and without, and whether strangers agree on it.
+
+`python -m benchmarks.sessions [--quick] [--json]`. Sessions of a seeded generator (shell, Python, edits, endless loops,
+full disks) are played under two hash seeds of the host and two settings of the compiler: words, fuel and state hashes
+are compared. Cost: wall milliseconds per turn of a session of 8 turns.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from node.environments.guests import guest
+from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi
+from node.sandbox.wasi.settings import Settings
+
+LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
+TURNS = 8
+KINDS = (
+    ("python", "x{0} = [i * {1} for i in range({2})]; print(sum(x{0}))"),
+    ("python", "print(sorted(n for n in dir() if n[0] == 'x'))"),
+    ("python", "open('f{0}', 'w').write(str({1}) * {2}); import os; print(os.stat('f{0}').st_size)"),
+    ("python", "import random, time; print(random.random(), time.time(), hash('a'), id(object()))"),
+    ("python", "import m; print(m.f({1}))"),
+    ("python", "while True: pass"),
+    ("python", "open('big', 'wb').write(b'x' * 10**6)"),
+    ("python", "print({{str(i) for i in range({0})}}, float('nan'), {1} / 7)"),
+    ("sh", "ls; cat m.py | grep -n return; wc -c f*"),
+    ("sh", "sed -i 's/+ {0}/+ {1}/' m.py; python -c 'import m; print(m.f({2}))'"),
+    ("sh", "mkdir -p d/{0}; mv f{0} d/{0}; find . -name 'f*' | sort"),
+)
+WAYS = {"seed 1, optimised": ("1", True), "seed 2, optimised": ("2", True), "seed 2, plain": ("2", False)}
+
+
+def session(number: int, turns: int = TURNS) -> list[Call]:
+    choose = random.Random(number)  # noqa: S311 - no secret
+    calls = [Call("begin", ({"m.py": "def f(x):\n    return x + 1\n"},))]
+    for _ in range(turns):
+        tool, text = choose.choice(KINDS)
+        numbers = [choose.randrange(4), choose.randrange(1, 99), choose.randrange(1, 400)]
+        calls.append(Call("run", (tool, text.format(*numbers), 500)))
+    return calls
+
+
+def opened(*, optimised: bool, kept: int = 4) -> Sessions:
+    files, runtime, settings = {"intellect_session.py": guest("intellect_session")}, find_runtime(), Settings(optimised)
+    opener = lambda: open_wasi(files, "intellect_session", LIMITS, runtime, settings=settings)  # noqa: E731
+    return Sessions(opener, 10**12, kept)
+
+
+def play(count: int, *, optimised: bool) -> list[str]:
+    """A hash for each session of all its turns: word, status, fuel, state."""
+    sessions, found = opened(optimised=optimised), []
+    for number in range(count):
+        calls, hasher = session(number, 4), hashlib.sha256()
+        for end in range(1, len(calls) + 1):
+            one = sessions.outcome(calls[:end])
+            hasher.update(repr((one.status.value, one.value, one.error, one.fuel, one.state)).encode())
+        found.append(hasher.hexdigest())
+    sessions.close()
+    return found
+
+
+def cost(count: int, kept: int) -> dict[str, float]:
+    sessions, times = opened(optimised=True, kept=kept), []
+    work = [("python", "x = [i * i for i in range(1000)]; print(sum(x))"), ("sh", "cat m.py; ls")] * (TURNS // 2)
+    for number in range(count):
+        calls = [Call("begin", ({"m.py": f"n = {number}\n"},))]
+        for turn in work:
+            calls.append(Call("run", (*turn, 500)))
+            started = time.perf_counter()
+            sessions.outcome(calls)
+            times.append((time.perf_counter() - started) * 1000)
+    replayed = sessions.replayed
+    sessions.close()
+    by_turn = [statistics.median(times[turn::TURNS]) for turn in range(TURNS)]
+    return {"turn_2_ms": by_turn[1], f"turn_{TURNS}_ms": by_turn[-1], "session_ms": sum(by_turn), "replayed": replayed}
+
+
+def agreement(count: int) -> dict[str, Any]:
+    played: dict[str, Sequence[str]] = {}
+    for name, (seed, optimised) in WAYS.items():
+        argv = [sys.executable, "-m", "benchmarks.sessions", "--play", str(count), *([] if optimised else ["--plain"])]
+        done = subprocess.run(argv, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True)
+        played[name] = json.loads(done.stdout)
+    first, *others = played.values()
+    return {"sessions": count, "different": sum(len(set(row)) > 1 for row in zip(first, *others, strict=True))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
+    parser.add_argument("--play", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.play:
+        print(json.dumps(play(asked.play, optimised=not asked.plain)))
+        return
+    count = 2 if asked.quick else 10
+    found = {
+        "with snapshots": cost(count, 4),
+        "without": cost(count, 0),
+        "agreement": agreement(asked.sessions or (6 if asked.quick else 2000)),
+    }
+    print(json.dumps(found) if asked.json else json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""`repository`: mend a small repository with a shell and a Python that remember, then hidden tests run over its files.
+
+A row has files, a prompt and tests. A rollout is a session: one machine that lives through its turns, replayed by fuel
+alone (`node.sandbox.sessions`). What leaves it are its files. They are tested in machines of their own, because
+whoever wrote in the session may have changed everything there; what a test should print never goes in.
+"""
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from blake3 import blake3
+
+from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of
+from node.environments.dataset import data_file, read_rows, unusable_rows
+from node.environments.errors import DatasetError, EnvironmentFault, Undecided
+from node.environments.guests import guest
+from node.environments.programs import Opener, finished
+from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.runtime import opener_for
+from node.environments.split import is_held_back, numbered
+from node.environments.task_types.comparison import same_output
+from node.environments.tools.form import how_to_call, parse_call, tell_result
+from node.errors import Finding, Findings
+from node.recent import Recent
+from node.sandbox import Call, Limits, Sessions, Status
+
+MOST_CALLS = 64
+MAX_FILES = 512
+MAX_TESTS = 64
+MAX_CHARACTERS = 1 << 20
+_TOOLS = {
+    "sh": "runs shell commands in the repository",
+    "python": "runs Python there, which remembers its names",
+}
+_PATH = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}(/[A-Za-z0-9_][\w.-]{0,99}){0,7}", re.ASCII)
+_ENTRY = "intellect_session"
+_REMEMBERED = 1 << 12
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
+    calls: most of one rollout; result_characters: most of one result; call_fuel, session_fuel: instructions of one
+    call and of a whole session; test_fuel: of one hidden test; memory_mib: of a machine; disk_kib: for its files;
+    instructions: put before each prompt, {tools} says how tools are called."""
+
+    path: str
+    template: str = "plain"
+    held_back_share: float = 0.05
+    calls: int = 8
+    result_characters: int = 2000
+    call_fuel: int = 4_000_000_000
+    session_fuel: int = 20_000_000_000
+    test_fuel: int = 4_000_000_000
+    memory_mib: int = 128
+    disk_kib: int = 4096
+    instructions: str = "{tools}\n\n"
+
+
+class _Test(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """code: a program that can import the files; output: what it prints where they are right."""
+
+    code: str
+    output: str
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """gold: files that mend it, by path; null: the file is removed."""
+
+    problem_id: str
+    prompt: Any
+    files: dict[str, str]
+    tests: tuple[_Test, ...]
+    gold: dict[str, str | None] = {}
+
+
+class RepositoryEnvironment(Defaults):
+    """Right in all tests scores 1, else 0. A session that has used up its fuel, or was cut off, scores 0."""
+
+    name = "repository"
+    determinism: Determinism = "bounded"
+
+    def __init__(
+        self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments, limits: Limits, opener: Opener
+    ) -> None:
+        """Raises ValueError for a prompt that cannot be used."""
+        self.turns = arguments.calls + 1
+        self.gave_up = 0
+        self._arguments, self._limits, self._opener, self._tokenizer = arguments, limits, opener, tokenizer
+        self._chat = arguments.template == "chat"
+        self._rows = {row.problem_id: row for row in rows}
+        self._instructions = arguments.instructions.replace("{tools}", how_to_call(list(_TOOLS.items())))
+        problems = [self._problem(row) for row in rows]
+        held = [is_held_back(one.problem_id, arguments.held_back_share) for one in problems]
+        self._training = [one for one, back in zip(problems, held, strict=True) if not back]
+        self._held_back = [one for one, back in zip(problems, held, strict=True) if back]
+        self.size, self.held_back = len(self._training), len(self._held_back)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing starts yet."""
+        files = {f"{_ENTRY}.py": guest(_ENTRY)}
+        self.sessions = Sessions(lambda: self._opener(files, _ENTRY, self._limits), fuel=self._arguments.session_fuel)
+        self._known = Recent[bytes, float](_REMEMBERED)
+
+    def _problem(self, row: _Row) -> Problem:
+        before, prompt = read_prompt(row.prompt)
+        problem = Problem(row.problem_id, self._instructions + prompt, (), before=before)
+        check_template(problem, chat=self._chat)
+        return problem
+
+    def problem(self, number: int) -> Problem:
+        return numbered(self._training, number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        return numbered(self._held_back, number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return encode_prompt(problem, self._tokenizer, chat=self._chat)
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        """Raises Undecided."""
+        calls = self._calls(problem, transcript)
+        if calls is None:
+            return None
+        outcome = self.sessions.outcome(calls)
+        said = outcome.value if outcome.status is Status.OK else f"the call ended early: {outcome.status.value}"
+        encode = self._tokenizer.encode_reply if self._chat else self._tokenizer.encode
+        return encode(tell_result(str(said), self._arguments.result_characters))
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        scores = [0.0] * len(problems)
+        for place, (problem, transcript) in enumerate(zip(problems, transcripts, strict=True)):
+            if answer_of(self._tokenizer, transcript) is None:
+                continue
+            try:
+                scores[place] = self._score(problem, transcript)
+            except Undecided:
+                self.gave_up += 1
+        return scores
+
+    def _score(self, problem: Problem, transcript: Transcript) -> float:
+        calls = self._calls(problem, transcript[:-2]) if len(transcript) > 2 else None
+        if calls is None:
+            return 0.0  # nothing was called, so nothing is mended
+        return self._tested(self._rows[problem.problem_id], self.files(calls))
+
+    def files(self, calls: Sequence[Call]) -> dict[str, str]:
+        """What a session leaves, by path; nothing where it left too much or no files. Raises Undecided."""
+        left = self.sessions.outcome([*calls, Call("files")])
+        try:
+            return msgspec.convert(left.value, dict[str, str]) if left.status is Status.OK else {}
+        except msgspec.ValidationError:
+            return {}
+
+    def _tested(self, row: _Row, files: dict[str, str]) -> float:
+        """Raises Undecided."""
+        key = blake3(msgspec.json.encode((row.problem_id, sorted(files.items())))).digest()
+        if key not in self._known:
+            self._known[key] = float(bool(files) and all(self._passes(test, files) for test in row.tests))
+        return self._known[key]
+
+    def _passes(self, test: _Test, files: dict[str, str]) -> bool:
+        call = Call("test", (files, test.code), fuel=self._arguments.test_fuel)
+        (outcome,) = self.sessions.sandbox.run([call])
+        if isinstance(outcome, Undecided):
+            raise outcome
+        return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), test.output)
+
+    def wrong_rows(self, count: int) -> list[str]:
+        """Ids among the first `count` whose files pass unmended, or whose golden files do not. Raises Undecided."""
+        wrong: list[str] = []
+        for row in list(self._rows.values())[:count]:
+            mended = {path: text for path, text in {**row.files, **row.gold}.items() if text is not None}
+            if self._tested(row, row.files) or (row.gold and not self._tested(row, mended)):
+                wrong.append(row.problem_id)
+        return wrong
+
+    def _calls(self, problem: Problem, transcript: Transcript) -> list[Call] | None:
+        """All calls of a session up to that which the transcript ends with; None where it ends with none."""
+        fuel, most = self._arguments.call_fuel, self._arguments.result_characters + 1
+        calls = [Call("begin", (self._rows[problem.problem_id].files,), fuel=fuel)]
+        for segment in transcript:
+            if segment.sampled:
+                call = parse_call(self._tokenizer.decode(segment.tokens), _TOOLS)
+                if call is None:
+                    return None
+                calls.append(Call("run", (call.tool, call.text, most), fuel=fuel))
+        return calls
+
+    def another(self) -> Self:
+        other = copy(self)
+        other.gave_up = 0
+        other._begin()
+        return other
+
+    def close(self) -> None:
+        self.sessions.close()
+
+
+def load(
+    arguments: Arguments, assets: Path, tokenizer: Tokenizer, opener: Opener | None = None
+) -> RepositoryEnvironment:
+    """Read and check the whole file. Raises DatasetError, EnvironmentFault."""
+    path = data_file(assets, arguments.path)
+    limits = _limits(arguments)
+    found, rows = Findings(), {}
+    remedy = "correct the row: problem_id, prompt, files, tests [{code, output}], gold"
+
+    def bad(line: int, what: str) -> None:
+        found.add(Finding(f"{path}, line {line}", what, remedy))
+
+    for line, raw in read_rows(path, bad):
+        try:
+            row = _row(raw, chat=arguments.template == "chat")
+            if rows.setdefault(row.problem_id, row) is not row:
+                raise ValueError(f"problem_id {row.problem_id[:80]!r} appears a second time")
+        except ValueError as error:
+            bad(line, str(error))
+    if found.total:
+        raise unusable_rows(found)
+    environment = RepositoryEnvironment(list(rows.values()), tokenizer, arguments, limits, opener or opener_for(assets))
+    if not environment.size or not environment.held_back:
+        why = f"{path}: {environment.size} problems to train on and {environment.held_back} held back for evaluation"
+        raise DatasetError("the dataset cannot be used", why, "add rows, or change held_back_share")
+    return environment
+
+
+def _limits(arguments: Arguments) -> Limits:
+    try:
+        fuel = max(arguments.call_fuel, arguments.test_fuel)
+        limits = Limits(fuel=fuel, memory_mib=arguments.memory_mib, disk_bytes=arguments.disk_kib << 10)
+        wrong = arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1
+        few = min(arguments.call_fuel, arguments.test_fuel, arguments.session_fuel, arguments.disk_kib) < 1
+        if wrong or few or not 1 <= arguments.calls <= MOST_CALLS or not 16 <= arguments.result_characters <= 1 << 18:
+            raise ValueError(f"template, a limit, calls (1..{MOST_CALLS}) or result_characters (16..262144) is not one")
+    except ValueError as error:
+        raise EnvironmentFault(
+            "environment 'repository' cannot be loaded", str(error), "correct [environment.args]"
+        ) from None
+    return limits
+
+
+def _row(raw: dict[str, Any], *, chat: bool) -> _Row:
+    """Raises ValueError that says what is wrong."""
+    row = msgspec.convert(raw, _Row)
+    if not row.problem_id or not row.files or not row.tests:
+        raise ValueError("it lacks an id, files or tests")
+    if len(row.files) > MAX_FILES or len(row.tests) > MAX_TESTS:
+        raise ValueError(f"it has more than {MAX_FILES} files or {MAX_TESTS} tests")
+    wrong = next((path for path in (*row.files, *row.gold) if not _PATH.fullmatch(path)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:80]!r} is no plain relative path")
+    if sum(map(len, row.files.values())) + sum(len(test.code) for test in row.tests) > MAX_CHARACTERS:
+        raise ValueError(f"its files and tests have more than {MAX_CHARACTERS} characters")
+    before, _ = read_prompt(row.prompt)
+    if before and not chat:
+        raise ValueError("the prompt is a chat of several messages, and template = 'plain' has no place for them")
+    return row
