@@ -166,7 +166,7 @@ class Certifying(Service):
         """Whether a validator is paid for its verdict, as far as this node has seen: not one that may have copied it,
         nor one that said in that window what is not so."""
         jury = self._station.jury
-        return jury.ballots.was_sealed(work.id, validator) and not jury.is_withheld(validator, work)
+        return jury.was_sealed(work.id, validator) and not jury.is_withheld(validator, work)
 
     def _trained(self) -> list[Accepted]:
         """Policies that the clock knows and that enough was accepted for; none of a trainer that contradicts itself."""

@@ -61,8 +61,7 @@ class Dispute(msgspec.Struct, frozen=True):
 
 class _Case(msgspec.Struct):
     """One work. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled, winner: the
-    dispute's result, and one re-check of the side that won; overdue: those who had not spoken in time were noted;
-    unsealed: validators that may have seen another's verdict before they sealed their own."""
+    dispute's result, and one re-check of the side that won; overdue: those who had not spoken in time were noted."""
 
     work: Work
     heard: float
@@ -73,7 +72,6 @@ class _Case(msgspec.Struct):
     ruled: Ruling | None = None
     winner: Judgement | None = None
     overdue: bool = False
-    unsealed: set[Address] = set()
 
 
 class Ballots:
@@ -108,11 +106,10 @@ class Ballots:
 
     # what is said
 
-    def add(self, signed: Signed[VerdictIssued], *, sealed: bool = True) -> list[Dispute]:
+    def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
         """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
 
-        sealed: its author had it before anybody else's was shown. Raises KeyError for a work that the register does not
-        know.
+        Raises KeyError for a work that the register does not know.
         """
         message, author = signed.message, signed.author
         case = self._case(work_id(message.verdict))
@@ -124,8 +121,6 @@ class Ballots:
             return []
         case.votes[author] = signed
         self._missed[author] = 0
-        if not sealed:
-            case.unsealed.add(author)
         if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
             self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
         return self._conflicts(case, signed)
@@ -214,11 +209,6 @@ class Ballots:
         case = self._cases.get(id)
         return set(case.votes) if case else set()
 
-    def was_sealed(self, id: WorkId, validator: Address) -> bool:
-        """Whether a validator had its verdict before anybody else's was shown: who had not may have copied it."""
-        case = self._cases.get(id)
-        return case is None or validator not in case.unsealed
-
     def undisputed(self, id: WorkId) -> bool:
         """Whether every living, believed validator has spoken of a work, or the time for that is over; and no dispute
         about it is open. Only then may a stake be touched."""
@@ -243,8 +233,9 @@ class Ballots:
 
     def is_silent(self, validator: Address) -> bool:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
-        is expected to speak of each: twice as many as would be its share must pass."""
-        share = share_of_files(len(self._live()), self._quorum)
+        is expected to speak of each: twice as many as would be its share must pass. A busy one leaves out what the
+        quorum has accepted meanwhile."""
+        share = share_of_files(len(self._live()), self._quorum - 1)
         return self._missed.get(validator, 0) >= (SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share))
 
     def open_disputes(self) -> list[WorkId]:

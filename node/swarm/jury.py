@@ -6,6 +6,7 @@ again watches. Raises disputes that it is the first to see (validators and the t
 """
 
 from collections.abc import AsyncIterable, Callable
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -55,18 +56,32 @@ TO_RAISE = 64
 
 WITHHELD = 1024
 """Windows of validators that are not paid for, the newest."""
-SEALS = 1024
-"""Works that one validator has sealed a verdict on and that are remembered."""
+SEALS = 4096
+"""Works that one validator has sealed a verdict on and that are remembered. It loses its pay for those forgotten."""
+OPENING_GRACE = 5.0
+"""Seconds that a verdict may travel after its time to be shown."""
+UNOPENED, UNOPENED_SECONDS = 4, 600.0
+"""Seals of this time that a validator may leave unopened. One that has seen others' verdicts could show its own only
+where they agree: with more it is neither awaited nor paid. A restart with many seals costs an honest one ten minutes'
+pay at most; verdicts that it shows late count."""
 
 Early = Signed[VerdictIssued] | Signed[VerdictRechecked] | tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
 """A verdict, a second look, or the two verdicts of a dispute, about work that is not known yet."""
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """first: nobody else's verdict on the work was shown when it came."""
+    """first: nobody else's verdict on the work was shown when it came; at: when that was."""
 
     seal: bytes
     first: bool
+    at: float
+
+
+class _Sealer(msgspec.Struct):
+    """One validator's seals by work; unopened: of them those whose verdicts are not shown, oldest first."""
+
+    seals: Recent[WorkId, _Seal]
+    unopened: Recent[WorkId, float]
 
 
 class Jury:
@@ -106,7 +121,8 @@ class Jury:
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
         self._raised: Recent[WorkId, None] = Recent(REMEMBERED)
         self._early: dict[Address, Recent[WorkId, list[Early]]] = {}
-        self._seals: dict[Address, Recent[WorkId, _Seal]] = {}
+        self._sealers: dict[Address, _Sealer] = {}
+        self._opening = run.audit.opening_seconds + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
         self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
 
@@ -214,6 +230,8 @@ class Jury:
 
     def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
         id = work_id(signed.message.verdict)
+        if signed.author in self._sealers:
+            self._sealers[signed.author].unopened.pop(id, None)
         work = self.register.get(id)
         if work is None:
             self._wait_for_work(signed.author, id, signed)
@@ -222,29 +240,49 @@ class Jury:
 
     def _on_seals(self, signed: Signed[VerdictSealed]) -> None:
         """The first seal of a work counts; another one for the same work fits nothing that its author will show."""
-        sealed = self._seals.setdefault(signed.author, Recent(SEALS))
+        sealer = self._sealers.setdefault(signed.author, _Sealer(Recent(SEALS), Recent(SEALS)))
         for id, seal in zip(signed.message.works, signed.message.seals, strict=True):
-            first = not self.ballots.has_spoken(id) - {signed.author}
-            sealed.setdefault(id, _Seal(seal, first))
-            self._notify(id)
+            if id in sealer.seals:
+                continue
+            spoken = self.ballots.has_spoken(id)
+            sealer.seals[id] = _Seal(seal, not spoken - {signed.author}, self._clock())
+            if signed.author not in spoken:
+                sealer.unopened[id] = self._clock()
 
     def sealing(self, id: WorkId) -> set[Address]:
-        """Who has sealed or shown a verdict on a work."""
-        return {author for author, seals in self._seals.items() if id in seals} | self.ballots.has_spoken(id)
+        """Who has shown a verdict on a work, or sealed one and may still be expected to show it."""
+        since = self._clock() - self._opening
+        awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
+        return {one for one in awaited if not self.leaves_unopened(one)} | self.ballots.has_spoken(id)
+
+    def leaves_unopened(self, validator: Address) -> bool:
+        """Whether a validator does not show what it sealed."""
+        sealer = self._sealers.get(validator)
+        if sealer is None:
+            return False
+        now = self._clock()
+        while sealer.unopened and now - next(iter(sealer.unopened.values())) > UNOPENED_SECONDS:
+            sealer.unopened.popitem(last=False)
+        overdue = list(islice(sealer.unopened.values(), UNOPENED + 1))
+        full = len(sealer.unopened) >= SEALS  # newer ones would push out those that are overdue
+        return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)
+
+    def was_sealed(self, id: WorkId, validator: Address) -> bool:
+        """Whether a validator had its verdict before anybody else's was shown: otherwise it may have copied it. When it
+        showed its own does not matter."""
+        if self._membership.has_one_validator:
+            return True  # there is nobody to copy from
+        said, sealer = self.ballots.verdict_of(id, validator), self._sealers.get(validator)
+        seal = sealer.seals.get(id) if sealer else None
+        return said is not None and seal is not None and seal.first and seal_of(said.message, validator) == seal.seal
 
     def withhold(self, validator: Address, window: int) -> None:
         """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""
         self._withheld[validator, window] = None
 
     def is_withheld(self, validator: Address, work: Work) -> bool:
-        return (validator, self.lots.window_of(work)) in self._withheld
-
-    def _was_sealed(self, signed: Signed[VerdictIssued], id: WorkId) -> bool:
-        if self._membership.has_one_validator:
-            return True  # there is nobody to copy from
-        seals = self._seals.get(signed.author)
-        seal = seals.get(id) if seals else None
-        return seal is not None and seal.first and seal_of(signed.message, signed.author) == seal.seal
+        """Whether this node has seen that a validator is not to be paid for a work, whatever it says of it."""
+        return self.leaves_unopened(validator) or (validator, self.lots.window_of(work)) in self._withheld
 
     def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
         id = work_id(signed.message.verdict)
@@ -263,7 +301,7 @@ class Jury:
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
-        disputes = self.ballots.add(signed, sealed=self._was_sealed(signed, work.id))
+        disputes = self.ballots.add(signed)
         self._punish(self.lots.verdict(work, signed))
         if work.id in self._results:
             self.look_at_results()

@@ -1,7 +1,8 @@
 """Verdicts out: journaled, sealed, and shown once others cannot copy them. The last third of a verdict.
 
 What this node says of a work is said once: the journal holds it before anybody hears it. A seal is told first; the
-verdict behind it follows when every living validator has sealed its own, or after SEAL_SECONDS.
+verdict behind it follows when every living validator has sealed its own, or SEAL_SECONDS after the quorum has. Before
+that nothing could be decided, and a slow validator would lose its pay to whoever is fast.
 """
 
 import secrets
@@ -16,6 +17,7 @@ from node.services.judging.lots import Lot
 from node.services.station import Station
 from node.swarm.register import Work, WorkId
 from protocol.checks import Fault
+from protocol.identity import Address
 from protocol.lots import pack_groups
 from protocol.messages import (
     MAX_DETAIL,
@@ -31,7 +33,7 @@ from protocol.statements import Outcome, Rechecked, Verdict
 
 log = structlog.get_logger()
 SEAL_SECONDS = 3.0
-"""So long a sealed verdict waits for slower validators."""
+"""So long a verdict that the quorum has sealed waits for slower validators."""
 BATCH_SECONDS = 0.05
 """Verdicts that come within this time are sealed in one message."""
 POLL = 0.05
@@ -65,16 +67,17 @@ class Pronouncing:
 
     async def _show(self, id: WorkId, raw: bytes) -> None:
         """Post a verdict as soon as nobody can copy it any more, or has had the time to seal its own."""
-        with trio.move_on_after(SEAL_SECONDS):
-            while not self._enough_sealed(id):  # noqa: ASYNC110 - any of many messages may be the last
+        jury, audit = self._station.jury, self._station.run.spec.audit
+        with trio.move_on_after(SEAL_SECONDS if audit.optimistic else audit.opening_seconds) as patience:
+            while not self._enough_sealed(sealed := jury.sealing(id)):
+                if len(sealed) >= self._station.quorum:
+                    patience.deadline = min(patience.deadline, trio.current_time() + SEAL_SECONDS)
                 await trio.sleep(POLL)
         await self._station.board.post_raw(raw)
 
-    def _enough_sealed(self, id: WorkId) -> bool:
+    def _enough_sealed(self, sealed: set[Address]) -> bool:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum."""
-        jury = self._station.jury
-        sealed = jury.sealing(id)
-        return len(sealed) > self._station.quorum or set(jury.ballots.electorate()) <= sealed
+        return len(sealed) > self._station.quorum or set(self._station.jury.ballots.electorate()) <= sealed
 
     async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""

@@ -15,12 +15,13 @@ from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import Pronouncing
 from node.swarm.ballots import FileState
+from node.swarm.jury import SEALS
 from node.swarm.register import Work
 from protocol.checks import Reason
 from protocol.lots import pack_groups
 from protocol.messages import Signed, VerdictIssued, VerdictRechecked, VerdictSealed, signed
 from protocol.statements import Outcome, Rechecked, Verdict, work_id
-from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, changed
+from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, TruthfulEngine, changed
 
 LIAR = VALIDATORS[0].address
 
@@ -176,8 +177,8 @@ async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_n
         for seat in (court.trainer, *court.workers, *court.seats[1:]):
             ballots = seat.jury.ballots
             assert ballots.has_spoken(id) == {key.address for key in VALIDATORS}
-            assert not ballots.was_sealed(id, LIAR)
-            assert all(ballots.was_sealed(id, key.address) for key in VALIDATORS[1:])
+            assert not seat.jury.was_sealed(id, LIAR)
+            assert all(seat.jury.was_sealed(id, key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
@@ -190,7 +191,7 @@ async def test_who_shows_without_having_sealed_decides_but_is_not_paid(autojump_
         await trio.sleep(10)
         ballots = court.trainer.jury.ballots
         assert ballots.state(id) is FileState.ACCEPTED and LIAR in ballots.accepting(id)
-        assert not ballots.was_sealed(id, LIAR)
+        assert not court.trainer.jury.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
@@ -201,13 +202,61 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
         for start in range(40):
             works = tuple(bytes([start]) * 31 + bytes([n]) for n in range(64))
             await court.seats[0].board.post(VerdictSealed(pool=POOL, works=works, seals=works))
-        assert len(court.trainer.jury._seals.get(LIAR, ())) <= 1024
         await trio.sleep(60)
+        sealer = court.trainer.jury._sealers[LIAR]
+        assert 0 < len(sealer.unopened) <= len(sealer.seals) <= SEALS
         id = await court.commit()
         forged = VerdictSealed(pool=POOL, works=(id,), seals=(bytes(32),))
         await court.seats[0].board.post(forged)
         await trio.sleep(10)
         ballots = court.trainer.jury.ballots
         assert ballots.state(id) is FileState.ACCEPTED
-        assert not ballots.was_sealed(id, LIAR) and ballots.was_sealed(id, VALIDATORS[1].address)
+        jury = court.trainer.jury
+        assert not jury.was_sealed(id, LIAR) and jury.was_sealed(id, VALIDATORS[1].address)
+        nursery.cancel_scope.cancel()
+
+
+class Choosy(Pronouncing):
+    """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
+
+    async def _show(self, id: bytes, raw: bytes) -> None:
+        while not self._station.jury.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
+            await trio.sleep(0.2)
+        if id[0] & 3 == 0:
+            await self._station.board.post_raw(raw)
+
+
+@pytest.mark.parametrize("kind", [Choosy, Pronouncing])
+async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_nor_paid(
+    autojump_clock: Any, kind: type[Pronouncing]
+) -> None:
+    court = Court([Validator] * 3)
+    court.validators[0]._pronouncing = kind(court.seats[0].station)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = [await court.commit(index=index) for index in range(16)]
+        await trio.sleep(20)
+        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        last = await court.commit(index=16)
+        await trio.sleep(1)
+        for seat in (court.trainer, *court.seats[1:]):
+            work = seat.jury.register.get(works[0])
+            assert work is not None and seat.jury.is_withheld(LIAR, work) == (kind is Choosy)
+            assert (LIAR in seat.jury.sealing(last)) == (kind is Pronouncing)
+            assert not any(seat.jury.is_withheld(key.address, work) for key in VALIDATORS[1:])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_and_paid(autojump_clock: Any) -> None:
+    """It seals long after the other; and what it shows late counts, since it sealed in time."""
+    court = Court([Validator] * 2, engine=lambda number, bad: TruthfulEngine(bad, seconds=6.0 * number))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        id = await court.commit()
+        await trio.sleep(5.5)
+        assert not court.trainer.jury.ballots.has_spoken(id)
+        await trio.sleep(3)
+        jury = court.trainer.jury
+        assert jury.ballots.state(id) is FileState.ACCEPTED
+        assert all(jury.was_sealed(id, key.address) for key in VALIDATORS[:2])
         nursery.cancel_scope.cancel()

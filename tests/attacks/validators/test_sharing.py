@@ -91,7 +91,7 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
     court = Court([Validator] * 7 + [Idle], verdict_seconds=5.0)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
-        works = [await court.commit(index=index) for index in range(26)]
+        works = [await court.commit(index=index) for index in range(34)]
         await trio.sleep(1)
         court.hand_over(*works)
         await trio.sleep(20)
