@@ -1,4 +1,4 @@
-"""`intellect-node audit`: every check that a validator would make, on one's own file."""
+"""`intellect-node audit`: every check that a validator would make, on one's own file; and of a step of the trainer."""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
-    "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json"
+    "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json   |   "
+    "intellect-node audit step 12 --dir runs/my-run"
 )
 ROOT_DIGITS = 64
 
 
 def command(
-    file: Annotated[str, typer.Argument(help="A rollout file, or with --state-dir the root of one in its store.")],
+    file: Annotated[
+        str, typer.Argument(help="A rollout file, or with --state-dir the root of one in its store; or the word: step.")
+    ],
+    number: Annotated[
+        int | None, typer.Argument(min=0, help="After `step`: which one, K for policy K -> K + 1.")
+    ] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="With `step`: the directory of a `train`.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
     state_dir: Annotated[
         Path | None,
@@ -41,10 +48,14 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Check a rollout file as a validator would, before committing to it.
+    """Check a rollout file as a validator would, before committing to it; or a step of a trainer, as anybody may.
 
     Exit code 0 if it would be accepted, 6 if it would be refused. Reasons are those of the validators' verdicts.
+    `audit step K` makes the batch of a step again from its files and applies three tests: see docs/trainer-audit.md.
     """
+    if file == "step" and number is not None:
+        _audit_step(number, directory, as_json)
+        return
     if (run is None) == (state_dir is None):
         raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
     with _telling(as_json):
@@ -54,6 +65,21 @@ def command(
     else:
         _show(result)
     if not result.passed:
+        raise typer.Exit(RUN)
+
+
+def _audit_step(step: int, directory: Path | None, as_json: bool) -> None:
+    from cli import step_audit
+
+    if directory is None:
+        raise CommandError("which training?", f"step {step} of what?", "give --dir, the directory of a `train`", USAGE)
+    with _telling(as_json):
+        audit = step_audit.audit_directory(directory, step)
+    if as_json:
+        print_json(step_audit.as_dict(audit))
+    else:
+        step_audit.show(audit)
+    if audit.broken:
         raise typer.Exit(RUN)
 
 

@@ -122,8 +122,7 @@ class Checkpoints:
 
     def available(self) -> list[int]:
         """Their steps, ascending."""
-        found = self._directory.glob("step-*")
-        return sorted(int(path.name.removeprefix("step-")) for path in found if path.is_dir())
+        return steps_below(self._directory)
 
     def load_newest(self) -> CheckpointState | None:
         """Put the newest sound checkpoint into the learner; None if there is none.
@@ -147,6 +146,15 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             self._world.share(b"\0")
             below = step
+
+    def load(self, step: int) -> CheckpointState | None:
+        """Put the checkpoint of `step` into the learner; None if it is not there or not whole. Raises as above."""
+        path = self._directory / f"step-{step:06d}"
+        state = self._check(path)
+        if state is None or state.step != step:
+            return None
+        self._restore(path, state)
+        return state
 
     # Writing
 
@@ -220,6 +228,11 @@ class Checkpoints:
         learner.restore_optimizer(state.updates, moments)
         if self._world.rank < len(state.random):
             _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
+
+
+def steps_below(directory: Path) -> list[int]:
+    """The steps of the checkpoints there, ascending."""
+    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*") if path.is_dir())
 
 
 class _Writer(HuggingFaceStorageWriter):

@@ -172,6 +172,22 @@ class Learner:
             "rejected_rows": sum(refused.values()),
         }
 
+    def group_gradients(self, rows: Sequence[BatchRow], step: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """(group, its part of the gradient of `step` before clipping, by parameter), of each group that has one. Their
+        sum is what a step with one update applies. No parameter changes; the tensors are valid until the next one."""
+        good, _ = usable_rows(rows, self.vocabulary)
+        (update,) = self._updates(good, step)
+        groups = np.array([row.group_key for row in update.rows])
+        for group in np.unique(groups):
+            own = np.flatnonzero(groups == group)
+            part = Update([update.rows[i] for i in own], update.advantages[own], update.weights[own])
+            part.rounds = self._plan(part.rows)
+            self.optimizer.zero_grad(set_to_none=True)
+            for place in range(len(part.rounds)):
+                self._backward(part, place, step, Tally(self._functions.metrics))
+            yield int(group), {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        self.optimizer.zero_grad(set_to_none=True)
+
     # What each update learns from
 
     @property

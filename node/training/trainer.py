@@ -161,12 +161,7 @@ class Trainer:
 
     def _start(self) -> int:
         """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
-        learner = self._learner
-        adapter = StartAdapter(learner.parameters, self._run.recipe.seed) if self._run.recipe.lora else None
-        self._start_weights.check(learner.frozen if adapter else learner.parameters)
-        learner.load_frozen(self._start_weights)
-        if self._learner.needs_reference:
-            self._learner.set_reference(self._new_model(), self._start_weights)
+        self._place_model()
         state = self._checkpoints.load_newest()
         step = 0 if state is None else state.step
         if state is not None:
@@ -179,11 +174,20 @@ class Trainer:
                 "restore the checkpoints of this state directory from a copy",
             )
         if state is None:
-            learner.load_weights(adapter or self._start_weights)
             self._publish(0, {}, self._stopwatch())
         else:
             self._state = self._state_root(step)
         return step
+
+    def _place_model(self) -> None:
+        """What every run begins with: the start model's weights, and beside them a reference where that is needed."""
+        learner = self._learner
+        adapter = StartAdapter(learner.parameters, self._run.recipe.seed) if self._run.recipe.lora else None
+        self._start_weights.check(learner.frozen if adapter else learner.parameters)
+        learner.load_frozen(self._start_weights)
+        if learner.needs_reference:
+            learner.set_reference(self._new_model(), self._start_weights)
+        learner.load_weights(adapter or self._start_weights)
 
     # Batches in
 

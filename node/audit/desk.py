@@ -1,0 +1,91 @@
+"""An audit at a desk: from the directory of a `train`, without a swarm. The claims stand in the metrics."""
+
+import warnings
+from pathlib import Path
+
+import msgspec
+import torch
+
+from node.audit.findings import Audit, Claim
+from node.audit.step import StepAudit
+from node.recipe.desk import desk_blobs, desk_root
+from node.recipe.manifest import checked, materialise
+from node.training.arithmetic import arithmetic_in
+from node.training.batch import Batch
+from node.training.checkpoint import steps_below
+from node.training.determinism import as_deterministic_as_set
+from node.training.errors import TrainingError
+from node.training.replay import Replayer, settings_for
+from node.training.spool import Spool
+from node.training.world import join_world
+from protocol.manifest import MAX_MANIFEST_BYTES, MalformedManifest, decode_composed
+from protocol.run import RunSpec, decode_run
+
+
+def audit_at_desk(directory: Path, step: int) -> Audit:
+    """Of the step that turned policy `step` into the next. Blocking, for as long as the step took and some seconds.
+    Raises TrainingError where the directory does not hold enough to say anything."""
+    spool = Spool(directory / "spool")
+    run = _run(spool)
+    claims = _Claims(spool)
+    kept = steps_below(spool.checkpoints)
+    base = max((at for at in kept if at <= step), default=0)
+    known = {at: claims.of(at) for at in range(base, step + 1)}
+    settings = settings_for(known[step].arithmetic)
+    torch.set_num_threads(settings.threads)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    world = join_world(settings)
+    with as_deterministic_as_set(settings, world.device):
+        replayer = Replayer(spool, settings, world)
+        return StepAudit(run, replayer, base, step, known, lambda at: _batch(run, spool, directory, claims, at)).run()
+
+
+def _run(spool: Spool) -> RunSpec:
+    try:
+        run = decode_run(spool.run_path.read_bytes(), desk=True)
+    except FileNotFoundError:
+        raise TrainingError(
+            "nothing to audit", f"{spool.root} holds no training", "name the directory of a `train`: --dir runs/NAME"
+        ) from None
+    if run.pretraining is not None:
+        raise TrainingError("nothing to audit", "the run pre-trains: its contributions are replayed by its peers", "")
+    return run
+
+
+class _Claims:
+    """What the metrics of a spool say of its steps."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def policy_root(self, step: int) -> bytes:
+        return bytes.fromhex(str(self._metrics(step)["policy_root"]))
+
+    def of(self, step: int) -> Claim:
+        """Raises TrainingError for a step that is not complete, or of a program that did not say this yet."""
+        after = self._metrics(step + 1)
+        arithmetic = arithmetic_in(after)
+        state_before, state_root = bytes.fromhex(str(after["state_before"])), bytes.fromhex(str(after["state_root"]))
+        return Claim(step, self.policy_root(step), state_before, self.policy_root(step + 1), state_root, arithmetic)
+
+    def _metrics(self, step: int) -> dict[str, object]:
+        try:
+            return msgspec.json.decode(self._spool.metrics_path(step).read_bytes(), type=dict[str, object])
+        except FileNotFoundError:
+            raise TrainingError(
+                f"step {step} is not there",
+                f"the directory holds policies up to {self._spool.newest_step()}",
+                f"audit a step from 0 to {self._spool.newest_step() - 1}",
+            ) from None
+
+
+def _batch(run: RunSpec, spool: Spool, directory: Path, claims: _Claims, step: int) -> Batch:
+    path = spool.works_path(step)
+    with path.open("rb") as file:
+        composed = decode_composed(file.read(MAX_MANIFEST_BYTES + 1))
+    composed.check(desk_root(run), 0, step, run.recipe.max_staleness)
+    for work in composed.works:
+        if work.policy_root != claims.policy_root(work.policy_step):
+            raise MalformedManifest("bad batch manifest", f"a file is not of policy {work.policy_step} of this run")
+    files, reports = desk_blobs(directory / "rollouts", composed)
+    return materialise(run, composed, checked(files), checked(reports), {})

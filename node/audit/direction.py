@@ -1,0 +1,141 @@
+"""Direction: the gradient that was applied, as a sum of the groups' own gradients, each of which counts once.
+
+The auditor computes the gradient of every group by itself, in whatever arithmetic it has, and solves for the weights
+a_j in g = sum a_j g_j. Clipping scales all alike, so c_j = a_j / median - 1: 0 for a group that was learnt from,
+-1 for one that was left out. What no weights explain is another batch. Rounding is spread over all groups, and a group
+left out is not: this convicts a trainer in bfloat16 from float32, where the length of the difference proves nothing.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from torch import Tensor
+
+from node.audit.findings import (
+    BFLOAT16_LIMIT,
+    DEVIATIONS,
+    FEWEST_GROUPS,
+    FLOAT32_LIMIT,
+    FLOORS,
+    SCALE_LIMITS,
+    Finding,
+    Says,
+)
+from node.audit.identity import applied, noise
+from node.training.replay import F32, State
+from protocol.recipe import Recipe
+
+MOST_CELLS = 1 << 27
+"""Numbers of the groups' gradients that are kept: of larger models every n-th coordinate of each tensor."""
+RIDGE = 1e-10
+TELLING = 1 / 12
+"""A group tells something where six of its deviations are less than half of what it counts."""
+
+
+def check_direction(
+    before: State,
+    after: State,
+    recipe: Recipe,
+    gradients: Iterable[tuple[int, Mapping[str, Tensor]]],
+    groups: int,
+    *,
+    float32: bool,
+) -> Finding:
+    """before, after: as claimed; gradients: of each group, at `before`; groups: about how many; float32: whether both
+    sides compute in it."""
+    if recipe.updates_per_step != 1 or after.updates != before.updates + 1:
+        return _finding(Says.UNDECIDED, "the test needs exactly one update in the step", {})
+    stride = max(1, math.ceil(_size(before) * groups / MOST_CELLS))
+    labels, rows, total = _gathered(gradients, before, stride)
+    if len(labels) < FEWEST_GROUPS:
+        return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
+    target = np.concatenate([g.reshape(-1)[::stride] for _, g in applied(before, after, recipe)]).astype(np.float64)
+    clip, room = min(1.0, recipe.grad_clip / (total + 1e-6)), noise(before, after, recipe)
+    return _judge(labels, np.stack(rows).astype(np.float64), target, clip, room, float32=float32)
+
+
+def _judge(
+    labels: list[int], rows: np.ndarray, target: np.ndarray, clip: float, room: float, *, float32: bool
+) -> Finding:
+    """rows: float64[groups, coordinates]; target: what was applied there; clip: the scale of an own clipped one; room:
+    how far rounding alone may have moved the target, relative to it."""
+    weights, errors, left = _fitted(rows, target, room)
+    middle, error = _middle(weights, errors, np.square(rows).sum(1))
+    if not (math.isfinite(left) and middle > 0):
+        return _finding(Says.BROKEN, "the applied gradient is not that of this batch", {"unexplained": left})
+    c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32])
+    telling = deviations < TELLING
+    if np.count_nonzero(telling) >= FEWEST_GROUPS:
+        spread = 1.4826 * float(np.median(np.abs(c[telling] - np.median(c[telling]))))
+        deviations = np.maximum(deviations, spread)
+    worst, scale = int(np.argmax(np.abs(c) / deviations)), middle / clip - 1
+    figures = {
+        "groups": float(len(labels)),
+        "telling": float(np.count_nonzero(telling)),
+        "unexplained": left,
+        "scale": scale,
+        "coefficient": float(c[worst]),
+        "deviation": float(deviations[worst]),
+    }
+    if left > (FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT) + room:
+        return _finding(Says.BROKEN, "a part of the applied gradient is of none of this batch's groups", figures)
+    out = [place for place in np.argsort(c) if abs(c[place]) > DEVIATIONS * deviations[place]]
+    if out:
+        named = ", ".join(f"{labels[place]} by {c[place]:+.2f}" for place in out[:5])
+        text = f"{len(out)} of {len(labels)} groups count otherwise than the rest: {named} (-1: left out)"
+        return _finding(Says.BROKEN, text, figures)
+    if abs(scale) > SCALE_LIMITS[not float32] + room + DEVIATIONS * error / middle:
+        return _finding(Says.BROKEN, f"the gradient was scaled by {1 + scale:.4g}", figures)
+    return _finding(Says.HOLDS, f"{int(figures['telling'])} of {len(labels)} groups are large enough to tell", figures)
+
+
+def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """(weight of each group, its standard error, share of the target that no weights explain).
+
+    Six errors are as far as noise of the unexplained length can move a weight at the worst (Cauchy-Schwarz): a group
+    whose gradient is a millionth of the whole tells nothing.
+    """
+    norms = np.linalg.norm(rows, axis=1)
+    units = rows / norms[:, None]
+    inverse = np.linalg.inv(units @ units.T + RIDGE * np.eye(len(rows)))
+    weights = inverse @ (units @ target) / norms
+    size = max(float(np.linalg.norm(target)), 1e-30)
+    left = float(np.linalg.norm(target - weights @ rows)) / size
+    return weights, (left + room) * size * np.sqrt(np.diag(inverse)) / norms / DEVIATIONS, left
+
+
+def _middle(weights: np.ndarray, errors: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+    """The weight that most of the gradient has, and its error: a median in which large groups count more."""
+    order = np.argsort(weights)
+    place = order[int(np.searchsorted(np.cumsum(sizes[order]), sizes.sum() / 2))]
+    return float(weights[place]), float(errors[place])
+
+
+def _finding(says: Says, text: str, figures: dict[str, float]) -> Finding:
+    return Finding("direction", says, text, figures)
+
+
+def _gathered(
+    gradients: Iterable[tuple[int, Mapping[str, Tensor]]], before: State, stride: int
+) -> tuple[list[int], list[F32], float]:
+    """(groups, a sample of the gradient of each, the norm of their whole sum)."""
+    labels, rows = list[int](), list[F32]()
+    whole = {name: np.zeros(values.shape, np.float32) for name, values in before.tensors["weight"].items()}
+    for label, parts in gradients:
+        for name, tensor in parts.items():
+            whole[name] += tensor.float().cpu().numpy()
+        row = [
+            parts[name].float().cpu().numpy().reshape(-1)[::stride]
+            if name in parts
+            else values.reshape(-1)[::stride] * 0
+            for name, values in before.tensors["weight"].items()
+        ]
+        if any(map(np.any, row)):
+            labels.append(label)
+            rows.append(np.concatenate(row))
+    return labels, rows, math.sqrt(sum(float(np.vdot(part, part)) for part in whole.values()))
+
+
+def _size(state: State) -> int:
+    return sum(values.size for values in state.tensors["weight"].values())

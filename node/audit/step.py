@@ -1,0 +1,159 @@
+"""One audit: a batch from its names, then the tests, with one learner in one process.
+
+Knows claims, checkpoints in a spool, and where batches come from; where those were fetched is the caller's business.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from node.audit.direction import check_direction
+from node.audit.findings import FLOAT32_LIMIT, Audit, Claim, Finding, Says
+from node.audit.identity import check_identity, distance
+from node.recipe.manifest import Unjudgeable
+from node.training.batch import Batch
+from node.training.errors import TrainingError
+from node.training.replay import Replayed, Replayer, State
+from protocol.errors import ProtocolError
+from protocol.run import RunSpec
+
+
+class StepAudit:
+    """claims: of the steps from the checkpoint `base` to `step`; batch: makes that of a step, and raises ProtocolError
+    where a rule is broken."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        replayer: Replayer,
+        base: int,
+        step: int,
+        claims: Mapping[int, Claim],
+        batch: Callable[[int], Batch],
+    ) -> None:
+        self._run = run
+        self._replayer = replayer
+        self._base, self._step = base, step
+        self._claims, self._claim = claims, claims[step]
+        self._batch = batch
+        self._findings: list[Finding] = []
+        self._seconds: dict[str, float] = {}
+        own = replayer.arithmetic()
+        self._differences = tuple(own.differences(self._claim.arithmetic))
+        self._own = own
+
+    def run(self) -> Audit:
+        batches = self._batches()
+        if batches is not None:
+            before = self._go_to_step(batches)
+            if before is not None:
+                self._test(before, batches[self._step])
+        name = self._claim.arithmetic.name
+        return Audit(self._step, self._own.name, name, self._differences, tuple(self._findings), self._seconds)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._seconds[name] = round(time.monotonic() - began, 4)
+
+    def _say(self, test: str, says: Says, text: str, **figures: float) -> None:
+        self._findings.append(Finding(test, says, text, figures))
+
+    # what was learnt from
+
+    def _batches(self) -> dict[int, Batch] | None:
+        """Those of all steps from the checkpoint on; None where one cannot be had."""
+        found: dict[int, Batch] = {}
+        with self._timed("manifest"):
+            for step in range(self._base, self._step + 1):
+                try:
+                    found[step] = self._batch(step)
+                except Unjudgeable as error:
+                    return self._say("manifest", Says.UNDECIDED, f"step {step}: {error.why}")
+                except ProtocolError as error:
+                    return self._say("manifest", Says.BROKEN, f"step {step}: {error.why}")
+                except (OSError, KeyError) as error:
+                    return self._say("manifest", Says.UNDECIDED, f"step {step}: a part of it is not here: {error}")
+        rows = len(found[self._step].rows)
+        self._say("manifest", Says.HOLDS, f"files and reports make a batch of {rows} rows", rows=float(rows))
+        return found
+
+    # how the step began
+
+    def _go_to_step(self, batches: Mapping[int, Batch]) -> State | None:
+        """The state that the step began with, by replaying from the checkpoint; None where that does not lead there."""
+        root = self._replayer.place(self._base)
+        if root is None:
+            return self._say("replay", Says.UNDECIDED, f"the checkpoint of step {self._base} is not here, or not whole")
+        if root != self._claims[self._base].state_before:
+            return self._say(
+                "replay", Says.BROKEN, f"the checkpoint of step {self._base} is not the state that was claimed for it"
+            )
+        for step in range(self._base, self._step):
+            found = self._replayed(batches[step])
+            if found is None:
+                return None
+            if found.state_root != self._claims[step + 1].state_before:
+                return self._say(
+                    "replay", Says.UNDECIDED, f"step {step} already came out otherwise here: audit that one"
+                )
+        return self._replayer.state(self._step)
+
+    def _replayed(self, batch: Batch) -> Replayed | None:
+        """None where its rows cannot be learnt from, which is a broken rule."""
+        try:
+            return self._replayer.step(batch)
+        except TrainingError as error:
+            return self._say("replay", Says.BROKEN, f"{error.what}: {error.why}")
+
+    # the tests
+
+    def _test(self, before: State, batch: Batch) -> None:
+        recipe, step = self._run.recipe, self._step
+        after = self._claimed_state()
+        self._replayer.take(before)
+        if after is not None:
+            with self._timed("identity"):
+                self._findings.append(check_identity(before, after, recipe, self._replayer.learning_rate(step)))
+            with self._timed("direction"):
+                count, gradients = self._run.rollout.prompts_per_step, self._replayer.gradients(batch)
+                self._findings.append(
+                    check_direction(before, after, recipe, gradients, count, float32=self._both_float32)
+                )
+        with self._timed("replay"):
+            found = self._replayed(batch)
+        if found is not None:
+            self._compare(found, before, after)
+
+    @property
+    def _both_float32(self) -> bool:
+        return self._own.dtype == self._claim.arithmetic.dtype == "float32"
+
+    def _claimed_state(self) -> State | None:
+        """The claimed state after the step, where it is kept; an image that is not its rounding is a fault."""
+        root = self._replayer.place(self._step + 1)
+        if root is None:
+            text = f"the checkpoint of step {self._step + 1} is not here, or not whole"
+            self._say("identity", Says.UNDECIDED, text)
+            return self._say("direction", Says.UNDECIDED, text)
+        roots = self._replayer.roots(self._step + 1)
+        if roots.state_root != self._claim.state_root:
+            return self._say("identity", Says.BROKEN, "the checkpoint after the step is not the state that was claimed")
+        if roots.policy_root != self._claim.policy_root:
+            return self._say("identity", Says.BROKEN, "the published policy is not the rounding of the state's weights")
+        return self._replayer.state(self._step + 1)
+
+    def _compare(self, found: Replayed, before: State, after: State | None) -> None:
+        """Bit for bit in one class. In another one distance decides, where both sides compute in float32."""
+        if found.state_root == self._claim.state_root and found.policy_root == self._claim.policy_root:
+            return self._say("replay", Says.HOLDS, "the replay has the same state root and the same policy root")
+        apart = {"distance": distance(self._replayer.state(self._step + 1), after, before)} if after else {}
+        if not self._differences:
+            return self._say("replay", Says.BROKEN, "the replay in the same class has other roots", **apart)
+        why = "; ".join(self._differences)
+        if not apart or not self._both_float32:
+            return self._say("replay", Says.UNDECIDED, f"another class computes otherwise ({why})", **apart)
+        if apart["distance"] > FLOAT32_LIMIT:
+            return self._say("replay", Says.BROKEN, f"further apart than classes are ({why})", **apart)
+        return self._say("replay", Says.HOLDS, f"as near as another class comes ({why})", **apart)

@@ -1,0 +1,113 @@
+"""A step that somebody published, computed again: the trainer's own code, which here writes nothing.
+
+Knows checkpoints and batches; whether what comes out is what was claimed is node.audit's to say.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from node.training.arithmetic import SLOTS
+from node.training.batch import Batch
+from node.training.image import stream_image
+from node.training.learner import NO_TIMING
+from node.training.settings import TrainerSettings
+from node.training.trainer import Trainer
+from protocol.manifest import Arithmetic
+from protocol.policy import policy_root
+
+F32 = NDArray[np.float32]
+
+
+class State(msgspec.Struct, frozen=True):
+    """A copy of what a learner held. tensors: part ("weight", "exp_avg", "exp_avg_sq") -> parameter -> values; moments
+    are zeros before the first update."""
+
+    step: int
+    updates: int
+    consumed: dict[str, int]
+    tensors: dict[str, dict[str, F32]]
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The roots of a step, 32 bytes each."""
+
+    policy_root: bytes
+    state_root: bytes
+
+
+class Replayer(Trainer):
+    """On a spool of which it reads run, model and checkpoints. One process, one rank."""
+
+    def place(self, step: int) -> bytes | None:
+        """Take the state of `step` from its checkpoint; that of step 0 follows from the start model. Its root; None
+        where there is no sound checkpoint. Raises TrainingError for one of another run."""
+        self._place_model()
+        self._learner.optimizer.state.clear()
+        self._consumed = {}
+        if step:
+            state = self._checkpoints.load(step)
+            if state is None:
+                return None
+            self._consumed = dict(state.consumed)
+        return self._state_root(step)
+
+    def step(self, batch: Batch) -> Replayed:
+        """From the state here and a batch of its step to the next. Raises TrainingError for one that is not of it."""
+        step = batch.header.step
+        self._admit(batch, step)
+        self._learner.step(batch.rows, step, NO_TIMING)
+        return self.roots(step + 1)
+
+    def roots(self, step: int) -> Replayed:
+        """Of what the learner holds, which is of `step`."""
+        image = stream_image(self._learner.shapes, self._learner.tensors())
+        return Replayed(policy_root(step, image.tensors), self._state_root(step))
+
+    def arithmetic(self) -> Arithmetic:
+        return self._arithmetic(1)
+
+    def state(self, step: int) -> State:
+        """A copy."""
+        learner, tensors = self._learner, dict[str, dict[str, F32]]()
+        for name, parameter in learner.parameters.items():
+            slots = learner.optimizer.state.get(parameter) or {}
+            empty = torch.zeros_like(parameter)
+            for part, tensor in (("weight", parameter), *((slot, slots.get(slot, empty)) for slot in SLOTS)):
+                tensors.setdefault(part, {})[name] = tensor.detach().float().cpu().numpy().copy()
+        return State(step, learner.updates, dict(self._consumed), tensors)
+
+    def take(self, state: State) -> None:
+        """Go back to a copy."""
+        learner = self._learner
+        learner.load_weights({name: torch.from_numpy(values) for name, values in state.tensors["weight"].items()})
+        moments = {
+            name: {slot: torch.from_numpy(state.tensors[slot][name].copy()).to(parameter.device) for slot in SLOTS}
+            for name, parameter in learner.parameters.items()
+        }
+        learner.restore_optimizer(state.updates, moments if state.updates else {})
+        self._consumed = dict(state.consumed)
+
+    def gradients(self, batch: Batch) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """`Learner.group_gradients` of a batch at the state here."""
+        return self._learner.group_gradients(batch.rows, batch.header.step)
+
+    def learning_rate(self, step: int) -> float:
+        return self._learner.learning_rate(step)
+
+
+def settings_for(arithmetic: Arithmetic, threads: int = 1) -> TrainerSettings:
+    """The settings of a trainer of this class, as far as one process can be of it."""
+    return TrainerSettings(
+        dtype="bfloat16" if arithmetic.dtype == "bfloat16" else "float32",
+        micro_batch_tokens=arithmetic.micro_batch_tokens,
+        packing=arithmetic.packing,
+        logit_cells=arithmetic.logit_cells,
+        fp32_logits=arithmetic.fp32_logits,
+        offload_parameters=arithmetic.offload,
+        threads=threads,
+    )
