@@ -46,6 +46,10 @@ def command(
         Path | None,
         typer.Option(help="The policy's bf16 image; default: found in the state directory, or the run's start model."),
     ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option("--trainer", help="With `step`: NAME=VALUE, to compute otherwise than the trainer did."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Check a rollout file as a validator would, before committing to it; or a step of a trainer, as anybody may.
@@ -54,7 +58,7 @@ def command(
     `audit step K` makes the batch of a step again from its files and applies three tests: see docs/trainer-audit.md.
     """
     if file == "step" and number is not None:
-        _audit_step(number, directory, as_json)
+        _audit_step(number, directory, trainer or [], as_json)
         return
     if (run is None) == (state_dir is None):
         raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
@@ -68,13 +72,13 @@ def command(
         raise typer.Exit(RUN)
 
 
-def _audit_step(step: int, directory: Path | None, as_json: bool) -> None:
+def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bool) -> None:
     from cli import step_audit
 
     if directory is None:
         raise CommandError("which training?", f"step {step} of what?", "give --dir, the directory of a `train`", USAGE)
     with _telling(as_json):
-        audit = step_audit.audit_directory(directory, step)
+        audit = step_audit.audit_directory(directory, step, words)
     if as_json:
         print_json(step_audit.as_dict(audit))
     else:

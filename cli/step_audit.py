@@ -1,5 +1,6 @@
 """`intellect-node audit step K`: one step of a training, computed again and compared with what was published."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 STYLES = {"holds": "green", "broken": "bold red", "undecided": "yellow"}
 
 
-def audit_directory(directory: Path, step: int) -> "Audit":
-    """Raises TrainingError."""
+def audit_directory(directory: Path, step: int, words: Sequence[str]) -> "Audit":
+    """words: NAME=VALUE of [trainer], where others than the trainer's are wanted. Raises TrainingError."""
+    from cli.run_directory import trainer_settings
     from node.audit.desk import audit_at_desk
 
-    return audit_at_desk(directory, step)
+    return audit_at_desk(directory, step, trainer_settings(words) if words else None)
 
 
 def as_dict(audit: "Audit") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """An audit at a desk: from the directory of a `train`, without a swarm. The claims stand in the metrics."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,28 +17,33 @@ from node.training.checkpoint import steps_below
 from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
 from node.training.replay import Replayer, settings_for
+from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.world import join_world
+from node.training.world import join_world, leave_world
 from protocol.manifest import MAX_MANIFEST_BYTES, MalformedManifest, decode_composed
 from protocol.run import RunSpec, decode_run
 
 
-def audit_at_desk(directory: Path, step: int) -> Audit:
+def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None) -> Audit:
     """Of the step that turned policy `step` into the next. Blocking, for as long as the step took and some seconds.
-    Raises TrainingError where the directory does not hold enough to say anything."""
+    own: how to compute, None: as the trainer did. Raises TrainingError where the directory does not hold enough."""
     spool = Spool(directory / "spool")
     run = _run(spool)
     claims = _Claims(spool)
     kept = steps_below(spool.checkpoints)
     base = max((at for at in kept if at <= step), default=0)
     known = {at: claims.of(at) for at in range(base, step + 1)}
-    settings = settings_for(known[step].arithmetic)
+    settings = own or settings_for(known[step].arithmetic)
     torch.set_num_threads(settings.threads)
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     world = join_world(settings)
-    with as_deterministic_as_set(settings, world.device):
-        replayer = Replayer(spool, settings, world)
-        return StepAudit(run, replayer, base, step, known, lambda at: _batch(run, spool, directory, claims, at)).run()
+    try:
+        with as_deterministic_as_set(settings, world.device):
+            replayer = Replayer(spool, settings, world)
+            batch = partial(_batch, run, spool, directory, claims)
+            return StepAudit(run, replayer, base, step, known, batch).run()
+    finally:
+        leave_world(world)
 
 
 def _run(spool: Spool) -> RunSpec:

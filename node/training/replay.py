@@ -16,6 +16,7 @@ from node.training.batch import Batch
 from node.training.image import stream_image
 from node.training.learner import NO_TIMING
 from node.training.settings import TrainerSettings
+from node.training.sharding import fill, whole
 from node.training.trainer import Trainer
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
@@ -78,23 +79,25 @@ class Replayer(Trainer):
             slots = learner.optimizer.state.get(parameter) or {}
             empty = torch.zeros_like(parameter)
             for part, tensor in (("weight", parameter), *((slot, slots.get(slot, empty)) for slot in SLOTS)):
-                tensors.setdefault(part, {})[name] = tensor.detach().float().cpu().numpy().copy()
+                tensors.setdefault(part, {})[name] = whole(tensor.detach(), torch.float32).cpu().numpy().copy()
         return State(step, learner.updates, dict(self._consumed), tensors)
 
     def take(self, state: State) -> None:
         """Go back to a copy."""
         learner = self._learner
         learner.load_weights({name: torch.from_numpy(values) for name, values in state.tensors["weight"].items()})
-        moments = {
-            name: {slot: torch.from_numpy(state.tensors[slot][name].copy()).to(parameter.device) for slot in SLOTS}
-            for name, parameter in learner.parameters.items()
-        }
-        learner.restore_optimizer(state.updates, moments if state.updates else {})
+        moments = dict[str, dict[str, Tensor]]()
+        for name, parameter in learner.parameters.items() if state.updates else ():
+            moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in SLOTS}
+            for slot, tensor in moments[name].items():
+                fill(tensor, torch.from_numpy(state.tensors[slot][name]))
+        learner.restore_optimizer(state.updates, moments)
         self._consumed = dict(state.consumed)
 
     def gradients(self, batch: Batch) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """`Learner.group_gradients` of a batch at the state here."""
-        return self._learner.group_gradients(batch.rows, batch.header.step)
+        """`Learner.group_gradients` of a batch at the state here, whole tensors."""
+        for group, parts in self._learner.group_gradients(batch.rows, batch.header.step):
+            yield group, {name: whole(tensor, torch.float32) for name, tensor in parts.items()}
 
     def learning_rate(self, step: int) -> float:
         return self._learner.learning_rate(step)
