@@ -199,6 +199,45 @@ class TrainingPart(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class PeerPart(msgspec.Struct, frozen=True):
+    """A member of a run that pre-trains. inside: it has contributed to the round; equal: whether its outer state is the
+    one that this node knows of that round, None where it knows none."""
+
+    address: str
+    seat: int = -1
+    round: int = -1
+    inside: bool = msgspec.field(default=False, name="in")
+    equal: bool | None = None
+
+
+class ReplicasPart(msgspec.Struct, frozen=True):
+    """equal: members whose outer state is this node's, itself among them; of: those that can be compared."""
+
+    equal: int = 0
+    of: int = 0
+
+
+class PretrainingPart(msgspec.Struct, frozen=True):
+    """Rounds without a leader. loss: of the last round's peers, nats per token; eval_loss, perplexity: on held-back
+    text, at the run's owner only; losses: [round, loss]; training: whether this peer makes its steps now."""
+
+    round: int = 0
+    rounds: int = 0
+    outer_root: str = ""
+    loss: float | None = None
+    eval_loss: float | None = None
+    perplexity: float | None = None
+    tokens_per_second: float | None = None
+    bits_per_parameter: float | None = None
+    contributions: int | None = None
+    replicas: ReplicasPart = ReplicasPart()
+    peers: list[PeerPart] = []
+    losses: list[tuple[int, float]] = []
+    seat: int = -1
+    training: bool = False
+    cuts_signed: int = 0
+
+
 class VerdictPart(msgspec.Struct, frozen=True):
     node: str = ""
     index: int = 0
@@ -312,6 +351,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     swarm: list[MemberPart] = []
     work: WorkPart | None = None
     training: TrainingPart | None = None
+    pretraining: PretrainingPart | None = None
     verdicts: VerdictsPart | None = None
     audit: AuditPart | None = None
     tasks: TasksPart = TasksPart()

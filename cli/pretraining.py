@@ -117,6 +117,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     from cli.run import count_of
     from node.run.problems import TextFacts
     from protocol.exchange import bits_per_number, form_of
+    from protocol.pretraining import why_no_swarm
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco
     assert text and rules  # noqa: S101 - a run of this kind was checked for them
@@ -125,7 +126,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     data = [part for part in facts.parts if isinstance(part, TextFacts)]
     return [
         ("run", f"{run.name}  ({compiled.root.hex()})"),
-        ("kind", "pre-training, at a desk (a swarm does not take it yet)"),
+        ("kind", "pre-training, at a desk" + ("" if why_no_swarm(rules) else " and in a swarm")),
         ("model", f"{count_of(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (

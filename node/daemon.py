@@ -66,6 +66,11 @@ from node.services.membership.returning import Returning
 from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
+from node.services.rounds.applying import Rounds
+from node.services.rounds.cutting import Cutting
+from node.services.rounds.judging import ContributionJudging
+from node.services.rounds.learning import Learning
+from node.services.rounds.publishing import Publishing
 from node.services.settling import Settling
 from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
@@ -96,6 +101,12 @@ ROLES: dict[Role, Services] = {
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
+PRETRAINING_ROLES: dict[Role, Services] = {
+    "worker": (*EVERYBODY, Rounds, Learning, Paying, Settling),
+    "validator": (*EVERYBODY, Rounds, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
+    "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
+}
+"""The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
 
 
 ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
@@ -349,7 +360,8 @@ class Daemon:
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it."""
-        for kind in ROLES[place.role]:
+        pretrains = place.station.run.spec.pretraining is not None
+        for kind in (PRETRAINING_ROLES if pretrains else ROLES)[place.role]:
             service = await kind.open(place)
             if service is not None:
                 await self.crew.start(service, nursery)

@@ -47,6 +47,10 @@ class Reason(IntEnum):
     NOT_LEASED = 19
     FORGED_TURN = 20
     WRONG_REPORT = 21
+    NOT_REPRODUCED = 22
+    """of a contribution: who makes the same steps in the same arithmetic comes to other bits"""
+    NO_GAIN = 23
+    """of a contribution: it does not lower the loss on its own rows"""
 
 
 OBJECTIVE = frozenset(

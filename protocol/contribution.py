@@ -17,6 +17,7 @@ import numpy as np
 
 from protocol.codec import decode_msgpack
 from protocol.exchange import F32, ContributionError, Form
+from protocol.pretraining import Diloco
 
 MAX_HEADER_BYTES = 1 << 18
 MAX_ARITHMETIC = 400
@@ -44,12 +45,12 @@ class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Expected(NamedTuple):
-    """What a contribution must fit. outers: state root of each round whose contributions are taken now (the round that
-    runs and, for the late, the one before); seats: below which a seat's number is; tokens: most of a round; stretches:
-    most digests."""
+    """What a contribution must fit. outers: state root of each round whose contributions are taken now (the round
+    that runs and, for the late, the one before), None where any will do; seats: below which a seat's number is; tokens:
+    most of a round; stretches: most digests."""
 
     run_root: bytes
-    outers: Mapping[int, bytes]
+    outers: Mapping[int, bytes | None]
     seats: int
     tokens: int
     stretches: int
@@ -61,7 +62,7 @@ class Expected(NamedTuple):
             (all(len(root) == 32 for root in roots), "a root in it is not 32 bytes"),
             (header.run_root == self.run_root, "it is of another run"),
             (header.round in self.outers, f"it is of round {header.round}"),
-            (self.outers.get(header.round) == header.outer, "it begins at another outer state"),
+            (self.outers.get(header.round) in (None, header.outer), "it begins at another outer state"),
             (0 <= header.seat < self.seats, f"its seat is {header.seat} of {self.seats}"),
             (0 < header.tokens <= self.tokens, f"it says that it learnt from {header.tokens} tokens of {self.tokens}"),
             (all(map(math.isfinite, (header.loss_first, header.loss_last))), "a loss in it is not finite"),
@@ -69,6 +70,12 @@ class Expected(NamedTuple):
             (len(header.arithmetic) <= MAX_ARITHMETIC, "what it says of its arithmetic is too long"),
         )
         return next((why for good, why in checks if not good), "")
+
+
+def expected_of(rules: Diloco, run_root: bytes, outers: Mapping[int, bytes | None]) -> Expected:
+    """What a run expects of a contribution to these rounds."""
+    digests = -(-rules.inner_steps // rules.stretch) if rules.stretch else 0
+    return Expected(run_root, outers, rules.max_contributions, rules.inner_steps * rules.batch_tokens, digests)
 
 
 class Contribution(NamedTuple):

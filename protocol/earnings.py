@@ -70,11 +70,12 @@ def policy_units(run: RunSpec) -> int:
 
 
 def most_files(run: RunSpec) -> int:
-    """Submissions that one node may make for one policy: eight times what a whole step needs, and some.
+    """Submissions that one node may make for one policy: eight times what a whole step needs, and some; one
+    contribution a round.
 
     More than that nobody can use, and whoever commits to more only fills other people's tables.
     """
-    return 8 * run.rollout.files_per_step + 32
+    return 1 if run.pretraining is not None else 8 * run.rollout.files_per_step + 32
 
 
 # what a node shows

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 from blake3 import blake3
 
+from protocol.agreement import MAX_BALLOTS, Proposal, Word
 from protocol.audit import RATE_ONE
 from protocol.codec import decode_msgpack
 from protocol.engines import MAX_CLASS
@@ -43,6 +44,8 @@ DIGEST = 16
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 MAX_SEALS = 64
+MAX_CUT = 256
+"""Contributions that one cut may name."""
 MAX_CERTIFICATES = 32
 """In one message: each is a signature to check, on the event loop."""
 SALT_BYTES = 16
@@ -80,7 +83,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
     finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
-    pledges for this window and the next ones.
+    pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
+    outer: the state root with which its round (policy_step) begins, 32 bytes or none.
     """
 
     boot: int
@@ -98,6 +102,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     gateway: str = ""
     lots: tuple[LotPledge, ...] = ()
     also: tuple[str, ...] = ()
+    seat: int = -1
+    outer: bytes = b""
 
     @property
     def number(self) -> tuple[int, int]:
@@ -116,6 +122,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
             return "the contacts are too many or too long"
         if not (math.isfinite(self.rate) and math.isfinite(self.reward or 0.0)):
             return "the rate or the reward is no number"
+        if not -1 <= self.seat < MAX_CUT or len(self.outer) not in (0, 32):
+            return "the seat or the outer state's root is out of bounds"
         if max(len(self.state), len(self.role)) > 64 or len(self.engine) > MAX_CLASS:
             return "a text is too long"
         if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY:
@@ -273,6 +281,31 @@ class EarningsSigned(_Message, frozen=True):
         return _statement_fault(self.earnings)
 
 
+class CutSigned(_Message, frozen=True):
+    """A validator's word on which contributions a round of pre-training comes to. outer, state, size, files: see
+    `agreement.Proposal`; ballot, closed: see `agreement.Word`."""
+
+    round: int
+    ballot: int
+    closed: bool
+    outer: bytes
+    state: bytes
+    size: int
+    files: tuple[bytes, ...]
+
+    @property
+    def word(self) -> Word:
+        return Word(self.ballot, self.closed, Proposal(self.outer, self.state, self.size, self.files))
+
+    def fault(self) -> str | None:
+        if not (0 <= self.round < 2**31 and 0 <= self.ballot < MAX_BALLOTS and 0 < self.size < 2**63):
+            return "a number is out of range"
+        if len(self.files) > MAX_CUT or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
+            return "the contributions are too many, or a root is not 32 bytes"
+        rising = all(one < two for one, two in zip(self.files, self.files[1:], strict=False))
+        return None if rising else "the contributions are doubled or not in order"
+
+
 class LotsRevealed(_Message, frozen=True):
     """A validator tells the secret of a window whose files can no longer be committed."""
 
@@ -351,6 +384,7 @@ Message = (
     | WorkAccepted
     | CertificatesShown
     | EarningsSigned
+    | CutSigned
     | TaskOffered
     | TaskClaimed
 )

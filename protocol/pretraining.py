@@ -172,6 +172,14 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
     ]
 
 
+def why_no_swarm(rounds: Diloco) -> str:
+    """Why validators could not replay what peers send, in words; empty if they can."""
+    if rounds.carries_over or rounds.inner_state == "kept":
+        private = 'exchange = "sparse"' if rounds.carries_over else 'inner_state = "kept"'
+        return f"diloco.{private} leaves every peer a state of its own, without which nobody can replay what it sends"
+    return ""
+
+
 def peers_rule(peers: int, rounds: Diloco) -> str:
     """Why so many peers cannot train at a desk, in words; empty if they can."""
     if not rounds.min_contributions <= peers <= rounds.max_contributions:

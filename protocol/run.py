@@ -28,7 +28,7 @@ from protocol.engines import (
 )
 from protocol.errors import ProtocolError
 from protocol.own_code import DESK_ENVIRONMENTS, is_import_path
-from protocol.pretraining import Diloco, Pretraining, kind_rules
+from protocol.pretraining import Diloco, Pretraining, kind_rules, why_no_swarm
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
@@ -342,11 +342,7 @@ class RunSpec(RunSections, frozen=True):
 
     def _check_for_a_swarm(self) -> None:
         if self.pretraining is not None:
-            raise RunError(
-                "this run can be trained at a desk only",
-                "it pre-trains ([pretraining]), and rounds of a swarm's members are not built yet",
-                "intellect-node train --run FILE --peers N",
-            )
+            self._check_contributions()
         for name in self.desk_environments():
             raise RunError(
                 "this run can be trained at a desk only",
@@ -361,6 +357,21 @@ class RunSpec(RunSections, frozen=True):
                 "name one of ours for a loss or an advantage; make an environment package of a reward "
                 "(intellect-node env new)",
             )
+
+    def _check_contributions(self) -> None:
+        """Raise RunError where validators could not replay a contribution from what everybody has."""
+        if self.diloco is not None and (why := why_no_swarm(self.diloco)):
+            raise RunError(
+                "this run can be trained at a desk only",
+                why,
+                'set inner_state = "reset" and exchange = "int4", "int8" or "float32"; or train it at a desk '
+                "(intellect-node train --run FILE --peers N)",
+            )
+
+    @property
+    def groups_per_file(self) -> int:
+        """Parts of a work that are looked at one by one: problems of a file of rollouts; a contribution is one."""
+        return 1 if self.pretraining is not None else self.rollout.prompts_per_file
 
     def _rules(self) -> list[Rule]:
         return [

@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.door", "node.tasks", "node.audit"),
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
-    ("node.services.certifying", "node.services.tables", "node.services.committing"),
+    ("node.services.certifying", "node.services.tables", "node.services.committing", "node.services.rounds.applying"),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
         "node.services.claiming",
@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.training",
     ),
     ("node.services.judging", "node.services.local", "node.services.tasking"),
-    ("node.services.pretraining",),
+    ("node.services.pretraining", "node.services.rounds"),
     ("node.daemon",),
     ("cli",),
 )

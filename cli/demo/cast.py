@@ -187,7 +187,7 @@ class Casting(msgspec.Struct, frozen=True):
 class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
-    that honest workers compute with."""
+    that honest workers compute with; churn: kill a worker on the way, and let another join."""
 
     directory: Path
     workers: int = 2
@@ -200,6 +200,7 @@ class DemoOptions:
     resume: bool = False
     page: str | None = None
     worker_engine: str | None = None
+    churn: bool = False
 
     @property
     def casting(self) -> Casting:
@@ -214,8 +215,12 @@ def remembered(scene: Scene) -> Casting:
         return Casting()
 
 
+LATECOMER = "latecomer"
+"""The worker that joins a demo which pre-trains, when another one was killed."""
+
+
 def cast(options: DemoOptions) -> tuple[Participant, ...]:
-    """One trainer, the workers, the validators, and the cheats, each a worker of its own."""
+    """One trainer, the workers, the validators, and the cheats, each a worker of its own; the latecomer last."""
     workers = [Participant(f"worker {i + 1}", "worker") for i in range(options.workers)]
     lies = [*options.liars, *[None] * options.validators][: options.validators]
     validators = [
@@ -223,7 +228,8 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     ]
     names = _numbered("cheat", len(options.cheats))
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
-    return (Participant("trainer", "trainer"), *workers, *validators, *cheats)
+    late = [Participant(LATECOMER, "worker")] if options.churn else []
+    return (Participant("trainer", "trainer"), *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:

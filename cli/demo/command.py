@@ -65,15 +65,18 @@ def command(
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
+    pretrains = False
     if run is not None:
         from node.run.file import load_run_file
 
-        load_run_file(run)  # a mistake in it is told before there is a chain and a directory
+        # a mistake in it is told before there is a chain and a directory
+        pretrains = load_run_file(run).pretraining is not None
     from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
     from cli.demo.story import run_demo
 
     before = Casting() if fresh else remembered(Scene(directory.resolve()))
-    wanted = () if no_cheat else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
+    honest = no_cheat or (pretrains and not cheat)  # a default cheat makes rollouts, of which such a run has none
+    wanted = () if honest else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
     lies = chosen(liar, liars(), "liar") if liar else before.liars
     judges = before.validators if validators is None else validators
     if len(lies) > judges:
@@ -93,6 +96,7 @@ def command(
         resume=not fresh,
         page=None if no_page else free_place(),
         worker_engine=worker_engine or before.worker_engine,
+        churn=pretrains,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

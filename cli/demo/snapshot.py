@@ -6,7 +6,7 @@ Pure: statuses come in, a `Snapshot` goes out. The view, the report and the summ
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cli.daemon_status import DaemonStatus, SlashPart, TrainingPart, VerdictPart, VerdictsPart
+from cli.daemon_status import DaemonStatus, PretrainingPart, SlashPart, TrainingPart, VerdictPart, VerdictsPart
 from node.metrics.ends import Ends, ends_of
 
 
@@ -97,6 +97,14 @@ class Snapshot:
     training_seconds: float = 0.0
     done: bool = False
     page: str | None = None
+    pretraining: PretrainingPart | None = None
+
+    @property
+    def progress(self) -> int:
+        """The newest step that is evaluated, or round that is over; -1 before any."""
+        if self.pretraining is not None:
+            return self.pretraining.round
+        return self.rewards[-1][0] if self.rewards else -1
 
     @property
     def tokens_per_second(self) -> float:
@@ -216,6 +224,7 @@ class Tracker:
             training=training,
             training_seconds=self._seconds(training, elapsed),
             done=bool(training and training.done),
+            pretraining=_furthest(s.pretraining for s in statuses if s.pretraining and s.pretraining.rounds),
         )
 
     def _quarantined(self, elapsed: float) -> tuple[Disbelief, ...]:
@@ -267,6 +276,11 @@ class Tracker:
 def is_acceptance(verdict: VerdictPart) -> bool:
     """Whether a verdict accepts its file."""
     return verdict.outcome in (0, "accept", "accepted")
+
+
+def _furthest(parts: Iterable[PretrainingPart]) -> PretrainingPart | None:
+    """Whoever has applied most rounds tells the story; of several, who knows the loss on held-back text."""
+    return max(parts, key=lambda part: (part.round, part.eval_loss is not None), default=None)
 
 
 def _tally(key: tuple[str, int, int], votes: Mapping[str, bool]) -> Tally:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.demo.cast import DemoOptions, Scene, cast, join_command, quorum_of
+from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
@@ -28,6 +28,7 @@ from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 1.0  # seconds between questions to a daemon
+CHURN_POLL = 0.1
 DRAW = 0.5  # seconds between pictures
 STALL = 600.0  # seconds without a new step after which something must be wrong
 REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
@@ -78,6 +79,7 @@ async def _perform(
     """Start the processes, watch them until the run is done, stop them; returns the last moment. A demo that ends in
     another way leaves its report here."""
     participants = cast(options)
+    latecomer = next((one for one in participants if one.name == LATECOMER), None)
     quorum = quorum_of(options.validators)
     tracker = Tracker(participants, target=stage.target, run_name=stage.run_name, quorum=quorum, page=options.page)
     supervisor = Supervisor(view.say, spawn=spawn)
@@ -85,12 +87,18 @@ async def _perform(
     def now(phase: str) -> Snapshot:
         return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
 
+    def starting(one: Participant) -> None:
+        supervisor.start(_program(one, scene, stage, environment, options))
+
     try:
         for one in participants:
-            supervisor.start(_program(one, scene, stage, environment, options))
-        view.say(f"{len(participants)} nodes started, each its own process")
+            if one != latecomer:
+                starting(one)
+        view.say(f"{len(participants) - bool(latecomer)} nodes started, each its own process")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
+            if latecomer:
+                nursery.start_soon(_churn, participants[1], latecomer, scene, supervisor, starting, view)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
@@ -107,6 +115,26 @@ async def _perform(
     finally:
         await supervisor.stop()
     return last
+
+
+async def _churn(
+    victim: Participant,
+    latecomer: Participant,
+    scene: Scene,
+    supervisor: Supervisor,
+    starting: Callable[[Participant], None],
+    view: View,
+) -> None:
+    """Kill a peer while it trains its second round or a later one, for good, and let another come in its place."""
+    socket = socket_of(scene.state_dir(victim.name))
+    while True:
+        status = await get_status_async(socket)
+        if status and status.pretraining and status.pretraining.training and status.pretraining.round > 0:
+            break
+        await trio.sleep(CHURN_POLL)
+    supervisor.kill(victim.name)
+    view.say(f"{victim.name} is killed while it trains round {status.pretraining.round + 1}; {latecomer.name} joins")
+    starting(latecomer)
 
 
 async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:
@@ -157,8 +185,8 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
         snapshot = now("training" if newest >= 0 else "starting")
         view.show(snapshot)
         clock = trio.current_time()
-        if snapshot.rewards and snapshot.rewards[-1][0] > newest:
-            newest, moved = snapshot.rewards[-1][0], clock
+        if snapshot.progress > newest:
+            newest, moved = snapshot.progress, clock
         if snapshot.done:
             done_at = clock if done_at is None else done_at
             late = clock - done_at

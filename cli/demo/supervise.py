@@ -84,6 +84,12 @@ class Supervisor:
         """Start a program now."""
         self._children[program.name] = _Child(program, self._spawn(program), time.monotonic())
 
+    def kill(self, name: str) -> None:
+        """SIGKILL to a program and all of its group; it is not started again."""
+        child = self._children[name]
+        child.gone = True
+        _kill_group(child.process)
+
     def states(self) -> dict[str, ProcessState]:
         """The state of every process by its name."""
         return {name: _state(child) for name, child in self._children.items()}

@@ -80,7 +80,7 @@ async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, co
         return
     with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
         spec = await ask_for_spec(chain, pool, Path(folder))
-    if spec is not None:
+    if spec is not None and spec.pretraining is None:  # which no engine samples in
         finding = await check_class(spec.verification, role, config.engine_options)
         if finding.level == "failure":
             raise PreflightFailed([finding])

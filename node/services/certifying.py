@@ -116,7 +116,7 @@ class Certifying(Service):
     def _note(self, signed: Signed[VerdictIssued]) -> None:
         """The first word counts; another one is evidence, and no work."""
         message = signed.message
-        groups = len(message.rewards) // DIGEST or self._run.rollout.prompts_per_file
+        groups = len(message.rewards) // DIGEST or self._run.groups_per_file
         checked = len(unpack_groups(message.checked, groups) or ())
         statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
         if statement.units:

@@ -103,8 +103,7 @@ class Beating(Service):
             role=self._role,
             state=self._crew.state,
             contact=contact,
-            policy_step=newest.step if newest else -1,
             interval=interval,
             also=tuple(also),
-            **self._crew.beat(),
+            **({"policy_step": newest.step if newest else -1} | self._crew.beat()),
         )

@@ -23,10 +23,14 @@ from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.rounds.applying import Rounds
 from node.services.station import Station
 from node.services.tables import Tables
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
+from node.training.client import TrainerProcess
+from node.training.settings import read_settings
+from node.training.spool import Spool
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -110,6 +114,13 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def certifying(self) -> Certifying:
         """What this validator certifies; asked by what reads what nodes show."""
         return Certifying(self.station)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Of a run that pre-trains: its outer states, and the learner's process. Raises TrainingError for settings that
+        are none."""
+        spool, settings = Spool(self.directory / "spool"), read_settings(self.config.trainer)
+        return Rounds(self.station, TrainerProcess(spool, settings=settings, starter=self.starter), spool)
 
     @cached_property
     def tables(self) -> Tables:

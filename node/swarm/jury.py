@@ -193,6 +193,11 @@ class Jury:
             self._judged.set()
             self.distrust.set()
 
+    def learn(self, step: int, root: bytes) -> None:
+        """This node knows a policy by itself: the outer state of a round that it applied."""
+        self.policies.learn(step, root)
+        self.register.policy_announced()
+
     def _on_offer(self, signed: Signed[TaskOffered]) -> None:
         if self.tasks.offered(signed) is not None:
             self.register.task_offered()

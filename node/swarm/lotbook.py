@@ -57,7 +57,7 @@ class LotBook:
 
     def __init__(self, run: RunSpec, pool: int, policies: PolicyClock) -> None:
         self._audit = run.audit
-        self._groups = run.rollout.prompts_per_file
+        self._groups = run.groups_per_file
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies

@@ -54,12 +54,16 @@ class PolicyClock:
             return False
         if message.policy_root in self._known:
             return False
-        known = KnownPolicy(message.step, self._clock())
-        self._known[message.policy_root] = known
         self._by_root[message.policy_root] = self._by_step[message.step] = signed
-        self._settling.append(known)
-        self.newest_step = max(self.newest_step, message.step)
+        self.learn(message.step, message.policy_root)
         return True
+
+    def learn(self, step: int, root: bytes) -> None:
+        """Note a policy that nobody announces: the outer state of a round, which follows from the round before."""
+        if root not in self._known:
+            known = self._known[root] = KnownPolicy(step, self._clock())
+            self._settling.append(known)
+            self.newest_step = max(self.newest_step, step)
 
     def find(self, root: bytes) -> KnownPolicy | None:
         """A policy that was announced, None if it was not (or is forgotten)."""

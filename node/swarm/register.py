@@ -235,7 +235,7 @@ class Register:
 
     def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, *, rival: bool) -> Work:
         backlog = early.at - self._opened < BACKLOG_SECONDS
-        index, groups = early.signed.message.commitment.index, self._run.rollout.prompts_per_file
+        index, groups = early.signed.message.commitment.index, self._run.groups_per_file
         if task is not None:
             groups = len(task.spec.numbers(index))
         return Work(id, early.signed, step, early.at, early.newest_step, backlog, groups, task, rival=rival)

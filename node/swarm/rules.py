@@ -12,6 +12,7 @@ import msgspec
 from protocol.messages import (
     CertificatesShown,
     CheckRequested,
+    CutSigned,
     DisputeRaised,
     EarningsSigned,
     Heartbeat,
@@ -59,6 +60,7 @@ RULES: Mapping[type[Message], Rule] = {
     WorkAccepted: Rule(By.VALIDATOR, 256, 4.0, 128.0),  # up to 32 works in one
     CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # one an epoch, and each again now and then until it is posted
     EarningsSigned: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
+    CutSigned: Rule(By.VALIDATOR, 128, 4.0, 64.0),  # two a round, more where validators differ
     TaskOffered: Rule(By.TRAINER, 64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
     TaskClaimed: Rule(By.MEMBER, 64, 2.0, 64.0),  # one a shard, of seconds at least
 }

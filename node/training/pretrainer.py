@@ -29,6 +29,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from node.inference.settings import hardware
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
 from node.state.files import mapped, whole_file, write_whole
@@ -43,7 +44,7 @@ from node.training.sharding import without_memory
 from node.training.spool import Spool
 from node.training.text import TextData
 from node.training.world import World, compute_dtype
-from protocol.contribution import Contribution, ContributionHeader, Expected, decode_contribution, encode_header
+from protocol.contribution import Contribution, ContributionHeader, decode_contribution, encode_header, expected_of
 from protocol.exchange import F32, form_of
 from protocol.policy import policy_root
 from protocol.pretraining import peers_rule
@@ -65,7 +66,6 @@ class Pretrainer:
         self._spool, self._run, self._settings, self._world = spool, run, settings, world
         self._rules, self._text = run.diloco, run.pretraining
         self._root = blake3(without_length(run)).digest()
-        self._peers = _peers(spool, run)
         self._data = TextData(run, self._root, spool.assets)
         with without_memory(world):
             model = build_model(spool.assets / "model")
@@ -86,13 +86,13 @@ class Pretrainer:
             ) from error
 
     def _train(self) -> None:
-        round_ = self._start()
+        peers, round_ = _peers(self._spool, self._run), self._start()
         while round_ < self._run.recipe.steps:
             self._seconds = {}
             with self._timed("step"):
-                for seat in range(self._peers):
+                for seat in range(peers):
                     self._contribute(round_, seat)
-                metrics = self._close(round_)
+                metrics = self._close(round_, peers)
             round_ += 1
             self._publish(round_, metrics)
             self._forget(round_)
@@ -105,19 +105,24 @@ class Pretrainer:
         if newest:
             StateFile(self._outer_path(newest - 1)).check()
             return newest - 1
+        self._begin()
+        self._publish(0, {})
+        return 0
+
+    def _begin(self) -> None:
+        """The start model, as the outer state of round 0."""
         start = StartWeights(self._spool.assets / "model")
         start.check(self._learner.parameters)
         if self._world.first:
             shapes = outer_shapes(self._learner.shapes, self._rules)
             write_state(self._outer_path(0), 0, shapes, ((name, _started(start, name)) for name in sorted(shapes)))
         self._world.share(b"\0")
-        self._publish(0, {})
-        return 0
 
     # A seat's round
 
-    def _contribute(self, round_: int, seat: int) -> None:
-        """Train from the outer state for inner_steps, and write what came of it; nothing if that is there already."""
+    def _contribute(self, round_: int, seat: int, until: float = math.inf) -> None:
+        """Train from the outer state for inner_steps, or until the time is over, and write what came of it; nothing if
+        that is there already."""
         if self._here(self._seat_path(round_, seat)):
             return
         outer = StateFile(self._outer_path(round_))
@@ -129,6 +134,8 @@ class Pretrainer:
         with self._timed("inner"):
             for number in range(rules.inner_steps):
                 step = round_ * rules.inner_steps + number
+                if number and self._is_over(until):
+                    break
                 if rules.stretch and number % rules.stretch == 0:
                     digests.append(learner.digest(step))
                 loss, norm = learner.step(self._data.rows(seat, step), step)
@@ -145,7 +152,7 @@ class Pretrainer:
             round_,
             outer.root,
             seat,
-            rules.inner_steps * rules.batch_tokens,
+            len(losses) * rules.batch_tokens,
             losses[0],
             losses[-1],
             (before.root if before else state_root(round_, ()), bytes(32)),
@@ -154,6 +161,10 @@ class Pretrainer:
         )
         with self._timed("exchange"):
             self._write(header, outer, before, said)
+
+    def _is_over(self, until: float) -> bool:
+        """Whether a time is over by the first rank's clock: all ranks make the same steps."""
+        return until < math.inf and self._world.share(bytes([time.time() > until])) == b"\1"
 
     def _own(self, round_: int, seat: int) -> StateFile | None:
         """What the seat's last round left of it; None if it begins, or keeps nothing."""
@@ -210,21 +221,19 @@ class Pretrainer:
 
     # The end of a round
 
-    def _close(self, round_: int) -> dict[str, Any]:
+    def _close(self, round_: int, peers: int) -> dict[str, Any]:
         """Add what is in to the outer state, which makes the next one; metrics of the round."""
         metrics: dict[str, Any] = {}
         if self._world.first:
             with self._timed("apply"):
-                metrics = self._apply(round_)
+                metrics = self._apply(round_, peers)
         self._world.share(b"\0")
         return metrics
 
-    def _apply(self, round_: int) -> dict[str, Any]:
+    def _apply(self, round_: int, peers: int) -> dict[str, Any]:
         outer, rules = StateFile(self._outer_path(round_)), self._rules
-        paths = [self._seat_path(round_, seat) for seat in range(self._peers)]
-        most = rules.inner_steps * rules.batch_tokens
-        digests = -(-rules.inner_steps // rules.stretch) if rules.stretch else 0
-        expected = Expected(self._root, {round_: outer.root}, rules.max_contributions, most, digests)
+        paths = [self._seat_path(round_, seat) for seat in range(peers)]
+        expected = expected_of(rules, self._root, {round_: outer.root})
         found: dict[bytes, Contribution] = {}
         for path in paths:
             data = mapped(path)
@@ -350,7 +359,7 @@ class Pretrainer:
     def _computed_by(self) -> str:
         """Whatever the last bits of a contribution depend on."""
         s, device = self._settings, self._world.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else hardware("cpu")
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
         return f"{name} {kind} {s.micro_batch_tokens} {s.logit_cells} threads {s.threads} torch {torch.__version__}"
 

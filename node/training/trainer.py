@@ -360,9 +360,11 @@ def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
     if run.pretraining is None:
         Trainer(spool, settings, world).train()
         return
+    from node.training.jobs import Jobs
+    from node.training.peer import Peer
     from node.training.pretrainer import Pretrainer
 
-    Pretrainer(spool, run, settings, world).train()
+    (Peer if Jobs(spool).exist else Pretrainer)(spool, run, settings, world).train()
 
 
 if __name__ == "__main__":

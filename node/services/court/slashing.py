@@ -171,7 +171,8 @@ class Slashing:
             self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:
-        slashable = verdict.reason in OBJECTIVE or verdict.reason == Reason.CONVICTED or self._heard_by_all(verdict)
+        proven = verdict.reason in OBJECTIVE or verdict.reason in (Reason.CONVICTED, Reason.NOT_REPRODUCED)
+        slashable = proven or self._heard_by_all(verdict)
         if verdict.outcome == Outcome.SLASH and slashable:
             self._accuse(author, verdict)
 

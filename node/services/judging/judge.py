@@ -79,7 +79,7 @@ class Validator:
         self,
         station: Station,
         engine: EngineChild,
-        policies: PolicyFollower,
+        policies: PolicyFollower | None,
         court: OnChainCourt,
         scratch: Path,
         tally: Tally | None = None,
@@ -297,7 +297,8 @@ class Validator:
             except IntellectError as error:
                 raise OwnTrouble(f"{error.what}: {error.why}") from error
         root = work.commitment.policy_root
-        policy = None if root in self._vanished else await self._policies.get(root, POLICY_TIMEOUT)
+        policies = None if root in self._vanished else self._policies
+        policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None
         if policy is None:
             # of an old policy, which nobody keeps, every file would be waited for
             old = self.own_lots.newest - work.step > self._station.run.spec.recipe.max_staleness

@@ -122,7 +122,7 @@ class OwnLots:
         pledge = self._pledged.get(window)
         pledged = as_share(pledge.rate) if pledge else 1.0
         rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
-        groups = self._run.rollout.prompts_per_file
+        groups = self._run.groups_per_file
         secret = window_secret(self._master, self._pool, window)
         return Lot(window, rate, drawn_groups(secret, work, groups, rate))
 
@@ -146,7 +146,7 @@ class OwnLots:
         if self._seconds_per_group is None or not self._arrived:
             return None
         span = max(self._clock() - self._arrived[0][0], 1.0)
-        per_file = self._run.rollout.prompts_per_file
+        per_file = self._run.groups_per_file
         return Load(
             arriving=len(self._arrived) * per_file / span,
             capacity=1.0 / max(self._seconds_per_group, 1e-9),
@@ -184,7 +184,7 @@ class OwnLots:
         """The share to pledge for a window to come."""
         per_step = self._run.rollout.files_per_step
         workers = len({node for _, node in self._arrived}) or per_step  # unknown: so many that each makes one file
-        groups = math.ceil(per_step / workers) * self._audit.window * self._run.rollout.prompts_per_file
+        groups = math.ceil(per_step / workers) * self._audit.window * self._run.groups_per_file
         return pledged_share(self.load(), groups, 1, self._audit)
 
     async def _reveal(self) -> None:

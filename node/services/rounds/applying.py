@@ -1,0 +1,382 @@
+"""Rounds, as every node of a run that pre-trains follows them: cuts in, outer states out.
+
+A round is over when a quorum of validators has closed one list of contributions. Everybody fetches those and adds them,
+which makes the next outer state with the same bits everywhere; so nobody announces it. A node that is behind, or new,
+takes the state that the cut names from whoever has it.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import structlog
+import trio
+from blake3 import blake3
+
+from node.recent import Recent
+from node.services.base import Service
+from node.services.station import Station
+from node.state.files import mapped, write_whole
+from node.swarm.register import Work
+from node.training.client import TrainerProcess
+from node.training.errors import TrainingError
+from node.training.jobs import Jobs, Start, Train
+from node.training.length import without_length
+from node.training.outer import StateFile, apply_round
+from node.training.spool import Spool
+from protocol.agreement import Agreement, Proposal, quorum_of
+from protocol.contribution import Contribution, Expected, decode_contribution, expected_of, most_bytes
+from protocol.errors import IntellectError
+from protocol.exchange import ContributionError, Form, form_of
+from protocol.messages import CutSigned, Signed
+from protocol.pretraining import Diloco
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 60.0
+PAUSE = 1.0
+KEPT_STATES = 2
+REMEMBERED = 256
+"""Rounds whose agreement, root and figures are kept."""
+
+
+class Outer(NamedTuple):
+    """An outer state that is here. state, size: of its file as a blob; opened: when it was made here, monotonic
+    seconds."""
+
+    round: int
+    root: bytes
+    path: Path
+    state: bytes
+    size: int
+    opened: float
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One round that is over, as its contributions say. loss: of their last steps, weighted by tokens; bits: of the
+    largest contribution, per parameter; seconds: that it lasted here."""
+
+    round: int
+    loss: float | None
+    tokens: int
+    contributions: int
+    bits: float
+    seconds: float = 0.0
+
+
+class Rounds(Service):
+    """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`."""
+
+    name = "rounds"
+
+    def __init__(self, station: Station, process: TrainerProcess, spool: Spool) -> None:
+        spec = station.run.spec
+        assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
+        self._station, self._process, self.spool = station, process, spool
+        self.rules: Diloco = spec.diloco
+        self.form: Form = form_of(spec.diloco)
+        self.last = spec.recipe.steps
+        self.jobs = Jobs(spool)
+        self.quorum = quorum_of(len(station.membership.who_may_validate()), station.quorum)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.arithmetic = ""
+        self.outer: Outer | None = None
+        self.before: Outer | None = None
+        self.figures: Recent[int, Figures] = Recent(REMEMBERED)
+        self.included: Recent[bytes, int] = Recent(REMEMBERED * 16)
+        """Contribution -> the round in whose cut it stands."""
+        self.norms: Recent[bytes, float] = Recent(REMEMBERED * 16)
+        """Of contributions that this node looked at."""
+        self._root = blake3(without_length(spec)).digest()
+        self._agreements: Recent[int, Agreement] = Recent(REMEMBERED)
+        self._roots: Recent[int, bytes] = Recent(REMEMBERED)
+        self._moved = trio.Event()
+
+    @classmethod
+    async def open(cls, place: Any) -> Self:
+        return place.rounds
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Ready once the outer state with which this node begins is here. Raises TrainingError if the spool is another
+        run's."""
+        run = self._station.run
+        await trio.to_thread.run_sync(self.spool.prepare, run.encoded, run.assets)
+        await trio.to_thread.run_sync(self.jobs.prepare)
+        nursery.start_soon(self._process.run)
+        self._station.progress.enter("model", "the learner loads the model")
+        began = await self.jobs.ask("start", Start())
+        self.shapes = {name: tuple(shape) for name, shape in began["shapes"].items()}
+        self.arithmetic = began["arithmetic"]
+        await self._open(await trio.to_thread.run_sync(self._newest))
+        nursery.start_soon(self.run)
+
+    async def run(self) -> None:
+        self._station.progress.enter("rounds", self.doing)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear)
+            while not self.over:
+                moved = self._moved
+                if not await self._advance():
+                    await moved.wait()
+
+    @property
+    def over(self) -> bool:
+        return self.outer is not None and self.outer.round >= self.last
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def _expected(self, outer: Outer) -> Expected:
+        """What a contribution in a cut may be: of its round, or late by one. Of the late the quorum has seen that they
+        begin at the right state; a node that has just come does not know it."""
+        return expected_of(self.rules, self._root, {outer.round - 1: None, outer.round: outer.root})
+
+    def agreement(self, round_: int) -> Agreement:
+        """What validators have said of a round."""
+        known = self._agreements.get(round_)
+        if known is None:
+            known = self._agreements[round_] = Agreement(self.quorum)
+        return known
+
+    def root_of(self, round_: int) -> bytes | None:
+        """The outer state's root with which a round began here."""
+        return self._roots.get(round_)
+
+    async def newer_than(self, round_: int) -> Outer:
+        """The outer state of the first later round that is here."""
+        while True:
+            moved = self._moved
+            if self.outer is not None and self.outer.round > round_:
+                return self.outer
+            await moved.wait()
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a contribution."""
+        return most_bytes(self.shapes, self.form)
+
+    async def train(self, round_: int, seat: int, until: float) -> dict[str, Any]:
+        """Make a seat's steps of a round; what the learner says of them. until: unix seconds. Raises TrainingError."""
+        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until))
+
+    # what validators say
+
+    async def _hear(self) -> None:
+        async for signed in self._station.board.subscribe(CutSigned):
+            self.note(signed)
+
+    def note(self, signed: Signed[CutSigned]) -> None:
+        """Whoever says two things in one ballot is believed no more; both envelopes show it."""
+        message, now = signed.message, self._station.clock.monotonic()
+        ballots = self._station.jury.ballots
+        if message.round > self.last or signed.author in ballots.quarantined:
+            return
+        agreement = self.agreement(message.round)
+        if not agreement.hear(signed.author, message.word, now):
+            others = [one for one in self._station.board.messages(CutSigned) if one.author == signed.author]
+            same = [one.raw for one in others if _place(one.message) == _place(message)]
+            ballots.quarantine(signed.author, "it signed two different cuts in one ballot", tuple(same))
+        if agreement.decided is not None:
+            self._move()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+    # from one outer state to the next
+
+    async def _advance(self) -> bool:
+        """Apply what is decided, or take a later state; False where there is nothing to do."""
+        assert self.outer is not None  # noqa: S101 - `start` opened one
+        own = self.outer.round
+        decided = {at: one.decided for at, one in self._agreements.items() if one.decided and at >= own}
+        if not decided:
+            return False
+        proposal = decided.get(own)
+        try:
+            if proposal is not None and proposal.outer == self.outer.root:
+                await self._apply(proposal)
+            else:
+                newest = max(decided)
+                await self._jump(newest, decided[newest])
+        except IntellectError as error:
+            log.warning("round.not_applied", round=own, what=error.what, why=error.why)
+            self._station.progress.trouble(f"round {own}: {error.what}: {error.why}")
+            await trio.sleep(PAUSE)
+        return True
+
+    async def _apply(self, proposal: Proposal) -> None:
+        """Fetch what the cut names, and make the next outer state of it."""
+        assert self.outer is not None  # noqa: S101 - as its caller
+        outer, paths = self.outer, dict[bytes, Path]()
+        async with trio.open_nursery() as nursery:
+            for root in proposal.files:
+                nursery.start_soon(self._fetch, root, paths)
+        if len(paths) < len(proposal.files):
+            missing = len(proposal.files) - len(paths)
+            raise TrainingError(
+                f"{missing} contributions of the round cannot be had", "no member hands them over", "it is tried again"
+            )
+        figures = await trio.to_thread.run_sync(self._added, outer, [paths[root] for root in proposal.files])
+        seconds = round(self._station.clock.monotonic() - outer.opened, 3)
+        self.figures[outer.round] = msgspec.structs.replace(figures, seconds=seconds)
+        self.included.update(dict.fromkeys(proposal.files, outer.round))
+        log.info("round.applied", round=outer.round, contributions=figures.contributions, loss=figures.loss)
+        await self._open(self._path(outer.round + 1))
+
+    async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
+        members = self._station.membership.addresses()
+        try:
+            paths[root] = await self._station.blobs.fetch(
+                root, members, max_size=self.most_bytes, timeout=FETCH_TIMEOUT
+            )
+        except IntellectError as error:
+            log.info("contribution.unavailable", root=root.hex()[:16], why=error.why)
+
+    def _added(self, outer: Outer, paths: list[Path]) -> Figures:
+        """Apply; what cannot be decoded is left out, by everybody alike. In a thread."""
+        expected, found, sizes = self._expected(outer), list[Contribution](), [0]
+        for path in paths:
+            try:
+                one = decode_contribution(mapped(path), self.shapes, self.form, expected)
+                one.check()
+            except ContributionError as error:
+                log.warning("contribution.left_out", round=outer.round, why=error.why)
+                continue
+            found.append(one)
+            sizes.append(path.stat().st_size)
+        apply_round(StateFile(outer.path), found, self.rules, self._path(outer.round + 1))
+        tokens = sum(one.header.tokens for one in found)
+        loss = sum(one.header.loss_last * one.header.tokens for one in found) / tokens if tokens else None
+        return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / self.parameters)
+
+    async def _jump(self, round_: int, proposal: Proposal) -> None:
+        """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
+        members = self._station.membership.addresses()
+        path = await self._station.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
+        await trio.to_thread.run_sync(self._adopt, path, round_, proposal.outer)
+        log.info("round.fetched", round=round_)
+        self._station.progress.tell("outer", f"the outer state of round {round_} came from other members")
+        await self._open(self._path(round_))
+
+    def _adopt(self, path: Path, round_: int, root: bytes) -> None:
+        found = StateFile(path)
+        found.check()
+        if (found.round, found.root) != (round_, root):
+            raise TrainingError("an outer state is another one than the quorum named", str(path), "it is tried again")
+        write_whole(self._path(round_), path.read_bytes())
+
+    async def _open(self, path: Path) -> None:
+        """Begin the round of an outer state that is here: keep it for others, forget old ones."""
+        found = await trio.to_thread.run_sync(StateFile, path)
+        info = await self._station.blobs.add(path)
+        self.before, old = self.outer, self.outer
+        self.outer = Outer(found.round, found.root, path, info.root, info.size, self._station.clock.monotonic())
+        if old is not None and old.round + 1 != found.round:
+            self.before = None
+        self._roots[found.round] = found.root
+        self._station.jury.learn(found.round, found.root)
+        await trio.to_thread.run_sync(self._forget, found.round)
+        self._move()
+
+    def _newest(self) -> Path:
+        """The newest outer state that is whole here."""
+        for path in sorted(self._folder.glob("outer-*.safetensors"), reverse=True):
+            try:
+                StateFile(path).check()
+            except TrainingError as error:
+                log.warning("outer_state.damaged", path=str(path), why=error.why)
+                path.unlink()
+            else:
+                return path
+        raise TrainingError("no outer state is here", str(self._folder), "start the node again")
+
+    def _forget(self, round_: int) -> None:
+        for path in self._folder.iterdir():
+            number = path.name.removeprefix("outer-").removesuffix(".safetensors")
+            if number.isdigit() and int(number) < round_ - KEPT_STATES:
+                for inner in path.iterdir() if path.is_dir() else ():
+                    inner.unlink()
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    @property
+    def _folder(self) -> Path:
+        return self.spool.root / "rounds"
+
+    def _path(self, round_: int) -> Path:
+        return self._folder / f"outer-{round_:06d}.safetensors"
+
+    # what is told
+
+    def beat(self) -> dict[str, Any]:
+        if self.outer is None:
+            return {}
+        return {"policy_step": self.outer.round, "outer": self.outer.root}
+
+    def doing(self) -> str:
+        """What the round waits for, in words."""
+        if self.outer is None or self.over:
+            return "the last round is over"
+        return f"round {self.outer.round + 1} of {self.last}"
+
+    def status(self) -> dict[str, Any]:
+        if self.outer is None:
+            return {}
+        newest = next(reversed(self.figures.values()), None)
+        peers = self._peers()
+        compared = [one["equal"] for one in peers if one["equal"] is not None]
+        told = {
+            "round": self.outer.round,
+            "rounds": self.last,
+            "outer_root": self.outer.root.hex(),
+            "loss": newest.loss if newest else None,
+            "tokens_per_second": round(newest.tokens / newest.seconds, 1) if newest and newest.seconds else None,
+            "bits_per_parameter": round(newest.bits, 4) if newest else None,
+            "contributions": newest.contributions if newest else None,
+            "replicas": {"equal": 1 + sum(compared), "of": 1 + len(compared)},
+            "peers": peers,
+            "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
+        }
+        run = {"step": self.outer.round, "policy_root": self.outer.root.hex()}
+        process = {"name": self._process.name, "pid": self._process.pid, "restarts": self._process.restarts}
+        return {"pretraining": told, "run": run, "processes": [process]}
+
+    def _peers(self) -> list[dict[str, Any]]:
+        """The other members that live, as their heartbeats say. equal: whether their outer state is this node's of that
+        round, None if that is not known here."""
+        station, found = self._station, list[dict[str, Any]]()
+        assert self.outer is not None  # noqa: S101 - as its caller
+        inside = {work.node for work in self.works()}
+        for node in station.membership.table.live(station.clock.monotonic()):
+            member = station.membership.table.get(node)
+            if node == station.key.address or member is None or member.beat is None:
+                continue
+            beat = member.beat
+            own = self._roots.get(beat.policy_step)
+            found.append(
+                {
+                    "address": node,
+                    "seat": beat.seat,
+                    "round": beat.policy_step,
+                    "in": node in inside,
+                    "equal": None if own is None or not beat.outer else own == beat.outer,
+                }
+            )
+        return found
+
+    def works(self) -> list[Work]:
+        """The contributions to this round, and the late ones to the one before."""
+        assert self.outer is not None  # noqa: S101 - `start` opened one
+        known = {one.root for one in (self.outer, self.before) if one is not None}
+        register = self._station.jury.register
+        return [
+            work
+            for node in [*self._station.membership.addresses(), self._station.key.address]
+            for work in register.of(node)
+            if work.commitment.policy_root in known and work.commitment.file_root not in self.included
+        ]
+
+
+def _place(message: CutSigned) -> tuple[int, int, bool]:
+    return message.round, message.ballot, message.closed

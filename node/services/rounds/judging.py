@@ -1,0 +1,152 @@
+"""Judging contributions: form, effect and likeness of all, replay by lot. Judge, lots and court are those of rollouts.
+
+A contribution is one group. Its look is a job of the learner's process: in the file's own arithmetic its steps come to
+the same bits or its node did not make them, which costs the stake. In another arithmetic the two results may be so far
+apart as honest ones are, and what is further costs the pay.
+"""
+
+import struct
+from typing import Any, Self
+
+from node.chain.keeper import CaseKeeper
+from node.inference.link import Told
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
+from node.recent import Recent
+from node.services.base import Service
+from node.services.judging.judge import OwnTrouble, Validator
+from node.services.rounds.applying import Rounds
+from node.services.station import Station
+from node.services.workplace import Workplace
+from node.swarm.register import Work
+from node.training.jobs import Check
+from protocol.checks import Reason
+from protocol.disputes import UNDECIDED
+from protocol.identity import Address, parse_address
+from protocol.messages import Heartbeat
+from protocol.seats import weight
+from protocol.statements import Outcome
+
+MOST_DISTANCE = 0.25
+"""Of a contribution in another arithmetic from its replay here, as a share of it. Half of the steps are further away
+(cosine 0.89, measured: 0.46); honest float32 of two machines was not measured yet."""
+CLAIMS = 4096
+
+
+class Looks:
+    """Looks at contributions, in an engine's place: one job of the learner's process each."""
+
+    engine_name = "learner"
+
+    def __init__(self, station: Station, rounds: Rounds) -> None:
+        self._station, self._rounds = station, rounds
+        self._seen: Recent[bytes, tuple[bytes, str, int, Address]] = Recent(512)
+        """Contribution -> (outer state, path, seat, node)."""
+        self._claims: Recent[tuple[Address, int], None] = Recent(CLAIMS)
+
+    async def hear_seats(self) -> None:
+        async for signed in self._station.board.subscribe(Heartbeat):
+            if signed.message.seat >= 0:
+                self._claims[signed.author, signed.message.seat] = None
+
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> Inspected:
+        """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
+        assert isinstance(request, Inspect) and policy is not None  # noqa: S101 - as the judge asks
+        order = request
+        others = tuple(
+            path
+            for root, (outer, path, _, _) in self._seen.items()
+            if outer == order.policy_root and root != order.file_root
+        )
+        replay = order.groups is None or bool(order.groups)
+        job = Check(policy.step, order.path, others, replay)
+        found = await self._rounds.jobs.ask(f"check-{order.file_root.hex()[:32]}-{int(replay)}", job)
+        return self._inspected(order, found)
+
+    def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
+        reason, detail, outcome = self._fault(order, found)
+        if reason is Reason.NONE or reason is Reason.NO_GAIN:
+            self._seen[order.file_root] = (order.policy_root, order.path, found["seat"], parse_address(order.node))
+        if "norm" in found:
+            self._rounds.norms[order.file_root] = found["norm"]
+        replayed = "equal" in found
+        return Inspected(
+            outcome=int(outcome),
+            reason=int(reason),
+            detail=detail,
+            report_path="",
+            rewards_mean=0.0,
+            tokens=found.get("tokens", 0),
+            seconds=found.get("seconds", 0.0),
+            statistics={},
+            group=0 if reason in (Reason.NOT_REPRODUCED, Reason.NO_GAIN) else -1,
+            checked=(0,) if replayed else (),
+            rewards=UNDECIDED,
+            logprobs=struct.pack("<f", -max(found["after"], 0.0)) if replayed else b"",
+            verifier=self.engine_name,
+        )
+
+    def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, Outcome]:
+        if "fault" in found:
+            return Reason.MALFORMED, found["fault"], Outcome.SLASH
+        if found["tokens"] != order.units:
+            detail = f"it says {order.units} tokens outside and {found['tokens']} inside"
+            return Reason.UNITS, detail, Outcome.SLASH
+        copy = f"; it is {found['alike']:.3f} like another one of the round" if found["alike"] > 0.9 else ""
+        if found.get("same") and not found["equal"]:
+            at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""
+            detail = f"its steps come to other bits here{at}, distance {found['distance']:.2g}{copy}"
+            return Reason.NOT_REPRODUCED, detail, Outcome.SLASH
+        if self._is_anothers(parse_address(order.node), order.policy_root, found["seat"]):
+            return Reason.NOT_LEASED, f"seat {found['seat']} is not its node's", Outcome.REJECT
+        if found.get("equal"):
+            return Reason.NONE, "", Outcome.ACCEPT
+        if "distance" in found and found["distance"] > MOST_DISTANCE:
+            detail = f"its steps come {found['distance']:.2g} away from it here{copy}"
+            return Reason.NO_GAIN, detail, Outcome.REJECT
+        if found.get("own", 1.0) <= 0:
+            return Reason.NO_GAIN, f"the loss on its own rows rises by {-found['own']:.3g}", Outcome.REJECT
+        return Reason.NONE, "", Outcome.ACCEPT
+
+    def _is_anothers(self, node: Address, outer: bytes, seat: int) -> bool:
+        """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it."""
+        if (node, seat) not in self._claims:
+            return True
+        run = self._station.run.root
+        return any(
+            other != node and weight(run, seat, other) < weight(run, seat, node)
+            for seen, _, at, other in self._seen.values()
+            if seen == outer and at == seat
+        )
+
+
+class ContributionJudging(Validator, Service):
+    """A validator of a run that pre-trains."""
+
+    def __init__(self, station: Station, rounds: Rounds, looks: Looks, *given: Any) -> None:
+        super().__init__(station, looks, None, *given)
+        self._rounds, self._looks = rounds, looks
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        cases = CaseKeeper(place.chain, place.directory / "cases")
+        looks = Looks(place.station, place.rounds)
+        return cls(place.station, place.rounds, looks, cases, place.scratch, place.tally)
+
+    async def _follow_policies(self) -> None:
+        """Rounds are this run's policies."""
+        round_ = -1
+        while True:
+            round_ = (await self._rounds.newer_than(round_)).round
+            self.own_lots.policy(round_)
+
+    async def _heed_others(self) -> None:
+        await self._looks.hear_seats()
+
+    async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
+        """The outer state that a contribution begins at."""
+        for outer in (self._rounds.outer, self._rounds.before):
+            if outer is not None and outer.root == work.commitment.policy_root:
+                return None, LoadPolicy(policy_root=outer.root, step=outer.round, path=str(outer.path))
+        raise OwnTrouble("the round that it was made for is over", for_good=True)

@@ -1,0 +1,147 @@
+"""A peer's part in a round: its seat, its steps, and its contribution, committed like any work."""
+
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.services.base import Service
+from node.services.committing import Made, commit, slot_name
+from node.services.rounds.applying import Outer, Rounds
+from node.services.station import Rate, Station
+from node.services.workplace import Workplace
+from node.swarm.ballots import FileState
+from node.swarm.register import WorkId
+from protocol.checks import reason_name
+from protocol.errors import IntellectError
+from protocol.seats import choose
+from protocol.statements import work_id
+
+log = structlog.get_logger()
+POLL = 0.2
+SAID = 2
+"""Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
+REPEATED = 4
+
+
+class Learning(Service):
+    """One per worker."""
+
+    name = "learning"
+
+    def __init__(self, station: Station, rounds: Rounds) -> None:
+        self._station, self._rounds = station, rounds
+        self.seat, self._said = -1, 0
+        self.rate = Rate(60.0, station.clock.monotonic)
+        self.counts: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        self.units = 0
+        self._training = -1
+        self._open: dict[WorkId, int] = {}
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station, place.rounds)
+
+    async def run(self) -> None:
+        self._station.progress.doing = self.doing
+        journal = self._station.journal
+        done = await journal.do(journal.work_done, self._station.run.root)
+        self.counts, self.units = done.counts, done.units
+        for raw in await journal.do(journal.last_said, "commitment", REPEATED):
+            await self._station.board.post_raw(raw)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_verdicts)
+            await self._contribute()
+
+    async def _contribute(self) -> None:
+        """A contribution to every round that this node lives to see begin."""
+        round_ = -1
+        while not self._rounds.over:
+            outer = await self._rounds.newer_than(round_)
+            round_ = outer.round
+            journal, slot = self._station.journal, slot_name(outer.root, 0)
+            if self._rounds.over or await journal.do(journal.said, "commitment", slot):
+                continue  # made before a restart: a second one would be a fault
+            while self.seat < 0 or self._said < SAID:  # noqa: ASYNC110 - heartbeats of any others may free one
+                await trio.sleep(POLL)
+            self._training = round_
+            try:
+                await self._train(outer)
+            except IntellectError as error:
+                log.warning("contribution.failed", round=round_, why=error.why)
+                self._station.progress.trouble(f"no contribution to round {round_}: {error.what}: {error.why}")
+            finally:
+                self._training = -1
+
+    async def _train(self, outer: Outer) -> None:
+        clock = self._station.clock
+        until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
+        found = await self._rounds.train(outer.round, self.seat, until)
+        made = Made(found["path"], found["tokens"])
+        commitment = await commit(self._station, outer.root, 0, made, outer.round)
+        self._open[work_id(commitment)] = outer.round
+        self.units += made.units
+        self.rate.add(made.units)
+        await self._count()
+        log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=made.units, loss=found["loss"])
+
+    async def _follow_verdicts(self) -> None:
+        """What becomes of this node's contributions."""
+        jury, journal = self._station.jury, self._station.journal
+        while True:
+            for id, round_ in list(self._open.items()):
+                work, state = jury.register.get(id), jury.ballots.state(id)
+                if work is None or state not in (FileState.ACCEPTED, FileState.REJECTED):
+                    continue
+                del self._open[id]
+                accepted = state is FileState.ACCEPTED
+                await journal.do(journal.judge_file, work.commitment.file_root, "accepted" if accepted else "rejected")
+                await self._count()
+                if accepted:
+                    text = f"the contribution to round {round_} was accepted: {work.commitment.units:,} tokens"
+                    self._station.progress.contributed("accepted", text)
+                else:
+                    self._note_refusal(id, round_)
+            await trio.sleep(POLL)
+
+    def _note_refusal(self, id: WorkId, round_: int) -> None:
+        votes = self._station.jury.ballots.rejecting(id).values()
+        reasons = sorted({reason_name(vote.verdict.reason) for vote in votes}) or ["disputed"]
+        for reason in reasons:
+            self.refused[reason] = self.refused.get(reason, 0) + 1
+        why = next((vote.detail for vote in votes if vote.detail), "")
+        self._station.progress.tell("refused", f"the contribution to round {round_}: {', '.join(reasons)} {why}")
+
+    async def _count(self) -> None:
+        journal = self._station.journal
+        self.counts = await journal.do(journal.file_counts, self._station.run.root)
+
+    # as a service
+
+    def beat(self) -> dict[str, Any]:
+        """The seat is chosen as often as it is told: what others say of theirs may change it."""
+        station, table = self._station, self._station.membership.table
+        members = (table.get(node) for node in table.live(station.clock.monotonic()))
+        taken = {one.address: one.beat.seat for one in members if one and one.beat and one.beat.seat >= 0}
+        seat = choose(station.run.root, station.key.address, self._rounds.rules.max_contributions, self.seat, taken)
+        self._said = self._said + 1 if seat == self.seat else 0
+        self.seat = seat
+        return {"seat": seat, "rate": round(self.rate.per_second, 1)}
+
+    def doing(self) -> str:
+        if self._training >= 0:
+            return f"training round {self._training + 1} of {self._rounds.last} on seat {self.seat}"
+        if self.seat < 0:
+            return "waiting for a free seat: the run has diloco.max_contributions of them"
+        return f"its steps are made; {self._rounds.doing()} waits for the others"
+
+    def status(self) -> dict[str, Any]:
+        work = {
+            "files_committed": sum(self.counts.values()),
+            "files_accepted": self.counts.get("accepted", 0),
+            "files_rejected": self.counts.get("rejected", 0),
+            "rejected_by_reason": dict(self.refused),
+            "units": self.units,
+        }
+        return {"work": work, "pretraining": {"seat": self.seat, "training": self._training >= 0}}

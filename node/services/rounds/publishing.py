@@ -1,0 +1,82 @@
+"""The owner's eyes on a run that pre-trains: each outer state evaluated, its image written, its figures on record.
+
+Rounds do not need it: they go on while it is away, and it takes up the newest one when it is back.
+"""
+
+from functools import partial
+from typing import Any, Self
+
+import msgspec
+import structlog
+import trio
+
+from node.metrics.observer import Observer, open_observer
+from node.services.base import Service
+from node.services.rounds.applying import Rounds
+from node.services.station import Station
+from node.services.workplace import Workplace
+from node.training.jobs import Publish
+from node.training.spool import Spool
+from protocol.errors import IntellectError
+
+log = structlog.get_logger()
+
+
+class Publishing(Service):
+    """One, at the run's owner."""
+
+    name = "publishing"
+
+    def __init__(self, station: Station, rounds: Rounds, spool: Spool, observer: Observer) -> None:
+        self._station, self._rounds, self._spool, self._observer = station, rounds, spool, observer
+        self._began = station.clock.monotonic()
+        self.done = False
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        observing = partial(open_observer, place.station.run.spec, place.directory, place.config.metrics_log)
+        return cls(place.station, place.rounds, place.rounds.spool, await trio.to_thread.run_sync(observing))
+
+    async def run(self) -> None:
+        try:
+            while self._observer.newest < self._rounds.last:
+                outer = await self._rounds.newer_than(self._observer.newest)
+                await self._publish(outer.round)
+            self.done = True
+        finally:
+            self._observer.close()
+
+    async def _publish(self, round_: int) -> None:
+        before = self._rounds.figures.get(round_ - 1)
+        figures = msgspec.to_builtins(before) if before else {}
+        told = {"bits_per_parameter": figures.pop("bits", None), **figures}
+        metrics = {name: value for name, value in told.items() if value is not None and name != "round"}
+        try:
+            await self._rounds.jobs.ask(f"publish-{round_:06d}", Publish(round_, metrics))
+        except IntellectError as error:
+            log.warning("round.not_published", round=round_, why=error.why)
+            self._station.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
+            await self._rounds.newer_than(round_)
+            return
+        elapsed = round(self._station.clock.monotonic() - self._began, 3)
+        record = await trio.to_thread.run_sync(self._spool.record, round_)
+        await trio.to_thread.run_sync(self._observer.observe, record, {"elapsed": elapsed}, {})
+        self._spool.forget_policies(round_)
+
+    def beat(self) -> dict[str, Any]:
+        return {"finished": self.done}
+
+    def status(self) -> dict[str, Any]:
+        latest = self._observer.latest
+        numbers = {name: latest.get(name) for name in ("eval_loss", "perplexity", "eval_loss_by_data")}
+        training = {
+            "step": self._observer.newest,
+            "loss": latest.get("loss"),
+            "tokens_per_second": latest.get("tokens_per_second"),
+            "seconds": float(latest.get("elapsed", 0.0)),
+            "queued_rollouts": 0,
+            "latest": latest,
+            "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
+            "done": self.done,
+        }
+        return {"training": training, "pretraining": numbers}

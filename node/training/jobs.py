@@ -1,0 +1,114 @@
+"""What a daemon asks of the learner's process in a swarm that pre-trains, one whole file a job below the spool:
+
+    jobs/train-000012.json         daemon -> learner: a job
+    jobs/train-000012.done         learner -> daemon: what came of it; its presence means that the job is over
+
+Either may be killed at any time: a job without an answer is done again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from node.state.files import write_whole
+from node.training.errors import TrainingError
+from node.training.spool import Spool
+
+POLL = 0.02
+
+
+class _Job(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Start(_Job, frozen=True):
+    """Write outer state 0, unless a newer one is there."""
+
+
+class Train(_Job, frozen=True):
+    """A seat's steps of a round, until all are made or `until` (unix seconds) is over, at least one."""
+
+    round: int
+    seat: int
+    until: float
+
+
+class Check(_Job, frozen=True):
+    """Look at a contribution. others: of the same round, which it might be a copy of; replay: make its steps again."""
+
+    round: int
+    path: str
+    others: tuple[str, ...] = ()
+    replay: bool = False
+
+
+class Publish(_Job, frozen=True):
+    """Evaluate the outer state that a round begins with; write its image and the metrics."""
+
+    round: int
+    metrics: dict[str, Any]
+
+
+Job = Start | Train | Check | Publish
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """what, why, remedy: of a job that could not be done."""
+
+    found: dict[str, Any] = {}
+    what: str = ""
+    why: str = ""
+    remedy: str = ""
+
+
+class Jobs:
+    """The directory of jobs of one spool."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._directory = spool.root / "jobs"
+
+    def prepare(self) -> None:
+        """Make the directory, empty: what was asked by an earlier daemon nobody waits for."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for path in self._directory.iterdir():
+            path.unlink()
+
+    @property
+    def exist(self) -> bool:
+        """Whether the spool's learner is to wait for jobs."""
+        return self._directory.is_dir()
+
+    # the learner's end
+
+    def next(self) -> tuple[str, Job] | None:
+        """The oldest job that has no answer."""
+        left = [path for path in self._directory.glob("[!.]*.json") if not self._answer(path.stem).exists()]
+        if not left:
+            return None
+        first = min(left, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return first.stem, msgspec.json.decode(first.read_bytes(), type=Job)
+
+    def answer(self, name: str, answer: Answer) -> None:
+        write_whole(self._answer(name), msgspec.json.encode(answer))
+
+    # the daemon's end
+
+    async def ask(self, name: str, job: Job) -> dict[str, Any]:
+        """What comes of a job. Raises TrainingError if it cannot be done."""
+        asked, answered = self._directory / f"{name}.json", self._answer(name)
+        write_whole(asked, msgspec.json.encode(job))
+        try:
+            while not answered.exists():  # noqa: ASYNC110 - another process writes it
+                await trio.sleep(POLL)
+            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+        finally:
+            asked.unlink(missing_ok=True)
+            answered.unlink(missing_ok=True)
+        if answer.what:
+            raise TrainingError(answer.what, answer.why, answer.remedy)
+        return answer.found
+
+    def _answer(self, name: str) -> Path:
+        return self._directory / f"{name}.done"

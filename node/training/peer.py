@@ -1,0 +1,202 @@
+"""The learner's process of a node in a swarm that pre-trains: it does what its daemon asks (node.training.jobs).
+
+A worker's trains a seat, a validator's looks at contributions, the run's owner's evaluates. Outer states come from the
+daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from node.state.files import mapped
+from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
+from node.training.outer import StateFile
+from node.training.pretrainer import Pretrainer
+from protocol.contribution import Contribution, decode_contribution, expected_of
+from protocol.errors import IntellectError
+from protocol.exchange import F32, ContributionError
+from protocol.rounds import state_root
+
+POLL = 0.02
+SURE = 2.0
+"""Standard errors by which the loss must fall, or the steps are made again: an honest contribution may fall short of
+that, and is then found to be honest."""
+BATCHES = 4
+"""Batches of the own rows, and as many of others', on which a contribution's effect is looked at."""
+ALIKE = 0.9
+"""Cosine of two contributions from which on one may be a copy: honest ones had at most 0.7 (measured), a copy with 5 %
+of noise has 0.999. Where batches are large honest ones come closer; so it only asks for a replay."""
+
+
+class Peer(Pretrainer):
+    """Waits for jobs, one at a time, until it is ended."""
+
+    def train(self) -> None:
+        jobs = Jobs(self._spool)
+        while True:
+            found = jobs.next() if self._world.first else None
+            said = self._world.hand_out(msgspec.json.encode(found))
+            name, job = msgspec.json.decode(said, type=tuple[str, Job] | None) or ("", None)
+            if job is None:
+                time.sleep(POLL)
+                continue
+            answer = self._answer(job)
+            if self._world.first:
+                jobs.answer(name, answer)
+
+    def _answer(self, job: Job) -> Answer:
+        """A job that fails is over, too: the daemon says why, and asks for the next."""
+        self._seconds = {}
+        try:
+            return Answer(self._do(job))
+        except IntellectError as error:
+            return Answer({}, error.what, error.why, error.remedy)
+        except OSError as error:
+            why = f"{error.filename or self._spool.root}: {error.strerror or error}"
+            return Answer({}, "pre-training cannot use its files", why, "free space there, or see who may write")
+
+    def _do(self, job: Job) -> dict[str, Any]:
+        match job:
+            case Start():
+                return self._started()
+            case Train():
+                return self._trained(job)
+            case Check():
+                return self._checked(job)
+            case Publish():
+                self._publish(job.round, dict(job.metrics))
+                return {}
+
+    def _started(self) -> dict[str, Any]:
+        """The outer state with which to begin; a damaged one is made again, or fetched."""
+        if not self._here(self._outer_path(0)):
+            self._begin()
+        shapes = {name: list(shape) for name, shape in self._learner.shapes.items()}
+        return {"shapes": shapes, "path": str(self._outer_path(0)), "arithmetic": self._computed_by()}
+
+    def _trained(self, job: Train) -> dict[str, Any]:
+        self._contribute(job.round, job.seat, job.until)
+        path = self._seat_path(job.round, job.seat)
+        outer = StateFile(self._outer_path(job.round))
+        header = self._decoded(path, outer).header
+        return {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
+
+    # Looking at what others made
+
+    def _decoded(self, path: Path, outer: StateFile) -> Contribution:
+        """Raises ContributionError."""
+        expected = expected_of(self._rules, self._root, {outer.round: outer.root})
+        return decode_contribution(mapped(path), self._learner.shapes, self._form, expected)
+
+    def _checked(self, job: Check) -> dict[str, Any]:
+        """What there is to say of a contribution: `fault` in its form; or what it does to the loss, and whether its
+        steps come to the same here."""
+        outer = StateFile(self._outer_path(job.round))
+        try:
+            contribution = self._decoded(Path(job.path), outer)
+            found: dict[str, Any] = {"norm": contribution.check()}
+        except ContributionError as error:
+            return {"fault": error.why}
+        header = contribution.header
+        if header.tokens % self._rules.batch_tokens:
+            return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
+        found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
+        found |= self._likeness(contribution, outer, job.others)
+        if job.replay or found["alike"] > ALIKE:
+            found |= self._replayed(outer, contribution)
+        if not found.get("same"):  # whoever made the same steps in the same arithmetic knows more than the loss says
+            found |= self._effect(outer, contribution)
+            if found["own"] <= SURE * found["error"] and "same" not in found:
+                found |= self._replayed(outer, contribution)
+        return found | {"seconds": self._seconds.get("check", 0.0)}
+
+    def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
+        """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
+        header, first = contribution.header, contribution.header.round * self._rules.inner_steps
+        steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, BATCHES).astype(int)
+        steps = sorted({first + int(step) for step in steps})
+        seats = (header.seat, (header.seat + 1) % self._rules.max_contributions)
+        rows = [self._data.rows(seat, step) for seat in seats for step in steps]
+        with self._timed("check"):
+            self._learner.load(outer.tensor)
+            before = [self._learner.loss(each) for each in rows]
+            self._learner.load(lambda name: outer.tensor(name) - contribution.tensor(name).reshape(outer.shapes[name]))
+            after = [self._learner.loss(each) for each in rows]
+        falls = np.array(before) - np.array(after)
+        own, others = falls[: len(steps)], falls[len(steps) :]
+        return {
+            "own": _finite(float(own.mean())),
+            "error": _finite(float(own.std(ddof=1) / math.sqrt(len(own))) if len(own) > 1 else 0.0),
+            "others": _finite(float(others.mean())),
+        }
+
+    def _likeness(self, contribution: Contribution, outer: StateFile, others: tuple[str, ...]) -> dict[str, Any]:
+        """The largest cosine with another contribution of the round, and whose that is."""
+        found, whose = 0.0, ""
+        for path in others:
+            try:
+                other = self._decoded(Path(path), outer)
+                cosine = _cosine(contribution, other)
+            except (ContributionError, OSError):  # it is no contribution, which is its own judge's to say
+                continue
+            if cosine > found:
+                found, whose = cosine, path
+        return {"alike": found, "whose": whose}
+
+    def _replayed(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
+        """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every digest and
+        every byte is; distance: of the two results, as a share of this one; after: the loss then on its first rows,
+        which is what two validators that replay it can compare."""
+        header, learner, rules = contribution.header, self._learner, self._rules
+        digests, losses = list[bytes](), list[float]()
+        with self._timed("check"):
+            learner.load(outer.tensor)
+            learner.begin(None)
+            for number in range(header.tokens // rules.batch_tokens):
+                step = header.round * rules.inner_steps + number
+                if rules.stretch and number % rules.stretch == 0:
+                    digests.append(learner.digest(step))
+                losses.append(learner.step(self._data.rows(header.seat, step), step)[0])
+            error, size, equal = self._compared(outer, contribution)
+        said = (header.stretches, header.loss_first, header.loss_last, header.inner)
+        nothing = (state_root(header.round, ()), state_root(header.round + 1, ()))
+        equal = equal and said == (tuple(digests), losses[0], losses[-1], nothing)
+        wrong = [i for i, (ours, theirs) in enumerate(zip(digests, header.stretches, strict=False)) if ours != theirs]
+        after = self._learner.loss(self._data.rows(header.seat, header.round * rules.inner_steps))
+        distance = math.sqrt(error / size) if size else math.inf if error else 0.0
+        same = header.arithmetic == self._computed_by()
+        return {"same": same, "equal": equal, "distance": min(distance, 1e30), "wrong": wrong[:1], "after": after}
+
+    def _compared(self, outer: StateFile, contribution: Contribution) -> tuple[float, float, bool]:
+        """(squared distance from what the learner holds, its square, whether every byte is equal)."""
+        error, size, equal = 0.0, 0.0, True
+        for name, values in self._learner.weights():
+            ours = self._form.encode(outer.tensor(name).reshape(-1) - values)
+            equal = equal and ours == bytes(contribution.parts[name])
+            mine = self._form.decode(ours, values.size).astype(np.float64)
+            error += float(np.square(mine - contribution.tensor(name)).sum())
+            size += float(np.square(mine).sum())
+        return error, size, equal
+
+
+def _tensors(contribution: Contribution) -> Iterator[F32]:
+    return (contribution.tensor(name) for name in contribution.shapes)
+
+
+def _cosine(one: Contribution, other: Contribution) -> float:
+    """0 where one of them is nothing."""
+    product = first = second = 0.0
+    for a, b in zip(_tensors(one), _tensors(other), strict=True):
+        product += float(np.dot(a.astype(np.float64), b))
+        first += float(np.dot(a.astype(np.float64), a))
+        second += float(np.dot(b.astype(np.float64), b))
+    return product / math.sqrt(first * second) if first and second else 0.0
+
+
+def _finite(value: float, otherwise: float = -1e30) -> float:
+    return value if math.isfinite(value) else otherwise

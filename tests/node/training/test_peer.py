@@ -1,0 +1,151 @@
+"""What a validator's learner finds in contributions: the honest one, and everything that passes for one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from node.inference.wire import Inspect
+from node.services.rounds.judging import Looks
+from node.training.jobs import Answer, Check, Job, Publish, Start, Train
+from node.training.outer import StateFile
+from node.training.peer import Peer
+from node.training.settings import TrainerSettings
+from node.training.world import World
+from protocol.checks import Reason
+from protocol.contribution import Contribution, ContributionHeader, encode_contribution
+from protocol.identity import Address, NodeKey
+from protocol.statements import Outcome
+from tests.node.training.texts import compiled, spool_of
+
+NODE = NodeKey(bytes([2]) * 32).address
+NEVER = 4e9
+Tensors = dict[str, Any]
+
+
+class Bench:
+    """One learner, honest contributions of seats 0 and 1 to round 0, and a judge of them."""
+
+    def __init__(self, folder: Path) -> None:
+        run = compiled(folder, rounds='exchange = "float32"\ninner_state = "reset"')
+        self.peer = Peer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
+        self.folder = folder
+        self.ask(Start())
+        self.paths = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
+        station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32)))
+        rounds: Any = SimpleNamespace(norms={})
+        self.looks = Looks(station, rounds)
+        for seat in (0, 1):
+            self.looks._claims[NODE, seat] = None
+
+    def ask(self, job: Job) -> dict[str, Any]:
+        answer = self.peer._answer(job)
+        assert not answer.what, answer
+        return answer.found
+
+    def read(self, seat: int) -> Contribution:
+        return self.peer._decoded(self.paths[seat], StateFile(self.peer._outer_path(0)))
+
+    def write(self, change: Callable[[Tensors], Tensors], of: int = 0, **header: Any) -> Path:
+        honest = self.read(of)
+        tensors = change({name: honest.tensor(name).copy() for name in honest.shapes})
+        said: ContributionHeader = msgspec.structs.replace(honest.header, **header)
+        path = self.folder / "made.inc"
+        path.write_bytes(b"".join(encode_contribution(said, tensors, honest.form)))
+        return path
+
+    def verdict(self, path: Path, *, replay: bool = True, node: Address = NODE, units: int | None = None) -> Any:
+        found = self.ask(Check(0, str(path), tuple(str(one) for one in self.paths), replay))
+        tokens = found.get("tokens", 256) if units is None else units
+        order = Inspect(
+            policy_root=bytes(32), node=node, pool=0, index=0, units=tokens, path=str(path), report_path="",
+            file_root=bytes(32), groups=(0,) if replay else (),
+        )  # fmt: skip
+        return self.looks._inspected(order, found), found
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    yield Bench(tmp_path_factory.mktemp("bench"))
+
+
+def noise(tensors: Tensors) -> Tensors:
+    source = np.random.default_rng(0)
+    return {k: source.normal(size=v.size, scale=v.std() + 1e-9).astype(np.float32) for k, v in tensors.items()}
+
+
+def noisy(tensors: Tensors) -> Tensors:
+    extra = noise(tensors)
+    return {k: v + np.float32(0.05) * extra[k] for k, v in tensors.items()}
+
+
+def times(factor: float) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {k: np.float32(factor) * v for k, v in tensors.items()}
+
+
+def test_honest_work_is_accepted_with_and_without_a_replay(bench: Bench) -> None:
+    for seat in (0, 1):
+        found, seen = bench.verdict(bench.paths[seat])
+        assert (found.outcome, found.checked) == (Outcome.ACCEPT, (0,)) and seen["equal"] and seen["same"]
+        found, seen = bench.verdict(bench.write(lambda one: one, seat), replay=False)
+        assert found.outcome == Outcome.ACCEPT  # the same bytes beside itself are like a copy, so they were replayed
+        assert seen["alike"] > 0.99 and seen["equal"]
+
+
+@pytest.mark.parametrize("cheat", ["noise", "zero", "sign", "copy", "half", "own-data", "three-times"])
+def test_what_was_not_computed_is_found_and_costs_the_stake(bench: Bench, cheat: str) -> None:
+    header: dict[str, Any] = {}
+    if cheat == "copy":  # another seat's work with 5 % noise, under one's own seat
+        path = bench.write(noisy, 1, seat=0)
+    elif cheat == "own-data":  # real steps, on the rows of another seat
+        path = bench.write(lambda one: one, 1, seat=0)
+    elif cheat == "half":  # half of the steps, sold as all
+        made = bench.peer._seat_path(0, 0)
+        made.rename(bench.folder / "whole")
+        bench.ask(Train(0, 0, 0.0))
+        assert bench.read(0).header.tokens == 64  # where time is over one step is made, and said
+        found, _ = bench.verdict(made)
+        assert found.outcome == Outcome.ACCEPT  # the control: who is slow and says so
+        header = {"tokens": 256, "stretches": bench.read(0).header.stretches * 2}
+        path = bench.write(lambda one: one, 0, **header)
+        (bench.folder / "whole").rename(made)
+    else:
+        change = {"noise": noise, "zero": times(0), "sign": times(-1), "three-times": times(3)}[cheat]
+        path = bench.write(change)
+    found, seen = bench.verdict(path)
+    assert (found.outcome, found.reason, found.group) == (Outcome.SLASH, Reason.NOT_REPRODUCED, 0), seen
+    unasked, _ = bench.verdict(path, replay=False)
+    if cheat in ("zero", "sign", "copy", "own-data"):  # found in all contributions, not by lot only
+        assert unasked.reason == Reason.NOT_REPRODUCED, unasked
+
+
+def test_in_another_arithmetic_what_is_near_passes_and_what_is_far_costs_the_pay(bench: Bench) -> None:
+    near = bench.write(lambda one: {k: v * np.float32(1.001) for k, v in one.items()}, arithmetic="another")
+    assert bench.verdict(near)[0].outcome == Outcome.ACCEPT
+    for change in (noise, times(-1), times(3), times(0)):
+        found, _ = bench.verdict(bench.write(change, arithmetic="another"))
+        assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NO_GAIN)
+
+
+def test_form_identity_and_seat(bench: Bench) -> None:
+    nan = bench.write(lambda one: one)
+    whole = bytearray(nan.read_bytes())
+    whole[-300:] = b"\xff" * 300  # no numbers
+    nan.write_bytes(whole)
+    assert bench.verdict(nan)[0].reason == Reason.MALFORMED
+    for wrong in ({"round": 1}, {"outer": b"x" * 32}, {"run_root": bytes(32)}, {"tokens": 100}, {"seat": 9}):
+        assert bench.verdict(bench.write(lambda one: one, **wrong))[0].reason == Reason.MALFORMED, wrong
+    assert bench.verdict(bench.paths[0], units=64)[0].reason == Reason.UNITS
+    stranger = NodeKey(bytes([9]) * 32).address
+    found, _ = bench.verdict(bench.paths[0], node=stranger)
+    assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NOT_LEASED)
+
+
+def test_a_job_that_cannot_be_done_is_answered_and_the_next_one_is_done(bench: Bench) -> None:
+    answer = bench.peer._answer(Check(7, str(bench.paths[0])))
+    assert answer.what and isinstance(answer, Answer)
+    bench.ask(Publish(0, {}))

@@ -1,0 +1,23 @@
+"""Seats: kept while nobody lighter wants them; two nodes have one no longer than they do not hear each other."""
+
+from protocol.identity import NodeKey
+from protocol.seats import choose, weight
+
+RUN = bytes(32)
+PEOPLE = [NodeKey(bytes([n]) * 32).address for n in range(1, 9)]
+
+
+def test_nodes_that_start_at_once_come_to_seats_of_their_own_and_keep_them() -> None:
+    seats = dict.fromkeys(PEOPLE, -1)
+    for _ in range(10):  # all choose by what was said last
+        seats = {own: choose(RUN, own, 8, seats[own], {k: v for k, v in seats.items() if v >= 0}) for own in PEOPLE}
+    assert sorted(seats.values()) == list(range(8))
+    assert all(choose(RUN, own, 8, seats[own], seats) == seats[own] for own in PEOPLE)
+
+
+def test_who_finds_no_seat_has_none_and_the_lightest_keeps_one_that_two_want() -> None:
+    one, two, three = PEOPLE[:3]
+    assert choose(RUN, three, 2, -1, {one: 0, two: 1}) == -1
+    lighter, heavier = sorted((one, two), key=lambda node: weight(RUN, 0, node))
+    assert choose(RUN, lighter, 4, 0, {heavier: 0}) == 0
+    assert choose(RUN, heavier, 4, 0, {lighter: 0}) in (1, 2, 3)
