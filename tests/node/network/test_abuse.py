@@ -6,6 +6,8 @@ import struct
 import pytest
 import trio
 from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from multiaddr import Multiaddr
 
 from node.network import hardening, host, links, yamux
 from node.network.host import Libp2pNetwork
@@ -91,3 +93,59 @@ async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
     node._links.arrived(again)
     node._links.left(again)
     assert list(node._links._strangers) == [first]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+async def test_a_peer_that_opens_all_connections_it_may_and_reads_a_byte_a_second_harms_nobody_else(
+    real, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    many = 8
+    monkeypatch.setattr(links, "MAX_WITH_ONE", many // 2 if bounded else 2 * many)
+    abuser, node = await _pair(real)
+    other = real.make()
+    await real.start(other)
+    node.set_contacts({each.address: each.contacts()[0] for each in (abuser, other)})
+    other.set_contacts({node.address: node.contacts()[0]})
+    await real.until(lambda: len(node.connected()) == 2)
+    asked = set()
+
+    async def big(asker, request: bytes) -> bytes:
+        asked.add(asker)
+        return bytes(2**22)
+
+    node.serve("/big/1", big, max_request=10)
+    for _ in range(many):
+        connection = await abuser._swarm.dial_addr(Multiaddr(node.contacts()[0]), ID.from_base58(node.peer_id))
+        await _read_slowly(connection.muxed_conn, "/big/1")
+    most = many // 2 - 1
+    await real.until(
+        lambda: (
+            abuser.address in asked
+            and (node.lanes(abuser.address) == most if bounded else node.lanes(abuser.address) >= many)
+        )
+    )
+    for _ in range(4):
+        assert len(await other.request(node.address, "/big/1", b"", max_response=2**22, timeout=30)) == 2**22
+    await _pinged(other, node)
+    assert other.connected() and (node.lanes(abuser.address) <= most) == bounded
+
+
+async def _read_slowly(session: yamux.Session, protocol: str) -> None:
+    """Ask for much on several streams of a connection, of which one byte a second is read from now on."""
+    source = session.secured_conn._source
+    read = source.read
+    for _ in range(4):
+        try:
+            stream = await session.open_stream()
+            await stream.widen(2**22)
+            for said in ("/multistream/1.0.0\n", f"{protocol}\n"):
+                await stream.write(bytes([len(said)]) + said.encode())
+            await stream.write((0).to_bytes(4))
+        except MuxedStreamError:
+            return  # the other side has closed it: one too many
+
+    async def slowly(n: int | None = None) -> bytes:
+        await trio.sleep(1)
+        return await read(1)
+
+    source.read = slowly
