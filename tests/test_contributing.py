@@ -49,7 +49,7 @@ def test_every_how_to_can_be_followed(tmp_path: Path) -> None:
         shutil.copytree(
             ROOT / name,
             tmp_path / name,
-            ignore=ignored if name == "contracts" else shutil.ignore_patterns("__pycache__"),
+            ignore=ignored if name == "contracts" else None,
         )
     checks = []
     for kind, place, body in BLOCK.findall(TEXT):
