@@ -34,7 +34,7 @@ from node.inference.vllm import hooks as hooks_module
 from node.inference.vllm.arguments import arguments
 from node.inference.vllm.core import start
 from node.inference.vllm.engine import VllmEngine
-from node.inference.vllm.recorder import Recorder
+from node.inference.vllm.hooks import Recorder
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
 
 SMALL, MEDIUM, LARGE = (256, 4), (512, 8), (896, 24)

@@ -320,7 +320,7 @@ class _Lines:
 
 
 def _draw(measured: Any, k: int, name: str, target: Path) -> None:
-    from node.calibration.plot import plot
+    from node.calibration.write import plot
 
     try:
         plot(measured, k, f"{name}: honest engines and cheats", target)

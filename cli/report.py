@@ -15,7 +15,7 @@ from cli import pretraining
 from cli.demo.plot import running_mean
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import duration
-from node.metrics.ends import ends_of
+from node.metrics.journal import ends_of
 from node.state.files import whole_file, write_whole
 
 ANSWERS_EXAMPLES = (

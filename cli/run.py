@@ -54,7 +54,7 @@ def validate(
     rows of the data set with their lines; the first 20 whole, the others counted. Rows are counted by published form.
     """
     from node.hardware import inspect_hardware
-    from node.run.architecture import check_architecture, check_functions
+    from node.run.problems import check_architecture, check_functions
     from node.run.survey import survey
 
     found = survey(file)

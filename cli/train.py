@@ -176,8 +176,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Rewards: means of the first and last `reward_window` evaluations; losses instead where a run pre-trains."""
     from cli import pretraining
-    from node.metrics.ends import ends_of
-    from node.metrics.journal import read_records
+    from node.metrics.journal import ends_of, read_records
 
     records = list(read_records(home.directory / "metrics.jsonl"))
     rewards = [r["eval_reward"] for r in records if isinstance(r.get("eval_reward"), float)]
@@ -310,7 +309,7 @@ def numbers_of(record: dict[str, Any]) -> str:
 
 def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool) -> None:
     from cli.output import console, print_json
-    from node.metrics.ends import Ends
+    from node.metrics.journal import Ends
 
     if as_json:
         print_json({"summary": summary})

@@ -133,7 +133,7 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
     """What came of it, and what to try next."""
     from rich.console import Console
 
-    from node.metrics.ends import Ends
+    from node.metrics.journal import Ends
 
     out = Console(stderr=True, highlight=False) if to_errors else console()
     say: Callable[..., None] = lambda text: out.print(text, soft_wrap=True)  # noqa: E731

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cli.daemon_status import DaemonStatus, PretrainingPart, SlashPart, TrainingPart, VerdictPart, VerdictsPart
-from node.metrics.ends import Ends, ends_of
+from node.metrics.journal import Ends, ends_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 from node.calibration.calibrate import Measured, Plan, exercise_of, look_with, make_work
-from node.calibration.extent import Progress
-from node.calibration.measure import Work
+from node.calibration.measure import Progress, Work
 from node.environments.base import Environment
 from node.errors import RunFileError
 from node.inference.engine import Finished

@@ -19,8 +19,7 @@ import torch
 
 from node.calibration.alternatives import OTHER_DRAWS, Weights, other_weights
 from node.calibration.cuts import draw_files, hard_cuts
-from node.calibration.extent import Progress, Stage, most_samples
-from node.calibration.measure import Work, hand_over, look_at
+from node.calibration.measure import Progress, Stage, Work, hand_over, look_at, most_samples
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
@@ -85,7 +84,7 @@ class Plan:
 
     settings: Sequence[EngineSettings]
     samples: int | None = None
-    """Per kind of work; None: as many as the size of the model suits (node.calibration.extent)."""
+    """Per kind of work; None: as many as the size of the model suits (node.calibration.measure)."""
     seed: int = 0
     previous: Path | None = None
     """An older image of the model, if there is one: its use is then one of the cheats."""

@@ -4,6 +4,7 @@ A class of engines (protocol.engines) ends in a kernel, and a kernel belongs to 
 which engine makes it. Nothing heavy is imported before an engine is asked for.
 """
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,26 @@ from pathlib import Path
 from node.environments.base import Tokenizer
 from node.inference.engine import Engine
 from node.inference.errors import EngineError
-from node.inference.memory import keep_freed_memory
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.vllm import installed
+
+# Freed memory stays with an engine's process. The C library would hand it back after every layer and fetch it again,
+# and the operating system zeroes its pages each time: on small models that is a third of a prefill.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+KEPT_BYTES = 256 * 1024**2
+"""At most so much that is free stays."""
+_LARGEST = 32 * 1024**2
+"""What malloc may take from there; larger blocks come from the operating system and go back, as ever."""
+
+
+def keep_freed_memory() -> bool:
+    """Whether the C library can be told so: glibc's can, others only stay slower."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
+
 
 EngineFactory = Callable[[Path], tuple[Engine, Tokenizer]]
 """Model directory -> the engine for it and the model's tokenizer."""

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference import device_sampling
-from node.inference.attention import KERNELS, Causal, Chunk, Step
-from node.inference.kv_cache import KVCache
-from node.inference.products import linear
+from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import Transformer
+from node.inference.transformer import Transformer, linear
 
 LOGIT_CELLS = 1 << 23
 """Most logits (rows * vocabulary) at a time: 32 MiB."""

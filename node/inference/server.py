@@ -7,16 +7,42 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
-from node.inference.evaluate import evaluate
+from node.inference.evaluation import Evaluation
 from node.inference.inspect import inspect
 from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.produce import produce
 from node.inference.session import Session
-from node.inference.wire import Evaluate, Failed, Inspect, Loaded, LoadPolicy, Prepare, Produce, Ready, Reply, Request
+from node.inference.wire import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    Inspect,
+    Loaded,
+    LoadPolicy,
+    Prepare,
+    Produce,
+    Ready,
+    Reply,
+    Request,
+)
+from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.run import RunSpec, decode_run
+
+
+def evaluate(session: Session, order: Evaluate) -> Evaluated:
+    """Raises EngineError."""
+    started = time.monotonic()
+    others = session.evaluation_environments()
+    evaluation = Evaluation(session.run, session.environment, others, session.generator(order.policy_root))
+    figures = evaluation.figures(order.step)
+    write_whole(Path(order.out_path), msgspec.json.encode(figures))
+    return Evaluated(id=order.id, path=order.out_path, samples=evaluation.samples, seconds=time.monotonic() - started)
+
 
 SessionType = Callable[..., Session]
 

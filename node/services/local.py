@@ -25,9 +25,9 @@ from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
-from node.recipe.limits import reached_target, spent
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Origin, RolloutPool, Selection
+from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import encode_batch
 from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess

@@ -16,7 +16,7 @@ import torch
 from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError
-from node.inference.image import read_image
+from node.inference.image import ImageFile, read_image
 from node.inference.model_files import read_json
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
@@ -24,11 +24,51 @@ from node.inference.torch_engine import build_model, image_names
 from node.inference.vllm import installed
 from node.inference.vllm.arguments import MOST_AT_ONCE, arguments
 from node.inference.vllm.core import VllmCore
-from node.inference.vllm.decoder import VllmDecoder
 from node.inference.vllm.draws import extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER
-from node.inference.vllm.image import ImageFile
 from protocol.segments import sampled_places
+
+
+class VllmDecoder:
+    """`node.inference.engine.Decoder`. Decoders of one engine advance together: whoever steps, all are served."""
+
+    def __init__(self, engine: "VllmEngine", temperature: float) -> None:
+        self._engine, self._temperature = engine, temperature
+        self._going: set[int] = set()
+        self._ready: list[tuple[int, Completion]] = []
+
+    def submit(self, request: Request) -> int:
+        number = self._engine.begin(request, self._temperature, self)
+        self._going.add(number)
+        return number
+
+    def cancel(self, number: int) -> None:
+        if number in self._going:
+            self._engine.abort(number)
+            self._going.discard(number)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        if self._going and not self._ready:
+            self._engine.advance()
+        ready, self._ready = self._ready, []
+        self._going.difference_update(number for number, _ in ready)
+        return ready
+
+    def give(self, number: int, completion: Completion) -> None:
+        """What the engine finished of this decoder's requests."""
+        self._ready.append((number, completion))
+
+    def swap(self, weights: Weights) -> None:
+        """Go on with other weights between two tokens: `Completion.swaps` says where. What was computed of the
+        sequences so far stays as it is. Raises EngineError, ModelError."""
+        self._engine.load(weights, interrupt=True)
+
+    def __len__(self) -> int:
+        return len(self._going)
+
+    @property
+    def room(self) -> int:
+        return self._engine.room
 
 
 class VllmEngine:

@@ -7,7 +7,8 @@ The head is our own, in fp32: a validator decides by its last digits, and vLLM's
 for a CPU, keeps its old weights when others are loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,11 +19,69 @@ from node.inference.device_sampling import check_finite, choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.language_model import LOGIT_CELLS, bf16_bits
-from node.inference.products import linear
 from node.inference.transfer import fetched, sent
+from node.inference.transformer import linear
 from node.inference.vllm.draws import Draw, force
-from node.inference.vllm.recorder import Recorder
-from node.inference.vllm.watch import Watch
+
+
+class Watch:
+    """places: int64[n], ascending positions in the sequence whose rows are wanted."""
+
+    def __init__(self, places: NDArray[np.int64]) -> None:
+        self._places = places
+        self._heads: Tensor | None = None
+
+    def saw(self, first: int, rows: Tensor) -> None:
+        """rows: [m, hidden] of the positions from `first` on; others than the wanted are not kept."""
+        low, high = np.searchsorted(self._places, (first, first + len(rows)))
+        if low == high:
+            return
+        if self._heads is None:
+            self._heads = rows.new_full((len(self._places), rows.shape[1]), torch.nan)
+        self._heads[low:high] = rows[torch.from_numpy(self._places[low:high] - first).to(rows.device)]
+
+    def heads(self) -> Tensor:
+        """[n, hidden], in the type of the model."""
+        if self._heads is None:
+            raise ValueError("none of the wanted places was seen")
+        return self._heads
+
+
+@dataclass(slots=True)
+class _Taken:
+    rows: list[U16] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+
+
+class Recorder:
+    """uint16[hidden] per drawn token, and which load's weights drew it."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, _Taken] = {}
+
+    def add(self, draws: Iterable[tuple[int, int]], rows: U16, load: int) -> None:
+        """draws: (request, place of the token in its output) of each of `rows`, uint16[n, hidden]. load: number of the
+        weights in use.
+
+        A place that comes again replaces what was there and all behind it: the request was cut into chunks, or began
+        anew after others took its memory.
+        """
+        for (number, place), row in zip(draws, rows, strict=True):
+            taken = self._taken.setdefault(number, _Taken())
+            del taken.rows[place:], taken.loads[place:]
+            taken.rows.append(row)
+            taken.loads.append(load)
+
+    def take(self, number: int, count: int) -> tuple[U16, list[int]]:
+        """(uint16[count, hidden], load of each) of a request that ended after `count` tokens; it is forgotten."""
+        taken = self._taken.pop(number)
+        if len(taken.rows) < count:
+            raise ValueError(f"request {number} has {len(taken.rows)} rows for {count} tokens")
+        return np.stack(taken.rows[:count]), taken.loads[:count]
+
+    def forget(self, number: int) -> None:
+        self._taken.pop(number, None)
+
 
 NOT_A_NUMBER = 0x7FC0
 """bf16 bits that mark a row whose logits were not finite."""

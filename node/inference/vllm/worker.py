@@ -14,12 +14,11 @@ from torch import Tensor
 
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
+from node.inference.image import ImageFile
 from node.inference.lora import whole_weights
 from node.inference.settings import keep_precision
-from node.inference.vllm.hooks import Hooks
-from node.inference.vllm.image import ImageFile
+from node.inference.vllm.hooks import Hooks, Watch
 from node.inference.vllm.readback import check_weights
-from node.inference.vllm.watch import Watch
 
 HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 """Where the weights of the output head stand: in a tensor of their own, or in the embedding that it is tied to."""

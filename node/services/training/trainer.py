@@ -14,12 +14,12 @@ import structlog
 import trio
 
 from node.metrics.alarms import Alarm
-from node.metrics.ends import ends_of
+from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
-from node.recipe.limits import reached_target, spent
 from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake

@@ -11,9 +11,8 @@ import torch
 
 from node.calibration import alternatives
 from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts
-from node.calibration.extent import most_samples
-from node.calibration.plot import plot
-from node.calibration.write import write_cuts
+from node.calibration.measure import most_samples
+from node.calibration.write import plot, write_cuts
 from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer

@@ -12,9 +12,9 @@ from torch import Tensor
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import ENGINES, make_engine
 from node.inference.errors import EngineError
+from node.inference.image import ImageFile
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import bf16_bits
-from node.inference.vllm.image import ImageFile
 from protocol.policy import encode_image
 from protocol.sampling import uniforms
 

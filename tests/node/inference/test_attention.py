@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.inference.attention import KERNELS, Step
-from node.inference.kv_cache import KVCache
+from node.inference.attention import KERNELS, KVCache, Step
 from node.inference.transformer import Shape
 
 SHAPE = Shape(layers=1, heads=8, kv_heads=2, head_dim=16, hidden=64, eps=1e-6)

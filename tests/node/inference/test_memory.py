@@ -6,7 +6,7 @@ import pytest
 
 PROGRAM = """
 import numpy as np
-from node.inference.memory import keep_freed_memory
+from node.inference.engines import keep_freed_memory
 
 def pages():
     return int(open("/proc/self/statm").read().split()[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.inference import products
+from node.inference import transformer
 from node.inference.errors import ModelError
 from node.inference.torch_engine import build_model
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
@@ -42,7 +42,7 @@ def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @torch.no_grad()
 def test_packed_matrices_give_the_same_and_take_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(transformer, "_WORTH_A_CALL", 1)
     theirs = transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa")
     model = engine_model(theirs)
     first = model.sequences(TOKENS)

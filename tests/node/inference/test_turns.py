@@ -15,8 +15,7 @@ from hypothesis.strategies import DataObject, data, integers
 
 from node.calibration.calibrate import exercise_of
 from node.calibration.difficulty import Difficulty
-from node.calibration.extent import Stage
-from node.calibration.measure import hand_over, look_at
+from node.calibration.measure import Stage, hand_over, look_at
 from node.environments.base import Defaults, Determinism, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.environments.retry import RetryEnvironment

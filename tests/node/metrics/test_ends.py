@@ -1,6 +1,6 @@
 import pytest
 
-from node.metrics.ends import Ends, ends_of
+from node.metrics.journal import Ends, ends_of
 
 
 def test_the_ends_of_a_short_curve_do_not_overlap_and_a_fall_is_a_fall() -> None:

@@ -7,8 +7,7 @@ import pytest
 from node.errors import ConfigError
 from node.hardware import Gpu, Hardware
 from node.recipe.capacity import CapacityGauge, Machine, cache_per_token, measure
-from node.recipe.limits import reached_target, spent
-from node.recipe.requirements import check_requirements, shortfalls
+from node.recipe.requirements import check_requirements, reached_target, shortfalls, spent
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.sections import Budget, LengthBudget, Requirement, Requirements
 

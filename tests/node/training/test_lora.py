@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from node.inference.engine import Finished
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model
-from node.run.architecture import check_architecture
+from node.run.problems import check_architecture
 from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.lora import StartAdapter, adapted_layers

@@ -6,9 +6,7 @@ import torch
 
 from node.inference.engine import U16
 from node.inference.vllm.draws import Draw, draw_of, extra_args
-from node.inference.vllm.hooks import NOT_A_NUMBER, Hooks, bf16_bits
-from node.inference.vllm.recorder import Recorder
-from node.inference.vllm.watch import Watch
+from node.inference.vllm.hooks import NOT_A_NUMBER, Hooks, Recorder, Watch, bf16_bits
 from protocol import sampling
 
 VOCABULARY, HIDDEN = 300, 16

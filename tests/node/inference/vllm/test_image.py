@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.inference.errors import ModelError
-from node.inference.vllm.image import ImageFile
+from node.inference.image import ImageFile
 from tests.node.inference.engine_kinds import write_image
 
 TENSORS = {"a": torch.arange(6).reshape(2, 3).to(torch.bfloat16), "b": torch.ones(4, dtype=torch.bfloat16)}
