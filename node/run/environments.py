@@ -7,11 +7,10 @@ from typing import Protocol, TypedDict
 from node.environments.builtin import BUILTIN
 from node.environments.package.source import asset_name
 from node.environments.registry import check_arguments
-from node.environments.runtime import RUNTIME, needs_runtime
+from node.environments.runtime import needs_runtime, sandbox_files
 from node.errors import RunFileError
 from node.run import packages
 from node.run.own_code import compiled
-from node.sandbox import find_runtime
 from protocol.run import EnvironmentSpec, EvaluationSpec
 from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
 
@@ -98,18 +97,20 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
             "an environment needs a name or a package, one of the two",
             'write name = "..." for a built-in one (`intellect-node env list`), package = "FILE" for another',
         )
-    name = _place_package(table.package, path, files) if table.package else table.name
+    package = packages.named(table.package, path.parent) if table.package else None
+    name = _place_package(package, path, files) if package else table.name
     args = _with_data(name, table.args, dataset, path, files)
     if problem := check_arguments(name, args, packaged=bool(table.package)):
         raise RunFileError(f"unusable run file {path}", *problem)
-    if table.package or needs_runtime(name, args, files):
-        files[RUNTIME] = find_runtime()
+    if package is not None:
+        files |= sandbox_files(package.manifest.limits.packages)
+    elif needs_runtime(name, args, files):
+        files |= sandbox_files(str(args.get("packages", "")).split())
     return Named(name=name, args=args, reward=compiled(table.reward, path, files))
 
 
-def _place_package(text: str, path: Path, files: dict[str, Path]) -> str:
+def _place_package(package: packages.Known, path: Path, files: dict[str, Path]) -> str:
     """The package's name; its archive goes into `files`."""
-    package = packages.named(text, path.parent)
     name = package.manifest.name
     if files.setdefault(asset_name(name), package.path) != package.path:
         raise RunFileError(f"two packages are called {name}", f"{path} names both", "rename one of them")

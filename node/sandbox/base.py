@@ -25,7 +25,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fuel: instructions of one call; load_fuel: of loading the module; memory_mib: of the guest, its interpreter
     included; output_bytes: of a reply, and of everything printed; seconds: wall clock, which only ever leads to
-    Undecided; disk_bytes: what may be written to files below `work`, 0: no file can be written.
+    Undecided; disk_bytes: what may be written to files below `work`, 0: no file can be written; packages: what may be
+    imported besides Python's own modules (`shelf`).
     """
 
     fuel: int = 20_000_000_000
@@ -34,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_bytes: int = 1 << 20
     seconds: float = 60.0
     disk_bytes: int = 0
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _within("fuel", self.fuel, MAX_FUEL)

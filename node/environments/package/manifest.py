@@ -25,12 +25,13 @@ _HEAD = re.compile(r"(?m)^# /// environment$\s(?P<content>(^#(| .*)$\s)+)^# ///$
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """name: in run files, metrics and problem ids; class: what verdicts depend on; turns: most answers of a rollout;
-    limits: of every call of its code."""
+    packages: what its code and programs may import besides Python's own modules; limits: of every call of its code."""
 
     name: str
     determinism: Determinism = msgspec.field(name="class")
     turns: int = 1
     about: str = ""
+    packages: tuple[str, ...] = ()
     limits: Limits = Limits()
 
 
@@ -44,6 +45,8 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         _check_keys(data, Manifest)
         _check_keys(data.get("limits", {}), Limits)
         manifest = msgspec.convert(data, Manifest)
+        limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)
+        manifest = msgspec.structs.replace(manifest, limits=limits)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
     _check(manifest)

@@ -155,7 +155,8 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
     if name == corpus.NAME:
         return corpus.SearchTool(corpus.load_corpus(_corpus_file(arguments, assets)), arguments.result_characters)
     try:
-        limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib)
+        packages = tuple(arguments.packages.split())
+        limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise _unusable(str(error), "change call_fuel or memory_mib") from None
     return python.PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
