@@ -274,7 +274,7 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
-                    station = take_station(member, run, pool.threshold, *shared, time=pool_time)
+                    station = take_station(member, run, *shared, time=pool_time)
                     self.status.work_for(station)
                     own = (self.config, role, hardware, chain, member, station)
                     doors = (front.web, self.children, front.control)

@@ -103,7 +103,7 @@ async def open_member(
     PortInUse, ListenFailed, BadContact.
     """
     boot = {parse_bootnode(text).member: text for text in bootnodes} | _named_by(pool)
-    membership = Membership(key.address, network, pool.manager, pool.validators, bootnodes=boot)
+    membership = Membership(key.address, network, pool.manager, pool.validators, bootnodes=boot, quorum=pool.threshold)
     store = await trio.to_thread.run_sync(BlobStore, directory, quota)
     exchange = BlobExchange(network, store, limits, report)
     door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))

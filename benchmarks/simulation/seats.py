@@ -108,12 +108,12 @@ class Seat(Node):
         port: Any = self.port
         pins: Any = Pins()
         blobs = Blobs(rules.truth, rules.run, self.address, cheat, number)
-        self.membership = Membership(self.address, port, rules.trainer, rules.validators)
+        self.membership = Membership(self.address, port, rules.trainer, rules.validators, quorum=rules.quorum)
         self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins), wall)
         run = Run(rules.run, bytes(32), b"", Path("/"))
         journal = InlineJournal()
         journal.remember("lot_master", blake3(self.address.encode()).digest())
-        self.station = take_station(self.member, run, rules.quorum, journal, clock=Clock(wall=wall))
+        self.station = take_station(self.member, run, journal, clock=Clock(wall=wall))
 
     async def listen(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.member.listen)

@@ -78,35 +78,36 @@ class Station(msgspec.Struct):
     journal: Journal
     membership: Membership
     shelf: PolicyShelf
-    quorum: int
     jury: Jury
     progress: ProgressRecord = msgspec.field(default_factory=ProgressRecord)
     price: int = 0
     clock: Clock = Clock()
     time: PoolTime = msgspec.field(default_factory=PoolTime)
 
+    @property
+    def quorum(self) -> int:
+        """Validators that must agree, by the bench that is in office now."""
+        return self.membership.quorum
+
 
 def take_station(
     member: Member,
     run: Run,
-    quorum: int,
     journal: Journal,
     progress: ProgressRecord | None = None,
     price: int = 0,
     clock: Clock | None = None,
     time: PoolTime | None = None,
 ) -> Station:
-    """A member's place in a run. quorum: validators that must agree; clock: this machine's, unless another is given;
-    time: of the pool; without it, everything counts in its epoch 0."""
+    """A member's place in a run. clock: this machine's, unless another is given; time: of the pool; without it,
+    everything counts in its epoch 0."""
     clock = clock or Clock()
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
-    jury = Jury(member.board, member.membership, run.spec, member.pool, quorum, journal, clock.monotonic)
+    jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
-    return Station(
-        *own, run, *shared, shelf, quorum, jury, progress or ProgressRecord(), price, clock, time or PoolTime()
-    )
+    return Station(*own, run, *shared, shelf, jury, progress or ProgressRecord(), price, clock, time or PoolTime())
 
 
 class Rate:

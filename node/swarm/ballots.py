@@ -75,12 +75,13 @@ class _Case(msgspec.Struct):
 
 
 class Ballots:
-    """Counts verdicts on the works of a register. live: the validators that are alive now; clock: monotonic seconds."""
+    """Counts verdicts on the works of a register. quorum: of those in office; live: of them who is alive now;
+    clock: monotonic seconds."""
 
     def __init__(
         self,
         run: RunSpec,
-        quorum: int,
+        quorum: Callable[[], int],
         register: Register,
         live: Callable[[], Sequence[Address]],
         clock: Callable[[], float],
@@ -223,9 +224,9 @@ class Ballots:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
         alive, at least one. Who rejects by hearsay then counts as if it had not spoken."""
         if self._clock() - case.heard < self._audit.verdict_seconds:
-            return self._quorum
+            return self._quorum()
         abstaining = {author for author, one in rejecting.items() if hearsay(one)}
-        return max(1, min(self._quorum, len(set(self.electorate()) - abstaining)))
+        return max(1, min(self._quorum(), len(set(self.electorate()) - abstaining)))
 
     def electorate(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""
@@ -235,7 +236,7 @@ class Ballots:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
         is expected to speak of each: twice as many as would be its share must pass. A busy one leaves out what the
         quorum has accepted meanwhile."""
-        share = share_of_files(len(self._live()), self._quorum - 1)
+        share = share_of_files(len(self._live()), self._quorum() - 1)
         return self._missed.get(validator, 0) >= (SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share))
 
     def open_disputes(self) -> list[WorkId]:

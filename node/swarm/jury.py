@@ -94,7 +94,6 @@ class Jury:
         membership: Membership,
         run: RunSpec,
         pool: int,
-        quorum: int,
         journal: Journal,
         clock: Seconds = trio.current_time,
     ) -> None:
@@ -104,12 +103,10 @@ class Jury:
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
-        own = membership.own
-        self._may_raise = membership.is_trainer(own) or membership.may_validate(own)
         self.policies = PolicyClock(clock)
         self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
         self.register = Register(run, self.policies, clock, self.tasks)
-        self.ballots = Ballots(run, quorum, self.register, self.validators, clock)
+        self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
         self.distrust = trio.Event()
         """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
@@ -129,6 +126,10 @@ class Jury:
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
         return self._membership.live_validators(self._clock())
+
+    def _may_raise(self) -> bool:
+        own = self._membership.own
+        return self._membership.is_trainer(own) or self._membership.may_validate(own)
 
     def watch(self) -> trio.MemoryReceiveChannel[WorkId]:
         """Works about which something was said. A slow reader loses some: ask about old ones by the clock."""
@@ -313,7 +314,7 @@ class Jury:
         self._notify(work.id)
         for dispute in disputes[:1]:
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
-            if self._may_raise and self._first_of(work.id):
+            if self._may_raise() and self._first_of(work.id):
                 try:
                     self._to_raise_send.send_nowait(dispute)
                 except trio.WouldBlock:

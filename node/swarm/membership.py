@@ -3,7 +3,7 @@
 Feeds the network with the contacts of the members, so that the chain is the only meeting point that a newcomer needs.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from itertools import islice
 from typing import Protocol
 
@@ -55,7 +55,7 @@ class SlashRecord(msgspec.Struct, frozen=True):
 
 class Membership:
     """The table of members, and the rights that the pool gives. clock: monotonic seconds; bootnodes: who is dialled
-    whatever the chain says, which gives them no other right."""
+    whatever the chain says, which gives them no other right; quorum: validators that must agree."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Membership:
         validators: tuple[Address, ...],
         clock: Seconds = trio.current_time,
         bootnodes: Mapping[Address, str] | None = None,
+        quorum: int = 1,
     ) -> None:
         self._clock = clock
         self.table = Members()
@@ -73,6 +74,7 @@ class Membership:
         self._network = contacts
         self._trainer = trainer
         self._validators = dict.fromkeys(validators)
+        self.quorum = quorum
         self._contacts: dict[Address, tuple[str, ...]] = {}
         self._registered: dict[Address, str] = {}
         """Contacts as the chain has them."""
@@ -99,6 +101,17 @@ class Membership:
         """Whether the chain has thrown it out. Who left by itself still answers for what it signed before."""
         member = self.table.get(address)
         return member is not None and member.gone is MemberState.EVICTED
+
+    @property
+    def validators(self) -> tuple[Address, ...]:
+        """Those in office, in the pool at this moment or not."""
+        return tuple(self._validators)
+
+    def appoint(self, validators: Iterable[Address], quorum: int) -> None:
+        """Others take office. What those before them said in theirs stays said."""
+        self._validators, self.quorum = dict.fromkeys(validators), quorum
+        self._neighbours.want(self._trainer, self._validators)
+        self._draw()
 
     def is_validator(self, address: Address) -> bool:
         return address in self._validators and address in self.table

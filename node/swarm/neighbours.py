@@ -39,9 +39,7 @@ class Neighbours:
 
     def __init__(self, own: Address, trainer: Address, validators: Iterable[Address]) -> None:
         self._own = own
-        judges = sorted(set(validators) - {own, trainer}, key=self._rank)
-        self._wanted = {each: _chance(own, each) for each in (trainer, *judges) if each != own}
-        self._trainer = trainer
+        self.want(trainer, validators)
         self._there: dict[Address, bytes] = {}
         """Members by their place in the draw."""
         self._drawn: list[tuple[bytes, Address]] = []
@@ -56,6 +54,12 @@ class Neighbours:
         self._fine = False
         """Whether this node is among the living: it has a link, and hears the trainer."""
         self._fine_at: float | None = None
+
+    def want(self, trainer: Address, validators: Iterable[Address]) -> None:
+        """Who is dialled for what it is."""
+        judges = sorted({*validators} - {self._own, trainer}, key=self._rank)
+        self._wanted = {each: _chance(self._own, each) for each in (trainer, *judges) if each != self._own}
+        self._trainer = trainer
 
     def add(self, member: Address) -> None:
         if member != self._own and member not in self._there:

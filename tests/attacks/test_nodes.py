@@ -64,7 +64,6 @@ def station_of(court: Court, seat: Seat) -> Station:
         journal=InlineJournal(),
         membership=seat.membership,
         shelf=None,  # type: ignore[arg-type]
-        quorum=court.quorum,
         jury=seat.jury,
     )
 

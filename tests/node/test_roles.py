@@ -79,7 +79,7 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
     run = Run(RUN, bytes(32), encode_run(RUN), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
     async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:
-        station = take_station(member, run, 1, journal)
+        station = take_station(member, run, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
         own = (settings, role, hardware, chain, member, station, Crew(), directory)

@@ -145,6 +145,8 @@ class Validator:
             self.own_lots.waiting = self._fetching.waiting
             if self._station.jury.distrust.is_set():
                 continue  # there is no telling what this trainer's policies are
+            if not self._station.membership.may_validate(self._station.key.address):
+                continue  # this one left office: nobody would hear it, and who repeats what is refused is muted
             if candidate.already:
                 await self._station.board.post_raw(candidate.already)
                 continue

@@ -4,7 +4,7 @@ from typing import Any
 
 import trio
 
-from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned
+from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned, ValidatorsSet, ValidatorStruck
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
@@ -98,6 +98,11 @@ class Events(Service):
                 pardoned = node not in self.ledger.slashed  # a conviction by its own signatures stays
                 for record in [known for known in self._membership.slashed if known.node == node and pardoned]:
                     self._membership.unslash(node, record.transaction)
+            case ValidatorsSet(validators=validators, threshold=threshold):
+                self._membership.appoint(validators, threshold)
+            case ValidatorStruck(validator=struck):
+                members = self._membership
+                members.appoint([one for one in members.validators if one != struck], members.quorum)
 
     def _undo(self, event: Event) -> None:
         """A replaced block took an event back."""
@@ -109,3 +114,8 @@ class Events(Service):
                 self._membership.joined(node, "")
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
+            case ValidatorsSet() if self.ledger.benches:
+                self._membership.appoint(self.ledger.benches[-1].validators, self.ledger.benches[-1].threshold)
+            case ValidatorStruck(validator=back):
+                members = self._membership
+                members.appoint((*members.validators, back), members.quorum)

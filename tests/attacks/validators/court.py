@@ -205,12 +205,12 @@ class Seat:
         self.role = role
         self.network = MemoryNetwork(key, court.hub)
         validators = tuple(one.address for one in court.validator_keys)
-        self.membership = Membership(key.address, self.network, TRAINER.address, validators)
+        self.membership = Membership(key.address, self.network, TRAINER.address, validators, quorum=court.quorum)
         none: Any = None
         self.member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(court.blobs, none, none))
         self.board = self.member.board
         run = Run(court.run, bytes(32), b"", Path("/"))
-        self.station = take_station(self.member, run, court.quorum, InlineJournal())
+        self.station = take_station(self.member, run, InlineJournal())
         self.jury = self.station.jury
         self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
         self.alive = trio.CancelScope()

@@ -1,13 +1,15 @@
 """Files are shared out: the more validators, the fewer files each looks at, and no file is looked at by too few."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from contracts.bindings import ValidatorsSet, ValidatorStruck
 from node.services.judging.fetching import FILL_AFTER, Candidate
 from node.services.judging.judge import Validator
+from node.services.membership.events import Events
 from node.swarm.ballots import FileState
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
@@ -15,7 +17,7 @@ from protocol.identity import NodeKey
 from protocol.lots import draws_file
 from protocol.messages import VerdictIssued
 from protocol.statements import work_id
-from tests.attacks.validators.court import OTHER, Court, root_of
+from tests.attacks.validators.court import OTHER, POOL, WORKER, Court, TruthfulEngine, root_of
 
 EIGHT = tuple(NodeKey(bytes([40 + n]) * 32) for n in range(8))
 
@@ -101,3 +103,57 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
         assert [ballots.is_silent(key.address) for key in EIGHT] == [False] * 7 + [True]
         assert root_of(0, 0) in {request.file_root for engine in court.engines for request in engine.asked}
         nursery.cancel_scope.cancel()
+
+
+async def test_running_nodes_heed_a_new_bench(autojump_clock: Any, eight: None) -> None:
+    """Who judges, how many must agree and who is believed follow the chain, without a restart; a block that is replaced
+    takes it back."""
+    court, none = Court([Validator] * 4), cast(Any, None)
+    everybody = [court.trainer, *court.workers, *court.seats]
+    chains = [Events(none, seat.membership) for seat in everybody]
+    keys = [key.address for key in EIGHT[:4]]
+    where = {"pool": POOL, "transaction": "0x", "log_index": 0}
+    before = ValidatorsSet(block=1, validators=tuple(keys[:2]), threshold=2, **where)
+    after = ValidatorsSet(block=2, validators=tuple(keys[1:]), threshold=3, **where)
+
+    async def speak(index: int) -> set[str]:
+        id = await court.commit(index=index)
+        await trio.sleep(20)
+        assert {seat.jury.ballots.state(id) for seat in everybody} == {FileState.ACCEPTED}
+        return speakers(court)[id]
+
+    async with trio.open_nursery() as nursery:
+        for chain in chains:
+            chain._apply(before)
+        await court.open(nursery)
+        assert await speak(0) == set(keys[:2])
+        for chain in chains:
+            chain._apply(after)
+        assert await speak(1) == set(keys[1:])
+        assert {seat.station.quorum for seat in everybody} == {3}
+        assert {seat.membership.may_validate(keys[0]) for seat in everybody} == {False}
+        for chain in chains:
+            chain._undo(after)
+        assert await speak(2) == set(keys[:2])
+        for chain in chains:
+            chain._apply(ValidatorStruck(block=3, validator=keys[0], **where))
+        assert {seat.membership.validators for seat in everybody} == {(keys[1],)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_much_waits_validators_look_at_the_same_files_and_eight_decide_more(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.7 times the files of four: all take their files in one order, so that those who are drawn meet."""
+    decided = {}
+    for many in (4, 8):
+        monkeypatch.setattr("tests.attacks.validators.court.VALIDATORS", EIGHT[:many])
+        court = Court([Validator] * many, engine=lambda number, bad: TruthfulEngine(bad, seconds=3.0))
+        async with trio.open_nursery() as nursery:
+            await court.open(nursery)
+            works = [await court.commit(index=index, key=key) for index in range(32) for key in (WORKER, OTHER)]
+            await trio.sleep(45)
+            ballots = court.trainer.jury.ballots
+            decided[many] = sum(ballots.state(id) is FileState.ACCEPTED for id in works)
+            nursery.cancel_scope.cancel()
+    assert decided[8] >= 1.7 * decided[4] > 0, decided

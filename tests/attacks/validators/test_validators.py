@@ -464,7 +464,7 @@ async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
         await court.commit()
         await trio.sleep(10)
         blank = Seat(court, NodeKey(b"\x21" * 32), "worker")  # has heard nothing
-        again = Jury(blank.board, blank.membership, court.run, 1, 2, court.trainer.jury._journal)
+        again = Jury(blank.board, blank.membership, court.run, 1, court.trainer.jury._journal)
         nursery.start_soon(again.run)
         await trio.sleep(0.01)
         (one,) = again.ballots.quarantined.values()

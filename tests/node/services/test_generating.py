@@ -95,7 +95,7 @@ class Seat:
         membership = Membership(key.address, network, TRAINER.address, (VALIDATOR.address,))
         pins: Any = Pins()
         self.member = Member(key, DOMAIN, 1, network, membership, Stock(DistinctBlobs(), pins, pins))
-        self.station = take_station(self.member, Run(run, bytes(32), b"", Path("/")), 1, InlineJournal())
+        self.station = take_station(self.member, Run(run, bytes(32), b"", Path("/")), InlineJournal())
         self.heart = Beating(self.station, Crew(), role, tuple, BEAT)
 
     @property
