@@ -60,7 +60,7 @@ class Dispute(msgspec.Struct, frozen=True):
 
 
 class _Case(msgspec.Struct):
-    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: first verdict; ruled, winner: the
+    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: of the first verdict or seal; ruled, winner: the
     dispute's result, and one re-check of the side that won; overdue: those who had not spoken in time were noted."""
 
     work: Work
@@ -106,6 +106,10 @@ class Ballots:
         self.disputes_resolved = 0
 
     # what is said
+
+    def note(self, id: WorkId) -> None:
+        """Somebody has a verdict on a work: from now on the others are waited for. Raises KeyError as `add`."""
+        self._case(id)
 
     def add(self, signed: Signed[VerdictIssued]) -> list[Dispute]:
         """Count a verdict; returns the conflicts that it opens, none for a work that is disputed already.
@@ -244,6 +248,11 @@ class Ballots:
         for case in list(self._open.values()):
             self._settle(case)
         return list(self._open)
+
+    def in_dispute(self) -> list[tuple[bytes, ...]]:
+        """The envelopes that open each dispute again for whoever reads them: its policy, its work, its verdicts."""
+        open_ones = list(self._open.values())[-EVIDENCE:]
+        return [(*self._shows(case), *(one.raw for one in case.votes.values())) for case in open_ones]
 
     def restore(self, quarantined: Sequence[Quarantined]) -> None:
         """Those who were not believed before a restart."""

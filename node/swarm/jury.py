@@ -49,6 +49,7 @@ log = structlog.get_logger()
 WATCHED = 1024
 QUARANTINE = "quarantined_validators"
 FORK = "forked_trainer"
+DISPUTES = "open_disputes"
 REMEMBERED = 4096
 EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
@@ -167,14 +168,34 @@ class Jury:
             self.policies.fork = msgspec.msgpack.decode(kept, type=Fork)
             self._board.pin(self.policies.fork.evidence)
             self.distrust.set()
+        kept = await self._journal.do(self._journal.recall, DISPUTES)
+        for envelopes in msgspec.msgpack.decode(kept, type=list[list[bytes]]) if kept is not None else ():
+            self._open_again(envelopes)
+
+    def _open_again(self, envelopes: list[bytes]) -> None:
+        """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.
+        What is read here is checked as if it had just come, and the same conflict follows."""
+        for raw in envelopes:
+            try:
+                signed = self._board.opened(raw)
+            except ProtocolError as error:  # of somebody who has left
+                log.info("dispute.not_opened_again", why=error.why)
+                return
+            if isinstance(signed.message, PolicyAnnounced):
+                self._on_policy(of_kind(signed, PolicyAnnounced))
+            elif isinstance(signed.message, RolloutCommitted):
+                self.register.commit(of_kind(signed, RolloutCommitted))
+            else:
+                self._on_verdict(of_kind(signed, VerdictIssued))
 
     async def _remember(self) -> None:
-        """Keep the evidence against validators, and against the trainer."""
+        """Keep the evidence against validators, and against the trainer; and what is in dispute."""
         while True:
             await self._judged.wait()
             self._judged = trio.Event()
             kept = msgspec.msgpack.encode(list(self.ballots.quarantined.values()))
             await self._journal.do(self._journal.remember, QUARANTINE, kept)
+            await self._journal.do(self._journal.remember, DISPUTES, msgspec.msgpack.encode(self.ballots.in_dispute()))
             if self.policies.fork is not None:
                 await self._journal.do(self._journal.remember, FORK, msgspec.msgpack.encode(self.policies.fork))
 
@@ -250,6 +271,8 @@ class Jury:
         for id, seal in zip(signed.message.works, signed.message.seals, strict=True):
             if id in sealer.seals:
                 continue
+            if self.register.get(id) is not None:
+                self.ballots.note(id)
             spoken = self.ballots.has_spoken(id)
             sealer.seals[id] = _Seal(seal, not spoken - {signed.author}, self._clock())
             if signed.author not in spoken:
@@ -299,7 +322,10 @@ class Jury:
             self._count_recheck(work, signed)
 
     def _count_recheck(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        open_before = self.ballots.disputes_resolved
         self.ballots.recheck(signed)
+        if self.ballots.disputes_resolved > open_before:
+            self._judged.set()
         self.lots.covered(work, signed.message)
         self._notify(work.id)
 
@@ -313,6 +339,7 @@ class Jury:
             self.look_at_results()
         self._notify(work.id)
         for dispute in disputes[:1]:
+            self._judged.set()
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
             if self._may_raise() and self._first_of(work.id):
                 try:
@@ -351,6 +378,7 @@ class Jury:
     def _heed(self, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
         if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
             self._first_of(work.id)
+            self._judged.set()
             self._notify(work.id)
 
     # lots

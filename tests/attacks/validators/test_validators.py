@@ -457,6 +457,28 @@ async def test_who_rejects_by_hearsay_alone_stops_nobody(autojump_clock) -> None
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_dispute_outlives_a_restart_of_everybody(autojump_clock: Any, settled: bool) -> None:
+    """The journal has what opens it again, as long as it is open."""
+    court = Court([RubberStamp, Validator, Validator], verdict_seconds=60.0)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        if not settled:
+            for seat in court.seats:
+                seat.jury.ballots.open_disputes = list  # nobody looks again
+        id = await court.commit()
+        await trio.sleep(10)
+        blank = Seat(court, NodeKey(b"\x21" * 32), "worker")  # it tells nobody
+        for seat in (court.trainer, *court.workers, *court.seats):
+            blank.membership.joined(seat.key.address, "")
+        again = Jury(blank.board, blank.membership, court.run, 1, court.seats[1].jury._journal)
+        assert again.ballots.open_disputes() == []
+        nursery.start_soon(again.run)
+        await trio.sleep(0.01)
+        assert again.ballots.open_disputes() == ([] if settled else [id])
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
     court = Court([Contradictory, Validator, Validator])
     async with trio.open_nursery() as nursery:
