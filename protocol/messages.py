@@ -5,7 +5,7 @@ node relays it later (catch-up after a loss). Anything bigger than MAX_MESSAGE_B
 """
 
 import math
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from blake3 import blake3
@@ -17,6 +17,7 @@ from protocol.engines import MAX_CLASS
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
+from protocol.manifest import MAX_MANIFEST_BYTES, PolicyStatement
 from protocol.statements import (
     Accepted,
     Domain,
@@ -135,7 +136,8 @@ class PolicyAnnounced(_Message, frozen=True):
     """The trainer published the policy of `step`. policy_root, manifest_root: 32 bytes; manifest_size: bytes.
 
     manifest: the manifest itself, where it is small enough to save a round trip; empty otherwise; epoch: the pool's, in
-    which the policy counts for the trainer's pay.
+    which the policy counts for the trainer's pay. The rest is the trainer's statement (protocol.manifest) about the
+    step, batch_size, of its batch manifest, and signature, of `PolicyStatement.commitment`; empty without one.
     """
 
     step: int
@@ -144,11 +146,41 @@ class PolicyAnnounced(_Message, frozen=True):
     manifest_size: int
     manifest: bytes = b""
     epoch: int = 0
+    term: int = 0
+    parent: bytes = b""
+    batch_root: bytes = b""
+    batch_size: int = 0
+    state_root: bytes = b""
+    signature: bytes = b""
+
+    @property
+    def statement(self) -> PolicyStatement | None:
+        """None where its author states nothing."""
+        if not self.signature:
+            return None
+        roots = (self.parent, self.policy_root, self.batch_root, self.state_root)
+        return PolicyStatement(self.pool, self.term, self.step, *roots)
 
     def fault(self) -> str | None:
         if len(self.policy_root) != 32 or len(self.manifest_root) != 32 or self.step < 0 or not 0 <= self.epoch < 2**63:
             return "a root is not 32 bytes, or a number is out of range"
-        return None
+        if self.signature:
+            if len(self.signature) != 65 or not 0 <= self.batch_size <= MAX_MANIFEST_BYTES:
+                return "the statement's signature is not 65 bytes, or its manifest too long"
+            return self.statement.fault() if self.statement else None
+        return "parts of a statement without its signature" if self.parent or self.batch_root else None
+
+
+def stated(statement: PolicyStatement, batch_size: int, signature: bytes) -> dict[str, Any]:
+    """The fields of `PolicyAnnounced` that a statement fills."""
+    return {
+        "term": statement.term,
+        "parent": statement.parent,
+        "batch_root": statement.batch_root,
+        "batch_size": batch_size,
+        "state_root": statement.state_root,
+        "signature": signature,
+    }
 
 
 class RolloutCommitted(_Message, frozen=True):

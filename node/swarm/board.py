@@ -26,6 +26,7 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_MEMBERS
+from protocol.manifest import PolicyStatement
 from protocol.messages import (
     CheckRequested,
     DisputeRaised,
@@ -34,6 +35,7 @@ from protocol.messages import (
     M,
     MalformedMessage,
     Message,
+    PolicyAnnounced,
     RolloutCommitted,
     Signed,
     VerdictIssued,
@@ -283,6 +285,8 @@ class Board:
     def _is_borne_out(self, message: Message, author: Address) -> bool:
         """Whether the signatures and envelopes that a message carries are what they should be."""
         match message:
+            case PolicyAnnounced(statement=PolicyStatement() as statement, signature=signature):
+                return signer_of(self._domain, statement.commitment(author), signature) == author
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
             case VerdictIssued() | VerdictRechecked():

@@ -94,7 +94,15 @@ class PolicyClock:
         same_root, same_step = self._by_root.get(message.policy_root), self._by_step.get(message.step)
         if same_step is not None and same_step.message.policy_root != message.policy_root:
             self.fork = Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
+        elif same_step is not None and _state_otherwise(same_step.message, message):
+            self.fork = Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
         elif same_root is not None and same_root.message.step != message.step:
             what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
             self.fork = Fork(what, (same_root.raw, signed.raw))
         return self.fork is not None
+
+
+def _state_otherwise(one: PolicyAnnounced, other: PolicyAnnounced) -> bool:
+    """Whether both state something about one step, and not the same. Of two terms each may."""
+    first, second = one.statement, other.statement
+    return first is not None and second is not None and first.term == second.term and first != second

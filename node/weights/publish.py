@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import structlog
 import trio
 
@@ -29,7 +30,8 @@ from node.weights.records import PolicyRecords
 from node.weights.ways import next_chain
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
-from protocol.messages import PolicyAnnounced, parse_envelope
+from protocol.manifest import PolicyStatement
+from protocol.messages import PolicyAnnounced, parse_envelope, stated
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
     PATCH_SHARE,
@@ -47,6 +49,14 @@ log = structlog.get_logger()
 JOURNAL_KIND = "policy"
 INLINE_BYTES = 8 * 1024
 """A manifest up to this size travels inside its announcement."""
+
+
+class StepWord(msgspec.Struct, frozen=True):
+    """What the trainer states of a step, its manifest's size in bytes, and its signature."""
+
+    statement: PolicyStatement
+    batch_size: int
+    signature: bytes
 
 
 class Store(Protocol):
@@ -92,14 +102,14 @@ class Publisher:
         shutil.rmtree(workshop, ignore_errors=True)  # what a killed predecessor left half-done
         workshop.mkdir(parents=True)
 
-    async def publish(self, step: int, image: Path) -> HeldPolicy:
+    async def publish(self, step: int, image: Path, word: StepWord | None = None) -> HeldPolicy:
         """Announce the image of `step`. After a restart the journaled announcement is repeated as it was."""
         info, tensors = await self._take_in(step, image)
         slot = step.to_bytes(8, "big")
         raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
         if raw is None:
             manifest = await self._describe(step, info, tensors)
-            raw = self._board.sealed(await self._announcement(manifest))
+            raw = self._board.sealed(await self._announcement(manifest, word))
             await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)
@@ -181,7 +191,9 @@ class Publisher:
             work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
         return PolicyPatch(step, previous.root, root, blob.root, blob.size)
 
-    async def _announcement(self, manifest: PolicyManifest) -> PolicyAnnounced:
+    async def _announcement(self, manifest: PolicyManifest, word: StepWord | None) -> PolicyAnnounced:
+        if word is not None and word.statement.policy_root != manifest.policy_root:
+            raise MalformedPolicy("will not publish this policy", "its image is not what the learner said to have made")
         encoded = encode_manifest(manifest)
         blob = await self._store.add(encoded)
         return PolicyAnnounced(
@@ -192,6 +204,7 @@ class Publisher:
             manifest_size=len(encoded),
             manifest=encoded if len(encoded) <= INLINE_BYTES else b"",
             epoch=self._epoch(),
+            **({} if word is None else stated(word.statement, word.batch_size, word.signature)),
         )
 
     async def _said_before(

@@ -5,7 +5,8 @@ from eth_hash.auto import keccak
 from contracts.bindings import Slashed
 from contracts.deploy import TOKEN
 from protocol.identity import NodeKey
-from protocol.statements import Accepted, Domain, sign, work_id
+from protocol.manifest import PolicyStatement
+from protocol.statements import Accepted, Domain, WorkCommitment, sign, work_id
 from tests.contracts.conftest import WINDOW
 
 CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -142,6 +143,21 @@ def test_two_files_under_one_index_slash_by_themselves(world: Any, pool: Any, re
     assert (slashed.reason, slashed.amount) == (4, 50 * TOKEN)
     with refused("NodeEvicted"):
         world.send(world.contracts.evidence(*contradiction(pool)), world.person())
+
+
+def test_two_statements_of_a_trainer_about_one_step_slash_by_themselves(world: Any, pool: Any, refused: Any) -> None:
+    """The Court knows no statements: their form as a commitment is what it is shown."""
+
+    def stated(step: int, root: bytes) -> tuple[WorkCommitment, bytes]:
+        statement = PolicyStatement(pool.id, 0, step, bytes(32), root, b"\2" * 32, b"\3" * 32)
+        commitment = statement.commitment(pool.node.address)
+        return commitment, sign(pool.node, world.domain, commitment)
+
+    with refused("NoContradiction"):
+        world.send(world.contracts.evidence(*stated(7, b"\1" * 32), *stated(8, b"\1" * 32)), world.person())
+    receipt = world.send(world.contracts.evidence(*stated(7, b"\1" * 32), *stated(7, b"\4" * 32)), world.person())
+    (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert (slashed.reason, slashed.amount, slashed.node) == (4, 50 * TOKEN, pool.node.address)
 
 
 def test_two_claims_of_units_for_one_file_slash_by_themselves(world: Any, pool: Any) -> None:

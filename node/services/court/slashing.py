@@ -23,7 +23,15 @@ from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
 from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import Signed, VerdictIssued, VerdictRechecked, WorkAccepted
+from protocol.messages import (
+    PolicyAnnounced,
+    Signed,
+    VerdictIssued,
+    VerdictRechecked,
+    WorkAccepted,
+    of_kind,
+    open_envelope,
+)
 from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, work_id
 
 log = structlog.get_logger()
@@ -81,6 +89,7 @@ class Slashing:
 
             self._register.follow_rivals(lambda one, other: self._on_rivals(one, other, report))
             self._station.jury.ballots.on_contradiction = lambda one, other: self._on_verdicts(one, other, report)
+            nursery.start_soon(self._hear_of_fork, report)
             nursery.start_soon(self._collect, report)
             nursery.start_soon(self._collect_rechecks)
             nursery.start_soon(self._collect_certificates, report)
@@ -97,6 +106,22 @@ class Slashing:
         first, second = one.signed.message, other.signed.message
         given = (first.commitment, first.signature, second.commitment, second.signature)
         report(one.node, "worker.equivocated", one.id, lambda: self._court.evidence(*given))
+
+    async def _hear_of_fork(self, report: "_Report") -> None:
+        """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
+        jury, domain = self._station.jury, self._station.domain
+        await jury.distrust.wait()
+        if jury.policies.fork is None:
+            return
+        opened = [open_envelope(domain, self._station.pool, raw) for raw in jury.policies.fork.evidence]
+        first, second = (of_kind(one, PolicyAnnounced) for one in opened)
+        one, other = first.message.statement, second.message.statement
+        if one is None or other is None or (one.term, one.step) != (other.term, other.step):
+            log.warning("trainer.fork_not_for_the_chain", why="the two are not signed statements about one step")
+            return
+        commitments = one.commitment(first.author), other.commitment(second.author)
+        given = (commitments[0], first.message.signature, commitments[1], second.message.signature)
+        report(first.author, "trainer.forked", work_id(commitments[0]), lambda: self._court.evidence(*given))
 
     def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued], report: "_Report") -> None:
         """Two different verdicts on one work."""

@@ -6,7 +6,7 @@ leaves this module. What is rejected after it was used is forgotten where it wai
 step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from node.network.budget import TokenBucket
 from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
-from node.recipe.pool import Group
+from node.recipe.pool import Group, Origin
 from node.services.station import Station
 from node.services.training.journeys import Journeys
+from node.services.training.sources import origins_of
 from node.services.training.values import Believed, OwnLook, Values
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
@@ -203,9 +204,12 @@ class Intake:
         believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
         if believed is None:
             return [], None
-        return await trio.to_thread.run_sync(self._join, work, believed, limiter=self._joining)
+        origins = await origins_of(self._station, work, believed.rows, believed.sources)
+        return await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
 
-    def _join(self, work: Work, believed: Believed) -> tuple[list[Group], Unjudged | None]:
+    def _join(
+        self, work: Work, believed: Believed, origins: Mapping[int, Origin] = {}
+    ) -> tuple[list[Group], Unjudged | None]:
         """Pair the samples of a file with their recomputed values; groups without any are left out, and those that all
         who looked leave to judges wait for them."""
         root, values = work.commitment.file_root, believed.rows
@@ -214,11 +218,12 @@ class Intake:
         decided = _decided(believed.votes, self._spec.rollout.prompts_per_file)
         known = tuple(row for group in sorted(values.keys() - waiting) for row in values[group])
         header = ReportHeader(root.hex(), batch.header.policy_root)
-        groups = join(self._spec, root, work.step, batch, Report(header, known), name=work.id)
+        joined = join(self._spec, root, work.step, batch, Report(header, known), name=work.id)
+        groups = [msgspec.structs.replace(group, origin=origins.get(group.key[1])) for group in joined]
         rows = tuple(row for group in sorted(waiting - decided) for row in values[group])
         left = tuple(row for row in batch.rows if row.group in waiting - decided)
         rest = msgspec.structs.replace(batch, rows=left)
-        return groups, Unjudged(work.id, root, work.step, rest, rows) if rows else None
+        return groups, Unjudged(work.id, root, work.step, rest, rows, dict(origins)) if rows else None
 
 
 def _decided(votes: Sequence[Judgement], groups: int) -> set[int]:

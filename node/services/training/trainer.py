@@ -24,13 +24,16 @@ from node.recipe.stats import describe
 from node.services.station import Rate, Station
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.services.training.stating import make_batch, word_on
 from node.services.training.values import OwnLook
 from node.swarm.register import WorkId
-from node.training.batch import Batch, BatchHeader, encode_batch
+from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.publish import Publisher
+from protocol.errors import IntellectError
+from protocol.manifest import ComposedBatch, encode_manifest
 
 log = structlog.get_logger()
 POLL = 0.05
@@ -77,7 +80,7 @@ class Trainer:
         self._docket = Docket(self._spec) if docket is None else docket  # an empty one is one, too
         self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._used: dict[int, set[bytes]] = {}
-        self._tokens = 0
+        self._tokens = self._lost = 0
         self._journeys = Journeys(station.clock.monotonic)
         self._intake = Intake(
             station,
@@ -107,7 +110,7 @@ class Trainer:
     @property
     def dropped(self) -> int:
         """Rollouts that were too old when their turn came, and files that could not be had or used."""
-        return self._pool.stale_rollouts + self._intake.lost
+        return self._pool.stale_rollouts + self._intake.lost + self._lost
 
     @property
     def invalidated(self) -> int:
@@ -166,7 +169,8 @@ class Trainer:
                 self.ended_by = f"this trainer contradicted itself: {self._station.jury.policies.fork}"
                 return
             began = self._station.clock.monotonic()
-            held = await self._publisher.publish(step, self._spool.policy_path(step))
+            word = await word_on(self._station, self._spool, step)
+            held = await self._publisher.publish(step, self._spool.policy_path(step), word)
             self._announced[step] = self._station.clock.monotonic() - began
             self._journeys.published(step)
             self._station.shelf.put(held)
@@ -305,25 +309,30 @@ class Trainer:
         return self._spool.next_batch() - policy_step <= self._spec.recipe.max_staleness
 
     async def _hand_over(self, selection: Selection) -> None:
-        """Journal what is used up, then the batch log, then the batch: a crash in between frees the groups again."""
+        """Journal what is used up, then the batch log, then the batch: a crash in between frees the groups again. What
+        cannot be made again from its names is not learnt from."""
         step, journal = selection.step, self._station.journal
+        try:
+            composed, batch = await make_batch(self._station, selection)
+        except IntellectError as error:
+            log.error("batch.not_made", step=step, why=error.why)
+            self._lost += sum(len(group.rows) for group in selection.settled)
+            return
         settled = [_name(group) for group in selection.settled]
         await journal.do(journal.consume, settled, step)
         self._use(settled, step)
         stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         stats["file_seconds"] = self._journeys.means(selection.groups)
-        await trio.to_thread.run_sync(self._write, selection, stats)
+        await trio.to_thread.run_sync(self._write, selection, stats, composed, batch)
         self._tokens += stats["output_tokens"]
         for age, count in stats["staleness"].items():
             self.staleness[int(age)] += count
         log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
 
-    def _write(self, selection: Selection, stats: dict[str, Any]) -> None:
+    def _write(self, selection: Selection, stats: dict[str, Any], composed: ComposedBatch, batch: Batch) -> None:
         self._batch_log.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
-        files = tuple(group_id(group) for group in selection.groups)
-        self._spool.write_batch(
-            selection.step, encode_batch(Batch(BatchHeader(selection.step, files=files), selection.rows))
-        )
+        self._spool.write_works(selection.step, encode_manifest(composed))
+        self._spool.write_batch(selection.step, encode_batch(batch))
 
     # as a service
 

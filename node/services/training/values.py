@@ -20,6 +20,7 @@ import trio
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.recent import Recent
 from node.services.station import Station
+from node.services.training.sources import Source, in_order, whose
 from node.swarm.ballots import STRIKES
 from node.swarm.register import Work, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -127,11 +128,12 @@ class OwnLook:
 
 class Believed(msgspec.Struct, frozen=True):
     """What may be trained on of one file. path: of the file; rows: of the groups; votes: of those whose reports were
-    had."""
+    had; sources: the report from which a group's rows are, where it is not this node's own look."""
 
     path: Path
     rows: Rows
     votes: tuple[Judgement, ...]
+    sources: Mapping[int, Source] = {}
 
 
 class Values:
@@ -175,7 +177,7 @@ class Values:
         """What may be believed of an accepted file; None if nothing may. votes: of believed validators that accept it;
         fetch: brings the file. Raises IntellectError if that cannot be had."""
         votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
-        reports = await self._fetch_reports(work, votes)
+        reports = in_order(work, await self._fetch_reports(work, votes))
         path = await fetch()
         agreed, alone, apart = self._sorted(reports)
         wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
@@ -192,8 +194,9 @@ class Values:
                 self._alone[work.id] = author
         self.counts["agreed"] += len(agreed)
         self.counts["unused"] += len((apart | alone.keys()) - rows.keys())
+        sources = whose(rows, reports, votes)
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
-        return Believed(path, rows, tuple(votes.values())) if rows and self._trusts(votes) else None
+        return Believed(path, rows, tuple(votes.values()), sources) if rows and self._trusts(votes) else None
 
     def _trusts(self, votes: Mapping[Address, Judgement]) -> bool:
         """Whether somebody accepts the file whose word counts here."""

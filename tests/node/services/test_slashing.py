@@ -14,7 +14,16 @@ from node.swarm.ballots import FileState
 from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.lots import pack_groups
-from protocol.messages import Certificate, VerdictIssued, VerdictRechecked, WorkAccepted, signed
+from protocol.manifest import PolicyStatement
+from protocol.messages import (
+    Certificate,
+    PolicyAnnounced,
+    VerdictIssued,
+    VerdictRechecked,
+    WorkAccepted,
+    signed,
+    stated,
+)
 from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import (
@@ -22,6 +31,7 @@ from tests.attacks.validators.court import (
     GROUPS,
     POOL,
     SIZE,
+    TRAINER,
     VALIDATORS,
     WORKER,
     Court,
@@ -75,6 +85,12 @@ class Chain(RecordingJudge):
         self.bitmaps.append(rechecked)
         await super().slash(commitment, node_signature, reason, signatures, values, rechecked)
         self._evict(commitment.node)
+
+    async def evidence(self, *given: Any) -> None:
+        first, one, second, two = given
+        assert (first.policy_root, first.index) == (second.policy_root, second.index) and first != second
+        assert signer_of(DOMAIN, second, two) == signer_of(DOMAIN, first, one) == first.node
+        await self._taken("two commitments", super().evidence, given, first, one)
 
     async def verdict_evidence(self, *given: Any) -> None:
         await self._taken("two verdicts", super().verdict_evidence, given, given[2], given[3])
@@ -245,4 +261,24 @@ async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_
             await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW))
         await trio.sleep(200)
         assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("step", [3, 4], ids=["one step", "two steps"])
+async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(autojump_clock: Any, step: int) -> None:
+    def announced(step: int, state: bytes) -> PolicyAnnounced:
+        statement = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), bytes(32), state)
+        signature = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
+        root = policy_root(step)
+        said = {"pool": POOL, "step": step, "policy_root": root, "manifest_root": bytes(32), "manifest_size": 1}
+        return PolicyAnnounced(**said, **stated(statement, 9, signature))
+
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        await bench.court.trainer.board.post(announced(3, b"\1" * 32))
+        await bench.court.trainer.board.post(announced(step, b"\2" * 32))
+        await trio.sleep(2 * TURN * len(VALIDATORS))
+        told = [(TRAINER.address, "two commitments")] if step == 3 else []
+        assert bench.done() == told
         nursery.cancel_scope.cancel()

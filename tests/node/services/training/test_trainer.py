@@ -209,7 +209,8 @@ class House:
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
         station = SimpleNamespace(
-            run=SimpleNamespace(spec=self.run),
+            run=SimpleNamespace(spec=self.run, root=bytes(32)),
+            pool=1,
             board=self.swarm,
             blobs=self.swarm,
             journal=journal,
@@ -225,7 +226,7 @@ class House:
         trainer = Trainer(station, *children, self.spool, publisher, observer, docket)  # type: ignore[arg-type]
         return trainer, journal
 
-    async def _publish(self, step: int, image: Path) -> SimpleNamespace:
+    async def _publish(self, step: int, image: Path, word: object) -> SimpleNamespace:
         self.swarm.announce(step)
         return SimpleNamespace(step=step, root=policy(step))
 
