@@ -7,6 +7,7 @@ from cli.errors import USAGE, CommandError
 from cli.output import duration
 
 if TYPE_CHECKING:
+    from cli.daemon_status import PretrainingPart
     from cli.run_directory import RunDirectory
     from node.run.file import CompiledRun
     from node.run.problems import RunFacts
@@ -24,6 +25,18 @@ def check_peers(run: "RunSpec", peers: int) -> None:
     elif why := peers_rule(peers, run.diloco):
         remedy = "give another number of --peers, or change [diloco] in the run file"
         raise CommandError(f"{peers} peers cannot train this run", why, remedy, USAGE)
+
+
+def rounds_of(part: "PretrainingPart") -> str:
+    """'round 4 of 20, loss 3.021, held-back 3.10, 4.15 bits/parameter, 5,120 tok/s, replicas equal 6 of 6'"""
+    numbers = (
+        ("loss {:.3f}", part.loss),
+        ("held-back {:.3f}", part.eval_loss),
+        ("{:.3g} bits/parameter", part.bits_per_parameter),
+        ("{:,.0f} tok/s", part.tokens_per_second),
+    )
+    said = [f"round {part.round} of {part.rounds}", *(form.format(one) for form, one in numbers if one is not None)]
+    return ", ".join([*said, f"replicas equal {part.replicas.equal} of {part.replicas.of}"])
 
 
 def numbers_of(record: dict[str, Any]) -> str:

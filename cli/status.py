@@ -13,6 +13,7 @@ from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
 from cli.output import clean, console, date, duration, ether, print_json
 from cli.places import StateDir
+from cli.pretraining import rounds_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -193,8 +194,13 @@ def _power(audit: AuditPart) -> str:
 
 
 def _training(status: DaemonStatus) -> Iterator[str]:
-    training = status.training
-    if training:
+    training, rounds = status.training, status.pretraining
+    if rounds is not None and rounds.rounds:
+        yield rounds_of(rounds)
+        inside = sum(peer.inside for peer in rounds.peers)
+        own = f"; this node has seat {rounds.seat}" if rounds.seat >= 0 else ""
+        yield f"{inside} other members have contributed to the round that runs{own}"
+    elif training:
         reward = f"reward {training.reward_eval[-1][1]:.3f}" if training.reward_eval else "no reward yet"
         yield f"step {training.step} is trained, {reward}, {training.queued_rollouts} rollouts queued"
 

@@ -140,6 +140,12 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
     ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])
     if ends.first is not None and ends.last is not None:
         say(f"\n[bold]mean reward on held-back problems {ends.first:.2f} -> {ends.last:.2f}[/] ({ends.words})")
+    if rounds := summary["pretraining"]:
+        equal = rounds["replicas"]
+        say(
+            f"\n[bold]{rounds['rounds']} rounds, loss {rounds['loss_first']} -> {rounds['loss_last']}[/], on held-back "
+            f"text {rounds['eval_loss']}; replicas equal {equal['equal']} of {equal['of']}: {rounds['outer_root']}"
+        )
     say(
         f"{summary['steps']} steps in {duration(summary['seconds'])} of training,"
         f" {duration(summary['seconds_total'])} in all; {summary['verdicts']['accepted']} rollout files accepted,"

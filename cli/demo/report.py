@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cli.daemon_status import PretrainingPart
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
 from node.state.files import write_whole
@@ -66,8 +67,25 @@ def summarise(
             "by_reason": dict(snapshot.verdicts.by_reason),
         },
         "staleness": dict(snapshot.staleness),
+        "pretraining": _rounds(snapshot.pretraining),
         "chain": {"chain_id": snapshot.chain_id, "pool": snapshot.pool, "block": snapshot.block},
         "report": str(report) if report else None,
+    }
+
+
+def _rounds(part: PretrainingPart | None) -> dict[str, Any] | None:
+    """Of a run that pre-trains: how far it came, and whether its replicas are equal."""
+    if part is None:
+        return None
+    losses = [loss for _, loss in part.losses]
+    return {
+        "rounds": part.round,
+        "loss_first": _rounded(losses[0] if losses else None),
+        "loss_last": _rounded(losses[-1] if losses else None),
+        "eval_loss": _rounded(part.eval_loss),
+        "bits_per_parameter": part.bits_per_parameter,
+        "outer_root": part.outer_root,
+        "replicas": {"equal": part.replicas.equal, "of": part.replicas.of},
     }
 
 

@@ -18,6 +18,7 @@ from cli.daemon_status import VerdictPart
 from cli.demo.plot import plot, running_mean
 from cli.demo.snapshot import Row, Snapshot, is_acceptance
 from cli.output import clean, duration, ether, short
+from cli.pretraining import rounds_of
 
 TALLEST = 12  # lines of the plot
 WIDEST = 118
@@ -148,18 +149,24 @@ def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:
 
 def plain_line(snapshot: Snapshot) -> str:
     """'  42 s  training  step 31/150  reward 0.53 (mean of 10: 0.51)  ...'"""
-    reward = f"{snapshot.rewards[-1][1]:.2f}" if snapshot.rewards else "-"
-    means = running_mean(snapshot.rewards)
-    mean = f"{means[-1][1]:.2f}" if means else "-"
     running = sum(row.process.state == "running" for row in snapshot.rows)
     return (
         f"{snapshot.elapsed:5.0f} s  {snapshot.phase}  step {snapshot.step}/{snapshot.steps_total or '?'}"
-        f"  reward {reward} (mean of 10: {mean})  {running}/{len(snapshot.rows)} nodes"
+        f"  {learnt(snapshot)}  {running}/{len(snapshot.rows)} nodes"
         f"  {snapshot.tokens_per_second:,.0f} tok/s"
         f"  verdicts {snapshot.verdicts.accepted} ok, {snapshot.verdicts.rejected} rejected"
         f"  paid {snapshot.paid_wei / 10**18:,.1f} tokens"
         f"  block {snapshot.block if snapshot.block is not None else '-'}"
     )
+
+
+def learnt(snapshot: Snapshot) -> str:
+    """How far learning is: the reward, or of a run that pre-trains its rounds, its loss and its replicas."""
+    if snapshot.pretraining is not None:
+        return rounds_of(snapshot.pretraining)
+    reward = f"{snapshot.rewards[-1][1]:.2f}" if snapshot.rewards else "-"
+    means = running_mean(snapshot.rewards)
+    return f"reward {reward} (mean of 10: {f'{means[-1][1]:.2f}' if means else '-'})"
 
 
 def plain_slash(snapshot: Snapshot, node: str) -> str:
@@ -175,7 +182,8 @@ def plain_slash(snapshot: Snapshot, node: str) -> str:
 
 
 def _header(snapshot: Snapshot, width: int) -> RenderableType:
-    reward = snapshot.rewards[-1][1] if snapshot.rewards else None
+    reward, rounds = snapshot.rewards[-1][1] if snapshot.rewards else None, snapshot.pretraining
+    shown = f"{reward:.2f}" if reward is not None else "-"
     grid = Table.grid(expand=True)
     for justify in ("left", "center", "right"):
         grid.add_column(justify=justify, no_wrap=True)
@@ -184,8 +192,8 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
         Text.assemble(
             "step ",
             (f"{snapshot.step}", "bold"),
-            f"/{snapshot.steps_total or '?'}   reward ",
-            (f"{reward:.2f}" if reward is not None else "-", "bold green"),
+            f"/{snapshot.steps_total or '?'}   ",
+            *([rounds_of(rounds)] if rounds else ["reward ", (shown, "bold green")]),
             f"   {snapshot.tokens_per_second:,.0f} tok/s",
         ),
         Text(f"{snapshot.phase}  {duration(snapshot.elapsed)}", style="dim"),

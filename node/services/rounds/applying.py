@@ -276,6 +276,7 @@ class Rounds(Service):
         if old is not None and old.round + 1 != found.round:
             self.before = None
         self._roots[found.round] = found.root
+        log.info("round.opened", round=found.round, root=found.root.hex())
         self._station.jury.learn(found.round, found.root)
         await trio.to_thread.run_sync(self._forget, found.round)
         self._move()

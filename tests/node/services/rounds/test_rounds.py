@@ -1,0 +1,289 @@
+"""Rounds of a swarm in memory: no leader, a peer that dies, one that joins, one that is slow; replicas stay equal.
+
+Boards, juries, judges, cuts, seats and outer steps are the real ones, and so is what the learners compute; processes,
+threads and the chain are doubles. Time jumps.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from node.member import Member, Stock
+from node.network.memory import MemoryHub, MemoryNetwork
+from node.run.assets import Run
+from node.run.file import CompiledRun
+from node.services.base import Crew
+from node.services.certifying import Certifying
+from node.services.heartbeat import Beating
+from node.services.rounds.applying import Rounds
+from node.services.rounds.cutting import Cutting
+from node.services.rounds.judging import ContributionJudging, Looks
+from node.services.rounds.learning import Learning
+from node.services.station import take_station
+from node.swarm.membership import Membership
+from node.training.errors import TrainingError
+from node.training.jobs import Check, Job, Train
+from node.training.outer import StateFile
+from node.training.peer import Peer
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from node.training.world import World
+from protocol.checks import Reason
+from protocol.contribution import encode_contribution
+from protocol.identity import NodeKey
+from protocol.messages import CutSigned
+from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge
+from tests.node.services.tasking.town import Files, at_once
+from tests.node.training.texts import compiled, spool_of
+
+ROUND, GRACE = 30.0, 8.0
+HOW = 'exchange = "int8"\ninner_state = "reset"\nround_seconds = 30\ngrace_seconds = 8'
+Bend = Callable[["Lab", Job, dict[str, Any]], None]
+
+
+class Lab:
+    """One node's learner: does jobs with a peer that all share, in its own spool. seconds: that a training takes."""
+
+    def __init__(self, town: "Town", spool: Spool, seconds: float, bend: Bend | None) -> None:
+        self.town, self.spool, self.seconds, self.bend = town, spool, seconds, bend
+
+    def prepare(self) -> None:
+        (self.spool.root / "rounds").mkdir(parents=True, exist_ok=True)
+
+    async def ask(self, name: str, job: Job) -> dict[str, Any]:
+        until = job.until if isinstance(job, Train) else 0.0
+        if isinstance(job, Train):
+            left = until - self.town.wall()
+            slow = self.seconds > left
+            await trio.sleep(max(min(self.seconds, left), 0.1))
+            job = Train(job.round, job.seat, 0.0 if slow else 4e9)  # in time for one step, or for all
+        else:
+            await trio.sleep(0.2 if isinstance(job, Check) else 0.0)
+        peer = self.town.peer
+        peer._spool = self.spool
+        answer = peer._answer(job)
+        if answer.what:
+            raise TrainingError(answer.what, answer.why, answer.remedy)
+        if self.bend is not None:
+            self.bend(self, job, answer.found)
+        return answer.found
+
+
+class Process:
+    name, pid, restarts = "learner", 0, 0
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+
+class Node:
+    """One member with the services of its role."""
+
+    def __init__(self, town: "Town", key: NodeKey, role: str, seconds: float = 2.0, bend: Bend | None = None) -> None:
+        self.town, self.key, self.role = town, key, role
+        self.network = MemoryNetwork(key, town.hub)
+        self.membership = Membership(
+            key.address, self.network, TRAINER.address, tuple(one.address for one in town.judges)
+        )
+        none: Any = None
+        member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(town.blobs, none, none))
+        run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
+        clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
+        self.member = member
+        self.station = take_station(member, run, 2, InlineJournal(), clock=clock)
+        spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
+        process: Any = Process()
+        self.rounds = Rounds(self.station, process, spool)
+        self.rounds.jobs = Lab(town, spool, seconds, bend)  # type: ignore[assignment]
+        self.crew, self.court, self.alive = Crew(), RecordingJudge(), trio.CancelScope()
+        self.roots: dict[int, bytes] = {}
+
+    def services(self) -> list[Any]:
+        if self.role == "worker":
+            return [Learning(self.station, self.rounds)]
+        if self.role == "trainer":
+            return []
+        looks = Looks(self.station, self.rounds)
+        judge = ContributionJudging(self.station, self.rounds, looks, self.court, self.town.folder)
+        return [judge, Cutting(self.station, self.rounds), Certifying(self.station)]
+
+    async def live(self) -> None:
+        """Until it is killed."""
+        with self.alive:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.network.run)
+                self.town.introduce(self)
+                nursery.start_soon(self.member.listen)
+                nursery.start_soon(self.station.jury.run)
+                beating = Beating(self.station, self.crew, self.role, self.network.contacts, 2.0, 1)
+                nursery.start_soon(beating.run)
+                await self.crew.start(self.rounds, nursery)
+                for service in self.services():
+                    await self.crew.start(service, nursery)
+                await self._watch()
+                nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        round_ = -1
+        while not self.rounds.over:
+            outer = await self.rounds.newer_than(round_)
+            round_, self.roots[outer.round] = outer.round, outer.root
+        await trio.sleep(60)  # for the last verdicts
+
+    def counts(self) -> dict[str, int]:
+        return next(one for one in self.crew.services if isinstance(one, Learning)).counts
+
+
+class Town:
+    def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW) -> None:
+        self.folder, self.hub, self.judges = folder, MemoryHub(delay=0.05), VALIDATORS[:validators]
+        self.run: CompiledRun = compiled(folder, rounds=how, steps=steps)
+        (folder / "blobs").mkdir()
+        self.blobs: Any = Files(folder / "blobs")
+        self.assets = folder / "assets"
+        self.peer = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
+        self.nodes: list[Node] = []
+
+    def wall(self) -> float:
+        return 1_800_000_000 + trio.current_time()
+
+    def add(self, number: int, role: str = "worker", **how: Any) -> Node:
+        node = Node(self, NodeKey(bytes([number]) * 32), role, **how)
+        self.nodes.append(node)
+        return node
+
+    def introduce(self, newcomer: Node) -> None:
+        for one in self.nodes:
+            for other in self.nodes:
+                if newcomer in (one, other):
+                    one.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
+
+    async def play(self, story: Callable[[trio.Nursery], Any], seconds: float = 3000.0) -> None:
+        """Until every node has ended; `story` happens beside."""
+        for key in self.judges:
+            node = Node(self, key, "validator")
+            self.nodes.append(node)
+        with trio.fail_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for node in list(self.nodes):
+                    nursery.start_soon(node.live)
+                await story(nursery)
+
+    def roots(self) -> dict[int, set[bytes]]:
+        """Round -> outer roots that any node had."""
+        found: dict[int, set[bytes]] = {}
+        for node in self.nodes:
+            for round_, root in node.roots.items():
+                found.setdefault(round_, set()).add(root)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+
+
+async def nothing(nursery: trio.Nursery) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110 - of several nodes
+        await trio.sleep(0.25)
+
+
+async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, autojump_clock: Any) -> None:
+    town = Town(tmp_path, validators=2, steps=4)
+    owner, victim, _, slow = (
+        town.add(1, "trainer"), town.add(2, seconds=4.0), town.add(3), town.add(4, seconds=1000.0)
+    )  # fmt: skip
+    late: list[Node] = []
+
+    async def story(nursery: trio.Nursery) -> None:
+        await until(lambda: victim.rounds.outer is not None and victim.rounds.outer.round == 1)
+        await trio.sleep(1.0)
+        victim.alive.cancel()  # in mid-round
+        late.append(town.add(5))
+        nursery.start_soon(late[0].live)
+
+    await town.play(story)
+    roots = town.roots()
+    assert set(roots) == set(range(5)) and all(len(each) == 1 for each in roots.values()), roots
+    figures = owner.rounds.figures
+    assert all(one.seconds <= ROUND + GRACE + 5 for one in figures.values()), figures  # and the words' own seconds
+    assert all(one.contributions >= 2 for one in figures.values())
+    assert any(one.tokens % 256 == 64 for one in figures.values())  # of the slow one, who had time for one step
+    assert slow.counts().get("accepted", 0) >= 2 and not slow.counts().get("rejected")
+    assert min(late[0].roots) >= 1 and late[0].counts()["accepted"] >= 2  # it took the state from others
+    status = owner.rounds.status()["pretraining"]
+    assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
+
+
+def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+    """Another node's contribution with 5 % of noise, under its own seat."""
+    if not isinstance(job, Train):
+        return
+    peer = lab.town.peer
+    outer = StateFile(peer._outer_path(job.round))
+    peer._contribute(job.round, (job.seat + 1) % 4)
+    other = peer._decoded(peer._seat_path(job.round, (job.seat + 1) % 4), outer)
+    source = np.random.default_rng(1)
+    tensors = {name: other.tensor(name) for name in other.shapes}
+    for name, values in tensors.items():
+        tensors[name] = values + np.float32(0.05 * values.std()) * source.normal(size=values.size).astype(np.float32)
+    header = msgspec.structs.replace(other.header, seat=job.seat)
+    Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))
+
+
+async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_its_stake(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    town = Town(tmp_path, validators=2, steps=2)
+    honest, cheat = town.add(2), town.add(3, bend=noisy_copy)
+    await town.play(nothing)
+    validator = next(one for one in town.nodes if one.role == "validator")
+    assert all(len(each) == 1 for each in town.roots().values())
+    assert [one.contributions for one in validator.rounds.figures.values()] == [1, 1]
+    assert honest.counts() == {"accepted": 2} and "accepted" not in cheat.counts()
+    slashed = [one for node in town.nodes for one in node.court.slashed]
+    assert slashed and {(who, why) for who, why, _ in slashed} == {(cheat.key.address, Reason.NOT_REPRODUCED)}
+    works = [work.id for work in validator.station.jury.register.of(cheat.key.address)]
+    journal = validator.station.journal
+    assert works and not any(journal.certificate(validator.key.address, POOL, one) for one in works)
+    paid = [work.id for work in validator.station.jury.register.of(honest.key.address)]
+    assert all(journal.certificate(validator.key.address, POOL, one) for one in paid)  # the control
+
+
+async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    town = Town(tmp_path, validators=1, steps=1)
+    cheat = town.add(3, bend=noisy_copy)
+    await town.play(nothing)
+    first, second = (StateFile(cheat.rounds._path(number)) for number in (0, 1))
+    assert all((first.tensor(name) == second.tensor(name)).all() for name in first.shapes)
+    assert cheat.rounds.figures[0].contributions == 0
+
+
+async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Path, autojump_clock: Any) -> None:
+    town = Town(tmp_path, steps=2)
+    worker = town.add(2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        liar = town.nodes[-1]
+        await until(lambda: bool(liar.rounds.outer))
+        for size in (1, 2):
+            cut = CutSigned(
+                pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=size, files=()
+            )
+            await liar.station.board.post(cut)
+
+    await town.play(story)
+    assert set(worker.station.jury.ballots.quarantined) == {town.nodes[-1].key.address}
+    assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
