@@ -567,12 +567,22 @@ def _log_values(form: _EventForm, log: RawLog) -> dict[str, Any]:
     if len(log.topics) != len(form.indexed) + 1 or len(log.data) > MAX_LOG_BYTES:
         raise ValueError("wrong number of topics, or too much data")
     indexed = zip(form.indexed, log.topics[1:], strict=True)
-    values = {name: abi_decode([abi], topic)[0] for (name, abi), topic in indexed}
+    values = {name: _topic_value(abi, topic) for (name, abi), topic in indexed}
     # a string is whatever bytes its sender chose: one member's bad UTF-8 must not hide the others
     plain = abi_decode(["bytes" if abi == "string" else abi for _, abi in form.plain], log.data)
     values |= {name: value for (name, _), value in zip(form.plain, plain, strict=True)}
     kinds = dict(form.indexed + form.plain)
     return {name: _python_value(kinds[name], value) for name, value in values.items()}
+
+
+def _topic_value(abi: str, topic: bytes) -> Any:
+    """Of an indexed field. The common forms without the library, which took two thirds of the time that reading a
+    pool's history does."""
+    if abi == "address" and not any(topic[:12]):
+        return "0x" + topic[12:].hex()
+    if abi == "uint256":
+        return int.from_bytes(topic)
+    return topic if abi == "bytes32" else abi_decode([abi], topic)[0]
 
 
 def _python_value(abi: str, value: Any) -> Any:
