@@ -205,7 +205,7 @@ def _asked(number: int, network: str, folder: Path) -> "tuple[RunSpec, Path]":
     from node.chain.client import ChainClient
     from node.chain.profile import load_profile
     from node.config import default_home
-    from node.preflight.peers import visit
+    from node.preflight.reach import visit
 
     async def ask() -> "tuple[RunSpec, Path]":
         chain = ChainClient(load_profile(network, home=default_home()))

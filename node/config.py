@@ -48,7 +48,7 @@ class NodeConfig(BaseSettings):
     pool: int | None = None
     run_file: Path | None = None
     listen: str | None = None
-    """multiaddrs (comma between); None: what fits the network (node.preflight.listening)"""
+    """multiaddrs (comma between); None: what fits the network (node.preflight.reach)"""
     announce: str | None = None
     """the multiaddrs that others shall dial, where they are not those listened on (comma between)"""
     lan: LanChoice = "auto"

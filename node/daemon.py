@@ -34,7 +34,7 @@ from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.admission import Applicant, admit, check_calibrated
 from node.preflight.early import chosen_pool
-from node.preflight.listening import announced, choose_listen, remember_port
+from node.preflight.reach import announced, choose_listen, remember_port
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
 from node.processes.supervision import Supervision, give_back_memory

@@ -412,7 +412,7 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
     """A pool's rules, money and members."""
     import msgspec
 
-    from node.preflight.stake import read_powers, who_takes_what
+    from node.preflight.chain import read_powers, who_takes_what
 
     async def look(chain: "ChainClient") -> tuple[Any, Any, Any, Any, int]:
         posted, powers = await chain.earnings(number), await chain.ask("read the parameters", read_powers)

@@ -15,15 +15,11 @@ from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
 from node.config import NodeConfig, Role
 from node.hardware import Hardware
-from node.preflight.clock import against_chain
-from node.preflight.disk import check_disk
+from node.preflight.chain import against_chain, check_pool
 from node.preflight.engines import check_class
 from node.preflight.finding import Finding, PreflightFailed, worst
-from node.preflight.gpu import check_gpu
-from node.preflight.memory import check_memory, weights_of
-from node.preflight.peers import ask_for_spec
-from node.preflight.ports import check_all_announced, check_listen, is_public
-from node.preflight.stake import check_pool
+from node.preflight.machine import check_disk, check_gpu, check_memory, weights_of
+from node.preflight.reach import ask_for_spec, check_all_announced, check_listen, is_public
 from protocol.identity import Address
 from protocol.run import RunSpec
 

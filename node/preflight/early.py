@@ -131,8 +131,8 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
 
 
 def _check_state(config: NodeConfig, pool: "PoolInfo") -> None:
+    from node.preflight.chain import check_pool
     from node.preflight.finding import PreflightFailed
-    from node.preflight.stake import check_pool
 
     finding = check_pool(pool)
     if config.preflight and finding.level == "failure":
@@ -172,7 +172,7 @@ def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
     import trio
 
     from node.chain.client import ChainClient
-    from node.preflight.peers import is_over
+    from node.preflight.reach import is_over
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 

@@ -1,19 +1,24 @@
-"""Which engine will compute, whether it is here, and whether a run knows the classes that it computes as."""
+"""Which engine computes here, whether the run knows its class, and whether it starts."""
 
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import trio
 
-from node.inference.client import CALIBRATE
+from node.inference.client import CALIBRATE, EngineProcess
 from node.inference.errors import EngineError
 from node.inference.vllm.installed import check_version
 from node.preflight.finding import Finding, failure, ok, warning
-from protocol.run import VerificationSpec
+from protocol.errors import IntellectError
+from protocol.run import RunSpec, VerificationSpec, encode_run
+
+# Which engine will compute, whether it is here, and whether a run knows the classes that it computes as
 
 NAMES = (sys.executable, "-m", "node.inference.wish")
-DEADLINE = 120.0
+CLASS_DEADLINE = 120.0
 """Seconds: libraries that load on a busy machine."""
 
 
@@ -36,11 +41,11 @@ async def check_class(rules: VerificationSpec, role: str, options: Sequence[str]
     """Whether the run admits a class that this machine's own engine computes as: asked before a stake is put up for it,
     of a process that loads no model. options: the engine's."""
     try:
-        with trio.fail_after(DEADLINE):
+        with trio.fail_after(CLASS_DEADLINE):
             done = await trio.run_process([*NAMES, *options], capture_stdout=True, capture_stderr=True, check=False)
         names = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=list[str])
     except (OSError, trio.TooSlowError, msgspec.MsgspecError) as error:
-        why = str(error)[:300] or f"nothing within {DEADLINE:g} s"
+        why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"
         return warning("class", f"how this machine computes is not known: {why}", "run intellect-node doctor --engine")
     return judge_class(rules, role, names)
 
@@ -54,3 +59,36 @@ def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Fin
         return ok("class", f"the run knows how this machine computes: {fitting[0]}", **data)
     what = f"this machine computes as {names[0]}: {refused[0]}; admitted: {', '.join(rules.admitted)}"[:500]
     return failure("class", what, CALIBRATE, **data)
+
+
+# Whether the engine's child starts with the run and answers in time
+
+DEADLINE = 180.0
+
+
+async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, deadline: float = DEADLINE) -> Finding:
+    """Start it, wait until it is ready, ask whether the run admits it, stop it. deadline: seconds."""
+    child = EngineProcess(argv, encode_run(run), assets)
+    began = time.monotonic()
+    try:
+        with trio.fail_after(deadline):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(child.run)
+                child.check_permitted(run.verification)
+                nursery.cancel_scope.cancel()
+    except trio.TooSlowError:
+        return failure("engine", f"it was not ready within {deadline:g} s", "look for what keeps this machine busy")
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(IntellectError)
+        if expected is None or rest is not None:
+            raise
+        return _refused(expected)
+    seconds = time.monotonic() - began
+    return ok("engine", f"{child.engine_name} was ready after {seconds:.1f} s", seconds=round(seconds, 1))
+
+
+def _refused(group: BaseExceptionGroup[IntellectError]) -> Finding:
+    error = group.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        return _refused(error)
+    return failure("engine", f"{error.what}: {error.why}", error.remedy)

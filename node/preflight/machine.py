@@ -1,10 +1,144 @@
-"""What this machine is, and how fast its engine was. Pure."""
+"""What this machine is and has: program, state directory, key, hardware, disk. Blocking: call from a thread."""
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
 
+from node.errors import KeyError_
 from node.hardware import Hardware
-from node.preflight.finding import Finding, ok, warning
+from node.logs import LOG_BYTES, LOG_FILES
+from node.preflight.finding import Finding, failure, ok, warning
+from node.recipe.requirements import shortfalls
 from node.recipe.speed import LEAST_DECODE, Speed
+from node.sandbox import RuntimeMissing, find_runtime, runtime
+from node.sandbox.confined import walls
+from node.state.directory import MIN_FREE_BYTES
+from node.state.keystore import claimed_address, load_key, read_keystore, read_password
+from protocol.run import RunSpec
+
+# The program and what it is made of, against what it was tried with
+
+PROGRAM = "intellect-node"
+TOLD = ("torch", "transformers", "libp2p", "trio", "web3")
+
+
+def check_versions(installed: dict[str, str | None] | None = None) -> Finding:
+    """installed: name -> version, None for what is not there; by default what is installed."""
+    have = installed_versions() if installed is None else installed
+    wrong = [
+        f"{need.name} is {have.get(need.name) or 'missing'}, wanted {need.specifier}"
+        for need in _needs()
+        if not need.specifier.contains(have.get(need.name) or "0", prereleases=True)
+    ]
+    data = {"python": platform.python_version(), "system": platform.platform(), "packages": have}
+    if wrong:
+        return warning("versions", "; ".join(wrong), "install anew: make install", **data)
+    told = ", ".join(f"{name} {have[name]}" for name in TOLD if have.get(name))
+    return ok(
+        "versions", f"{PROGRAM} {have.get(PROGRAM) or '(source)'}, Python {platform.python_version()}, {told}", **data
+    )
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Of this program and of everything that it asks for."""
+    return {name: _version(name) for name in [PROGRAM, *(need.name for need in _needs())]}
+
+
+def _needs() -> list[Requirement]:
+    """What the program asks for, with what an engine needs."""
+    try:
+        lines = requires(PROGRAM) or []
+        needs = [Requirement(line) for line in lines]
+    except (PackageNotFoundError, InvalidRequirement):
+        return []
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": "train"})]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+# Whether another daemon holds the state directory
+
+
+def check_lock(directory: Path, *, joining: bool) -> Finding:
+    """joining: this program is about to take the directory, so whoever holds it is in the way. Changes nothing."""
+    holder = holder_of(directory)
+    if holder is None:
+        return ok("lock", f"no daemon runs in {directory}", pid=None)
+    if not joining:
+        return ok("lock", f"a daemon runs in {directory}, pid {holder}", pid=holder)
+    remedy = "stop that daemon, or give this one its own --state-dir (and so its own key)"
+    return failure("lock", f"another daemon (pid {holder}) works in {directory}", remedy, pid=holder)
+
+
+def holder_of(directory: Path) -> str | None:
+    """The pid that holds the lock, None if nobody does; a file that a killed daemon left is nobody's."""
+    try:
+        with open(directory / "lock", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read(16).strip() or "unknown"
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None
+
+
+# The node's key and its directory: there, private, and opened by the password. Blocking: scrypt takes a second
+
+NODE_KEY = "node-key.json"
+
+
+def check_keys(directory: Path, password: str | None, password_file: Path | None) -> list[Finding]:
+    """The key is opened where its password can be had; one that is missing is made by `join`."""
+    if not directory.is_dir():
+        return [ok("keys", f"join makes the node's key in {directory}", path=str(directory))]
+    found = [_check_directory(directory)]
+    path = directory / NODE_KEY
+    if not path.exists():
+        return [*found, ok("keys", f"join makes the node's key {path}", path=str(path))]
+    return [*found, _check_key(path, password, password_file)]
+
+
+def _check_directory(directory: Path) -> Finding:
+    status = directory.stat()
+    mode, data = status.st_mode & 0o777, {"mode": f"{status.st_mode & 0o777:04o}", "path": str(directory)}
+    if status.st_uid not in (os.getuid(), 0):
+        return failure("directory", f"{directory} belongs to user {status.st_uid}", f"chown $USER {directory}", **data)
+    if mode & 0o022:
+        return warning("directory", f"others may write in {directory}", f"chmod 700 {directory}", **data)
+    return ok("directory", f"{directory} is this user's", **data)
+
+
+def _check_key(path: Path, password: str | None, password_file: Path | None) -> Finding:
+    try:
+        claimed = claimed_address(read_keystore(path)) or ""
+        if password or password_file or (path.parent / "password").exists():
+            claimed = load_key(path, read_password(password, password_file, path.parent)).address
+        else:
+            remedy = "give --password-file, or set INTELLECT_NODE_PASSWORD"
+            return failure("keys", f"no password for {path}", remedy, address=claimed)
+    except (KeyError_, ValueError) as error:
+        remedy = error.remedy if isinstance(error, KeyError_) else "restore the file from your backup"
+        return failure("keys", f"{path}: {error.why if isinstance(error, KeyError_) else error}", remedy)
+    return ok("keys", f"{path} opens as {claimed}", address=claimed)
+
+
+# What this machine is, and how fast its engine was. Pure
 
 
 def check_machine(hardware: Hardware) -> Finding:
@@ -25,3 +159,161 @@ def speed_finding(speed: Speed | None) -> Finding:
     if speed.decode < LEAST_DECODE:
         return warning("speed", what, "too slow for a worker: use a faster machine, or stop what keeps it busy", **data)
     return ok("speed", what, **data)
+
+
+# GPUs, their driver, and the build of torch that would use them. Blocking: call from a thread
+
+LEAST_DRIVER = {11: 450.80, 12: 525.60, 13: 580.65}
+"""CUDA's major version -> the oldest driver for it on Linux (NVIDIA, CUDA Compatibility; minor versions agree)."""
+DRIVERS = "https://www.nvidia.com/drivers"
+
+
+class Builds(NamedTuple):
+    """The versions of CUDA and ROCm that torch was built with; None for a build without."""
+
+    torch_cuda: str | None = None
+    torch_rocm: str | None = None
+
+
+def check_gpu(hardware: Hardware) -> Finding:
+    return judge_gpu(hardware, torch_builds(), tool=shutil.which("nvidia-smi") is not None)
+
+
+def judge_gpu(hardware: Hardware, builds: Builds, *, tool: bool) -> Finding:
+    """tool: whether NVIDIA's driver has been installed here, so that a GPU was to be expected."""
+    data = {"gpus": [msgspec.to_builtins(gpu) for gpu in hardware.gpus], "driver": hardware.driver, **builds._asdict()}
+    makers = {gpu.vendor for gpu in hardware.gpus}
+    if not makers:
+        if tool:
+            return warning("gpu", "nvidia-smi is here and shows no GPU", f"reinstall the driver ({DRIVERS})", **data)
+        return ok("gpu", "no GPU: the engine computes on the CPU", **data)
+    names = ", ".join(f"{gpu.name} ({gpu.memory / 2**30:.0f} GiB)" for gpu in hardware.gpus)
+    if "nvidia" in makers:
+        return _nvidia(names, hardware.driver, builds.torch_cuda, data)
+    if builds.torch_rocm is None:
+        what = f"{names}, and a build of torch that does not use it"
+        return warning("gpu", what, "install torch's ROCm build: https://pytorch.org/get-started/locally", **data)
+    return ok("gpu", f"{names}, torch with ROCm {builds.torch_rocm}", **data)
+
+
+def _nvidia(names: str, driver: str, cuda: str | None, data: dict[str, Any]) -> Finding:
+    if cuda is None:
+        what = f"{names}, and a build of torch that does not use it"
+        return warning("gpu", what, "install the CUDA build: make install TORCH=cuda", **data)
+    least = LEAST_DRIVER.get(int(cuda.partition(".")[0]), 0.0)
+    if _number(driver) < least:
+        what = f"driver {driver} is too old for torch's CUDA {cuda}, which needs {least:g}"
+        return warning("gpu", what, f"update the driver ({DRIVERS}); until then the engine uses the CPU", **data)
+    return ok("gpu", f"{names}, driver {driver}, torch with CUDA {cuda}", **data)
+
+
+def torch_builds() -> Builds:
+    """Read from torch's files, because importing it takes seconds."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return Builds()
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = {kind: re.search(rf"^{kind}\b[^=]*=\s*'(\d+\.\d+)", text, re.M) for kind in ("cuda", "hip")}
+    cuda, hip = (match.group(1) if match else None for match in found.values())
+    return Builds(cuda, hip)
+
+
+def _number(version: str) -> float:
+    found = re.match(r"\d+(\.\d+)?", version)
+    return float(found.group()) if found else 0.0
+
+
+# Whether a run's model fits into this machine in a role. Pure
+
+GIB = 2**30
+LARGER = "use a larger machine, or join another pool"
+ALONE = 0.6 * GIB
+"""Bytes of a child with torch, before any model."""
+COPIES = {"worker": 2.5, "validator": 2.5, "trainer": 9.0}
+"""Bytes of memory for one of bf16 weights: float32 weights and activations; the trainer's gradients and moments."""
+
+
+def weights_of(run: RunSpec) -> int:
+    """Bytes of the run's first weights."""
+    return sum(asset.size for asset in run.assets if asset.path.endswith(".safetensors"))
+
+
+def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
+    """run: None where it is not known before joining."""
+    data: dict[str, float] = {"memory_bytes": hardware.memory}
+    if run is None:
+        return ok("memory", f"{hardware.summary}; what the run needs is not known yet", **data)
+    lacking = shortfalls(run, role, hardware)
+    if lacking:
+        return failure("memory", "; ".join(lacking), LARGER, **data)
+    needed = ALONE + COPIES[role] * weights_of(run)
+    largest = max([hardware.memory, *(gpu.memory for gpu in hardware.gpus)])
+    data["needed_bytes"] = round(needed)
+    what = (
+        f"about {needed / GIB:.1f} GiB as {role} for a model of {weights_of(run) / 1e6:.0f} MB, of {hardware.summary}"
+    )
+    if needed > largest:
+        return failure("memory", f"the model does not fit: {what}", LARGER, **data)
+    if needed > 0.8 * largest:
+        return warning("memory", f"the model hardly fits: {what}", "close other programs on this machine", **data)
+    return ok("memory", f"the model fits: {what}", **data)
+
+
+# Room for blobs, images and logs in the state directory, and whether it can be written
+
+
+def check_disk(directory: Path, quota: int, image: int = 0) -> Finding:
+    """quota: bytes that the blob store may take; image: bytes of a policy, 0 if unknown. Blocking, for a moment."""
+    place = _nearest(directory)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place):
+            pass
+        disk = os.statvfs(place)
+    except OSError as error:
+        return failure("disk", f"{place} cannot be written: {error.strerror}", "choose another --state-dir, or mend it")
+    stored = sum(file.stat().st_size for file in directory.glob("blobs/complete/*") if file.is_file())
+    return judge_disk(disk.f_bavail * disk.f_frsize, stored, quota, image, place)
+
+
+def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> Finding:
+    """free: bytes that this user may still write; stored: bytes of blobs that are there. Pure."""
+    logs = LOG_BYTES * (LOG_FILES + 1)
+    most, least = max(quota - stored, 0) + 3 * image + logs, MIN_FREE_BYTES + 4 * image
+    data = {"free_bytes": free, "wanted_bytes": most, "needed_bytes": least, "path": str(place)}
+    if free < least:
+        what = f"{_gib(free)} are free in {place}, at least {_gib(least)} are needed"
+        return failure("disk", what, "free some space, or use --state-dir on another disk", **data)
+    if free < most:
+        what = f"{_gib(free)} are free in {place}; with a full store of {_gib(quota)} it would be {_gib(most)}"
+        room = max(free - logs - 3 * image - MIN_FREE_BYTES, MIN_FREE_BYTES) // 2**20 * 2**20
+        return warning("disk", what, f"set INTELLECT_NODE_STORE_QUOTA={room} (bytes), or make room", **data)
+    return ok("disk", f"{_gib(free)} free in {place}", **data)
+
+
+def _nearest(directory: Path) -> Path:
+    """The directory, or the nearest one above it that is there."""
+    return next(place for place in (directory, *directory.absolute().parents) if place.is_dir())
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+# Whether strangers' code can be run here: interpreter, compiled form, the kernel's walls. Compiles nothing
+
+
+def check_sandbox() -> Finding:
+    """A run without packages does without it, so nothing of it is a failure."""
+    lacking = walls.missing()
+    data = {"native": lacking or "ok"}
+    try:
+        path = find_runtime()
+        ready = runtime.is_compiled()
+    except RuntimeMissing as missing:
+        return warning("sandbox", f"{missing.what}: {missing.why}", missing.remedy, **data)
+    if not ready:
+        return warning("sandbox", "its interpreter is not compiled yet", runtime.INSTALL, **data)
+    if lacking:
+        what = f"WASI is ready; no native confinement: {lacking}"
+        return warning("sandbox", what, "nothing, unless you want the faster one for tasks of your own", **data)
+    return ok("sandbox", "WASI with counted instructions, and the kernel's walls", runtime=str(path), **data)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from node.preflight.clock import against_peers
+from node.preflight.chain import against_peers
 from node.preflight.finding import Finding, ok, warning
-from node.preflight.ports import FORWARD
+from node.preflight.reach import FORWARD
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -20,25 +20,33 @@ from node.chain.profile import NetworkProfile, load_profile
 from node.chain.simulate import Step
 from node.config import NodeConfig, Role, default_home
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
-from node.preflight.clock import against_chain
-from node.preflight.disk import check_disk
-from node.preflight.engine import check_engine
-from node.preflight.engines import check_class, check_engines
+from node.preflight.chain import (
+    against_chain,
+    check_gas,
+    check_pool,
+    check_rpc,
+    check_stake,
+    look,
+    read_powers,
+    who_takes_what,
+)
+from node.preflight.engines import check_class, check_engine, check_engines
 from node.preflight.finding import Finding, failure, ok
-from node.preflight.gpu import check_gpu
-from node.preflight.keys import check_keys
-from node.preflight.listening import announced, choose_listen
-from node.preflight.lock import check_lock, holder_of
-from node.preflight.machine import check_machine, speed_finding
-from node.preflight.memory import check_memory, weights_of
-from node.preflight.peers import visit
-from node.preflight.ports import check_all_announced, check_listen, is_public
-from node.preflight.provider import look
-from node.preflight.rpc import check_rpc
-from node.preflight.sandbox import check_sandbox
+from node.preflight.machine import (
+    check_disk,
+    check_gpu,
+    check_keys,
+    check_lock,
+    check_machine,
+    check_memory,
+    check_sandbox,
+    check_versions,
+    holder_of,
+    speed_finding,
+    weights_of,
+)
+from node.preflight.reach import announced, check_all_announced, check_listen, choose_listen, is_public, visit
 from node.preflight.settings import check_settings
-from node.preflight.stake import check_gas, check_pool, check_stake, read_powers, who_takes_what
-from node.preflight.versions import check_versions
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from protocol.errors import IntellectError

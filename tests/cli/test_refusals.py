@@ -20,14 +20,14 @@ from node.chain.profile import NetworkProfile
 from node.chain.setup import prepare_participant
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
-from node.preflight.peers import is_over
+from node.preflight.reach import is_over
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from tests.node.chain.chains import Participants, deployed_chain
 
 FRESH = """
 import json, os, sys
-import cli.main, node.config, node.preflight.early, node.preflight.stake
+import cli.main, node.config, node.preflight.early, node.preflight.chain
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         os.dup2(os.open(f"{sys.argv[2]}/{number}", os.O_WRONLY | os.O_CREAT), 2)

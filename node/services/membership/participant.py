@@ -15,9 +15,8 @@ from node.chain.errors import ChainError, InsufficientFunds, InsufficientStake, 
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
+from node.preflight.chain import Standing, check_gas, check_stake, look, read_powers, who_takes_what
 from node.preflight.finding import Finding
-from node.preflight.provider import look
-from node.preflight.stake import Standing, check_gas, check_stake, read_powers, who_takes_what
 from node.progress import ProgressRecord
 from node.state.keystore import load_key, load_or_create, read_password
 from protocol.identity import NodeKey

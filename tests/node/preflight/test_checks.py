@@ -13,22 +13,36 @@ from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
 from node.inference.errors import EngineError
 from node.preflight.admission import check_calibrated
-from node.preflight.clock import against_chain, against_peers
-from node.preflight.disk import check_disk, judge_disk
+from node.preflight.chain import (
+    Provider,
+    Standing,
+    against_chain,
+    against_peers,
+    check_gas,
+    check_pool,
+    check_rpc,
+    check_stake,
+    judge,
+    next_steps,
+    shown,
+)
 from node.preflight.engines import check_class, check_engines, judge_class
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst
-from node.preflight.gpu import Builds, judge_gpu
-from node.preflight.keys import check_keys
-from node.preflight.lock import check_lock
-from node.preflight.memory import check_memory
-from node.preflight.ports import check_announced, check_listen, is_public
-from node.preflight.provider import Provider, next_steps
-from node.preflight.rpc import check_rpc, judge, shown
+from node.preflight.machine import (
+    Builds,
+    check_disk,
+    check_keys,
+    check_lock,
+    check_memory,
+    check_versions,
+    installed_versions,
+    judge_disk,
+    judge_gpu,
+)
+from node.preflight.reach import check_announced, check_listen, is_public
 from node.preflight.running import Running, check_running
 from node.preflight.settings import check_settings
-from node.preflight.stake import Standing, check_gas, check_pool, check_stake
 from node.preflight.survey import exit_code
-from node.preflight.versions import check_versions, installed_versions
 from node.state.directory import StateDir
 from protocol.cuts import Cuts
 from protocol.identity import NodeKey

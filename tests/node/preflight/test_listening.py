@@ -4,8 +4,7 @@ import socket
 from pathlib import Path
 
 from node.chain.profile import NetworkProfile
-from node.preflight.listening import announced, choose_listen, remember_port
-from node.preflight.ports import parse
+from node.preflight.reach import announced, choose_listen, parse, remember_port
 
 LOCAL = NetworkProfile(name="local", chain_id=31337, rpc_urls=("http://127.0.0.1:8545",))
 BASE = NetworkProfile(name="base", chain_id=8453, rpc_urls=("https://mainnet.base.org",))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.preflight.sandbox import check_sandbox
+from node.preflight.machine import check_sandbox
 from node.sandbox import RuntimeMissing, find_runtime, runtime
 from node.sandbox.confined import walls
 

@@ -14,7 +14,7 @@ from node.chain.follower import GRACE, RolledBack
 from node.config import NodeConfig, RelayOffer
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.memory import MemoryHub, MemoryNetwork
-from node.preflight.stake import Powers
+from node.preflight.chain import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.lease import Lease

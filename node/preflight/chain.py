@@ -1,0 +1,396 @@
+"""What the chain says: its endpoints, its clock and peers', the pool, the stake, and what the owner types next."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from contracts.bindings import NOBODY, Contracts, PoolInfo
+from node.chain.client import ChainClient
+from node.chain.errors import ChainError, RpcUnreachable, tokens
+from node.chain.profile import NetworkProfile
+from node.chain.rpc import certificates, rpc
+from node.config import NodeConfig
+from node.errors import KeyError_
+from node.preflight.finding import Finding, failure, ok, warning
+from node.state.keystore import claimed_address, read_keystore
+from protocol.economics import daily_gas
+from protocol.identity import Address, parse_address
+from protocol.liveness import AHEAD
+
+# The chain's endpoints: do they answer, are they the right chain, how old is what they know, how far back do they go
+
+TIMEOUT = 8.0
+SLOW = 1.5
+"""Seconds per answer from which on following the chain is a burden."""
+LAG = 60.0
+PROBES = 16
+LOG_BLOCKS = 10
+Endpoint = dict[str, Any]
+
+
+def check_rpc(profile: NetworkProfile, now: float, *, deep: bool = False) -> list[Finding]:
+    """One finding for each endpoint, and one for all of them where none can be used. deep: also ask for old logs."""
+    probed = [probe(url, profile, deep=deep) for url in profile.rpc_urls]
+    found = [judge(endpoint, profile, now) for endpoint in probed]
+    if any(endpoint.get("chain_id") == profile.chain_id for endpoint in probed):
+        return found
+    what = f"no endpoint of {profile.name} can be used: {'; '.join(one.what for one in found)}"
+    remedy = (
+        "devnet: intellect-node devnet up" if profile.name == "local" else "use another RPC in rpc_urls of the profile"
+    )
+    return [*found, failure("rpc", what[:500], remedy)]
+
+
+def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
+    """What one endpoint says of itself. Credentials in its URL are left out."""
+    found: Endpoint = {"endpoint": shown(url)}
+    try:
+        with httpx.Client(timeout=TIMEOUT, verify=certificates()) as http:
+            began = time.monotonic()
+            found["chain_id"] = int(rpc(http, url, "eth_chainId"), 16)
+            found["seconds"] = round(time.monotonic() - began, 3)
+            block = rpc(http, url, "eth_getBlockByNumber", "latest", False)
+            found["block"], found["timestamp"] = int(block["number"], 16), int(block["timestamp"], 16)
+            if deep and profile.deployed:
+                found["logs_from"] = _logs_from(http, url, profile, found["block"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, OSError) as error:
+        found["error"] = (str(error) or type(error).__name__)[:200]
+    return found
+
+
+def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
+    """Pure. now: unix seconds."""
+    name, another = endpoint["endpoint"], "take it out of rpc_urls in the profile, or name a better one"
+    if "error" in endpoint:
+        return warning("rpc", f"{name}: {endpoint['error']}", another, **endpoint)
+    if endpoint["chain_id"] != profile.chain_id:
+        what = f"{name} is chain {endpoint['chain_id']}, {profile.name} is chain {profile.chain_id}"
+        return warning("rpc", what, another, **endpoint)
+    age = now - endpoint["timestamp"]
+    pace = f"{max(age, 0):.0f} s old, answers in {endpoint['seconds']:.2f} s"
+    told = f"{name}: chain {profile.chain_id}, block {endpoint['block']}, {pace}"
+    logs = endpoint.get("logs_from")
+    if logs is not None and logs > profile.deployed_block:
+        what = f"{told}; it tells logs from block {logs} on, the contracts are from {profile.deployed_block}"
+        return warning("rpc", what, "use an RPC with all logs (an archive is not needed)", **endpoint)
+    if endpoint["seconds"] > SLOW:
+        return warning("rpc", f"{told}: slow", another, **endpoint)
+    if age > LAG:
+        return warning("rpc", f"{told}: it lags, or the chain stands still", another, **endpoint)
+    return ok("rpc", told, **endpoint)
+
+
+def shown(url: str) -> str:
+    """An endpoint without what its owner would not show: keys stand in paths, queries and before the host."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    hidden = "/…" if parts.path.strip("/") or parts.query else ""
+    return f"{parts.scheme}://{parts.hostname}{port}{hidden}"
+
+
+def _logs_from(http: httpx.Client, url: str, profile: NetworkProfile, head: int) -> int:
+    """The first block of which logs are told, found by halving between the contracts' first block and the newest."""
+    low, high = min(profile.deployed_block, head), head
+    if _tells_logs(http, url, profile, low):
+        return low
+    for _ in range(PROBES):
+        if high - low <= LOG_BLOCKS:
+            break
+        middle = (low + high) // 2
+        low, high = (low, middle) if _tells_logs(http, url, profile, middle) else (middle, high)
+    return high
+
+
+def _tells_logs(http: httpx.Client, url: str, profile: NetworkProfile, block: int) -> bool:
+    wanted = {"address": profile.contracts.swarm, "fromBlock": hex(block), "toBlock": hex(block + LOG_BLOCKS)}
+    try:
+        return isinstance(rpc(http, url, "eth_getLogs", wanted), list)
+    except ValueError:
+        return False
+
+
+# This machine's clock against the chain's and the peers'. Pure: times are unix seconds
+
+SLACK = 15.0
+"""Seconds that a clock may be off: blocks come in steps, and messages take a moment."""
+STALE = 120.0
+"""Seconds without a block after which a chain stands still, or this clock is ahead of it."""
+HOPELESS = 300.0
+"""Seconds behind at which certificates, leases and epochs are no longer understood."""
+REMEDY = "let the system keep its time: timedatectl set-ntp true (or your system's NTP service)"
+
+
+def against_chain(newest_block: float, now: float, *, rehearsal: bool = False) -> Finding:
+    """newest_block: its timestamp; rehearsal: of a local chain, whose clock anybody may have moved."""
+    ahead = now - newest_block
+    data = {"chain_seconds_behind": round(ahead, 1)}
+    if ahead < -SLACK:
+        tell = failure if ahead < -HOPELESS and not rehearsal else warning
+        return tell("clock", f"the newest block is {-ahead:.0f} s in this machine's future", REMEDY, **data)
+    if ahead > STALE:
+        what = f"the newest block is {ahead:.0f} s old: the RPC lags, the chain stands still, or this clock is ahead"
+        return warning("clock", what, f"compare with https://time.is; {REMEDY}; or use another RPC", **data)
+    return ok("clock", f"within {abs(ahead):.0f} s of the newest block", **data)
+
+
+def against_peers(offsets: Sequence[float]) -> Finding | None:
+    """offsets: this clock minus each peer's, seconds; None where nobody is heard."""
+    if not offsets:
+        return None
+    off = median(offsets)
+    data = {"peers": len(offsets), "median_seconds_ahead": round(off, 1)}
+    way = "ahead of" if off > 0 else "behind"
+    what = f"this clock is {abs(off):.0f} s {way} most of {len(offsets)} peers'"
+    if off > AHEAD:
+        return failure("clock", f"{what}: they do not believe what it says", REMEDY, **data)
+    if abs(off) > SLACK:
+        return warning("clock", what, REMEDY, **data)
+    return ok("clock", f"agrees with {len(offsets)} peers' within {abs(off):.1f} s", **data)
+
+
+# Whether the chain lets this node in: its pool, its registration, the stake that answers for it, and its gas
+
+DAY = 86_400
+JOIN_GAS = 500_000
+"""What joining and leaving may take, on the safe side: an account is asked for twice the present fee."""
+DAYS = 7
+"""Days of gas below which a node's owner is warned."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the chain knows of a node. Amounts in wei; gas: wei for joining; day: wei for a day's commitments."""
+
+    node: Address
+    provider: Address | None
+    bonded: int
+    required: int
+    coin: int
+    gas: int
+    day: int
+
+    @property
+    def registered(self) -> bool:
+        return self.provider is not None
+
+    @property
+    def staked(self) -> bool:
+        return self.registered and self.bonded >= self.required
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may join, and pay for it."""
+        return self.staked and self.coin >= self.gas
+
+
+async def look_up(
+    chain: ChainClient, node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
+) -> Standing:
+    """candidate: whose stake would answer for a node that is not registered yet. Raises ChainError."""
+    info = await chain.node_info(node)
+    provider = info.provider
+    whose = provider or candidate
+    bonded = (await chain.stake_of(whose)).bonded if whose else 0
+    required = await chain.required_stake(whose or NOBODY, 0 if provider else units)
+    coin = (await chain.balances(node)).coin
+    price = await chain.gas_price()
+    day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
+    return Standing(node, provider, bonded, required, coin, JOIN_GAS * price, day)
+
+
+def check_stake(standing: Standing, commands: list[str]) -> Finding:
+    """Pure. commands: what to type if it is missing."""
+    data = msgspec.to_builtins(standing, builtin_types=(int,)) | {"commands": commands}
+    data |= {name: str(data[name]) for name in ("bonded", "required", "coin", "gas", "day")}
+    if not standing.registered:
+        asked = f"{tokens(standing.required)} tokens of stake are asked"
+        what = f"no provider has registered the node {standing.node}; {asked}"
+        return failure("stake", what, "; then ".join(commands), **data)
+    if not standing.staked:
+        what = f"{tokens(standing.bonded)} of {tokens(standing.required)} tokens are bonded for {standing.provider}"
+        return failure("stake", what, "; then ".join(commands), **data)
+    return ok("stake", f"{tokens(standing.bonded)} tokens of {standing.provider} answer for this node", **data)
+
+
+def check_gas(standing: Standing) -> Finding:
+    """Pure."""
+    days = (standing.coin - standing.gas) / standing.day if standing.day else float("inf")
+    data = {"coin_wei": str(standing.coin), "join_wei": str(standing.gas), "day_wei": str(standing.day)}
+    send = gas_step(standing)
+    if standing.coin < standing.gas:
+        what = f"the node's account has {coins(standing.coin)}, joining may cost {coins(standing.gas)}"
+        return failure("gas", what, f"{send}: enough to join and for {DAYS} days", **data)
+    if days < DAYS:
+        what = f"the node's gas lasts {days:.1f} days: {coins(standing.coin)}, {coins(standing.day)} a day"
+        return warning("gas", what, send, **data)
+    lasts = "for years" if days > 1000 else f"for {days:.0f} days"
+    return ok("gas", f"the node's account has {coins(standing.coin)}: gas {lasts}", **data)
+
+
+def check_pool(pool: PoolInfo) -> Finding:
+    """Pure."""
+    data = {"pool": pool.id, "ended": pool.ended, "paused": pool.paused, "invited": pool.invited}
+    if pool.ended:
+        return failure("pool", f"pool {pool.id} has ended", "choose another: intellect-node contract pool list", **data)
+    if pool.paused:
+        return failure(
+            "pool", f"pool {pool.id} is paused", "wait until its owner resumes it, or choose another", **data
+        )
+    if not pool.escrow:
+        return warning("pool", f"pool {pool.id} has no money for new work", "ask its owner: contract pool fund", **data)
+    paid = f"pays {tokens(pool.reward_per_unit * 1000)} tokens per 1000 units, {tokens(pool.escrow)} in escrow"
+    return ok("pool", f"pool {pool.id} {paid}", **data)
+
+
+class Powers(msgspec.Struct, frozen=True):
+    """Who stands above every pool of a deployment. burn_bps: of what a slash takes, in 10,000; min_window: seconds."""
+
+    arbiter: Address
+    treasury: Address
+    burn_bps: int
+    appeal_seconds: int
+    min_window: int
+
+
+def read_powers(contracts: Contracts) -> Powers:
+    """Blocks on the network."""
+    vault = contracts.vault.functions
+    arbiter, treasury = parse_address(vault.arbiter().call()), parse_address(vault.treasury().call())
+    return Powers(arbiter, treasury, vault.burnBps().call(), vault.appealSeconds().call(), contracts.min_window())
+
+
+def who_takes_what(pool: PoolInfo, powers: Powers) -> list[str]:
+    """For whoever is about to stake something here: who can take it, and who can take it back."""
+    quorum, slash = f"{pool.threshold} of {len(pool.validators)} validators", tokens(pool.slash_amount)
+    return [
+        f"{quorum} say what everybody has earned, and can take {slash} tokens of a member's stake",
+        f"the arbiter {powers.arbiter} can give that back for {_time(powers.appeal_seconds)}; then those who "
+        "signed pay as much to whom they wronged",
+        f"{powers.burn_bps / 100:g} % of it are burned, the treasury {powers.treasury} gets the rest",
+        f"the manager {pool.manager} pauses and ends the pool; it names other validators {_time(pool.window)} ahead",
+        f"the opener {pool.opener} ends it, too, and gets what nobody has earned",
+        f"no pool here pays sooner than {_time(powers.min_window)} after an epoch",
+    ]
+
+
+def _time(seconds: int) -> str:
+    hours = seconds / 3600
+    return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} h" if hours >= 1 else f"{seconds} s"
+
+
+def gas_step(standing: Standing) -> str:
+    """What to send to the node's account: enough to join and for some days."""
+    return f"send {coins(standing.gas + DAYS * standing.day - standing.coin)} of the chain's coin to {standing.node}"
+
+
+def coins(wei: int) -> str:
+    """Coin for people: six digits are enough."""
+    return f"{max(wei, 0) / 10**18:.6f}".rstrip("0").rstrip(".")
+
+
+# The provider that stakes for this node, as far as it is known here, and what its owner types next, in order
+
+PROVIDER_GAS = 1_000_000
+"""For approving, bonding and registering: four times what it takes."""
+FIRST_KEY = "provider"
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """key: what commands call its key; coin, token: wei that the account has; needs: wei of coin for the steps below;
+    mintable: whether the network's token is a test token, which anybody may make."""
+
+    key: str
+    address: Address
+    coin: int
+    token: int
+    needs: int
+    mintable: bool
+
+
+def provider_file(config: NodeConfig) -> Path | None:
+    """The provider's keystore: that of the settings, or the one key of this user, or the one called "provider"."""
+    if config.provider_key_file is not None:
+        return config.provider_key_file
+    files = sorted((config.home / "keys").glob("*.json"))
+    named = [file for file in files if file.stem == FIRST_KEY]
+    return named[0] if named else files[0] if len(files) == 1 else None
+
+
+async def look(
+    chain: ChainClient, node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
+) -> tuple[Standing, list[str]]:
+    """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
+    provider = await find_provider(chain, config)
+    standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
+    return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
+
+
+async def find_provider(chain: ChainClient, config: NodeConfig) -> Provider | None:
+    """None where no key is known. The keystore stays locked: its address stands in it. Raises ChainError."""
+    file = provider_file(config)
+    try:
+        address = claimed_address(read_keystore(file)) if file else None
+    except (KeyError_, ValueError):
+        address = None
+    if file is None or address is None:
+        return None
+    key = file.stem if file.parent == config.home / "keys" else str(file)
+    balances = await chain.balances(address)
+    needs = PROVIDER_GAS * await chain.gas_price()
+    return Provider(key, address, balances.coin, balances.token, needs, await _is_mintable(chain, address))
+
+
+def network_word(network: str) -> str:
+    """What a command calls the network, in whatever directory it is typed."""
+    return str(Path(network).resolve()) if "/" in network or network.endswith(".toml") else network
+
+
+def next_steps(standing: Standing, provider: Provider | None, network: str, directory: Path, units: int) -> list[str]:
+    """Commands to copy, and what to send to whom, until this node may join. Pure. Without a known provider the first
+    step only: the others name its address."""
+    gas = [] if standing.coin >= standing.gas else [f"{gas_step(standing)} (this node, for gas)"]
+    if standing.staked:
+        return gas
+    if provider is None:
+        return [f"intellect-node keys new {FIRST_KEY}"]
+    common = f"--network {quote(network)} --key {quote(provider.key)}"
+    return [*gas, *_provisions(standing, provider, common), *_staking(standing, common, directory, units)]
+
+
+def _provisions(standing: Standing, provider: Provider, common: str) -> list[str]:
+    """What the provider's account lacks: coin for gas, tokens for the stake."""
+    steps: list[str] = []
+    if provider.coin < provider.needs:
+        lacking = coins(provider.needs - provider.coin)
+        steps.append(f"send {lacking} of the chain's coin to {provider.address} (the provider, for gas)")
+    missing = max(standing.required - standing.bonded, 0) - provider.token
+    if missing > 0 and provider.mintable:
+        steps.append(f"intellect-node contract faucet {provider.address} {tokens(missing)} {common}")
+    elif missing > 0:
+        steps.append(f"send {tokens(missing)} of the network's tokens to {provider.address} (the provider)")
+    return steps
+
+
+def _staking(standing: Standing, common: str, directory: Path, units: int) -> list[str]:
+    if standing.registered:
+        lacking = tokens(standing.required - standing.bonded)
+        return [f"intellect-node contract stake {lacking} --provider {standing.provider} {common}"]
+    bond = [f"intellect-node contract provider register --units {units} {common}"]
+    register = f"intellect-node contract node register --units {units} --node-state {quote(str(directory))} {common}"
+    return [*(bond if standing.bonded < standing.required else ()), register]
+
+
+async def _is_mintable(chain: ChainClient, address: Address) -> bool:
+    try:
+        await chain.ask("try the faucet", lambda c: c.mint(address, 1).call({"from": address}))
+    except RpcUnreachable:
+        raise
+    except ChainError:
+        return False
+    return True
