@@ -103,7 +103,9 @@ for name, module in (
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)
 run.app.command("difficulty", epilog=size.DIFFICULTY_EPILOG)(size.difficulty)
 run.app.command("size", epilog=size.EPILOG)(size.command)
-contract.app.command("economics", epilog=contract_economics.EXAMPLE)(contract_economics.economics)
+contract.app.command("economics", epilog=contract_economics.EXAMPLE, rich_help_panel="Look")(
+    contract_economics.economics
+)
 weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 for name, group in (
     ("service", service.app),

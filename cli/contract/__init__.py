@@ -1,9 +1,27 @@
 """`intellect-node contract`: what people do on chain themselves. One file per subject; `frame.py` is what all share.
 
-The subjects register their commands in `groups.py` when they are imported.
+The subjects register their commands in the frame's groups when they are imported.
 """
 
-from cli.contract import attest, cases, deploy, earnings, judge, look, nodes, plan, pool, source, stake
-from cli.contract.groups import app
+from cli.contract import attest, cases, deploy, earnings, look, nodes, plan, pool, stake
+from cli.contract.frame import app
 
-__all__ = ["app", "attest", "cases", "deploy", "earnings", "judge", "look", "nodes", "plan", "pool", "source", "stake"]
+__all__ = ["app", "attest", "cases", "deploy", "earnings", "look", "nodes", "plan", "pool", "stake"]
+
+PANELS = {
+    "Look": "params show events rewards",
+    "Stake and nodes": "faucet stake unstake rebond withdraw provider node attest",
+    "Pools and pay": "pool join leave earnings claim",
+    "Faults": "slash evidence case",
+    "Contracts": "deploy source",
+}
+"""Panel of `contract --help` -> its commands and groups."""
+
+
+def _arrange() -> None:
+    panel_of = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    for entry in (*app.registered_commands, *app.registered_groups):
+        entry.rich_help_panel = panel_of[str(entry.name)]
+
+
+_arrange()

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import Network, PasswordFile, Plan, profile_of, read, transaction
-from cli.contract.groups import attest_app
+from cli.contract.frame import Network, PasswordFile, Plan, attest_app, profile_of, read, step, transaction
 from cli.contract.nodes import NodeAddress, signature_of
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment
@@ -88,8 +87,6 @@ async def send(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `attest sign` printed, of a quorum.")],
 ) -> Plan:
     """Carry the validators' attestation of a node's units to the chain. Anybody may do this."""
-    from node.chain.simulate import Step
-
     signed = [_read(file) for file in files]
     attestation = _statement(signed[0], files[0])
     for file, other in zip(files, signed, strict=True):
@@ -100,7 +97,7 @@ async def send(
     call = chain.contracts.attest(attestation, signatures)
     node, units, until = attestation.node, attestation.units, date(attestation.until)
     says = f"the node {node} counts with {units} unit(s) in pool {attestation.pool} until {until}; no money moves"
-    return Plan(says, f"node {node} attested with {units} unit(s)", [Step("attest the node", call)])
+    return Plan(says, f"node {node} attested with {units} unit(s)", [step("attest the node", call)])
 
 
 def _require_order(attestation: "Attestation", now: int) -> None:

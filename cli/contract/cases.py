@@ -1,13 +1,15 @@
 """Cases: what quorums and signatures took from whom; and a provider's answer to them while a stake is only frozen."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, OnlyPool, Plan, read, transaction, when
-from cli.contract.groups import case_app
+from cli.contract.earnings import Node
+from cli.contract.frame import AsJson, Network, OnlyPool, Plan, app, case_app, read, step, transaction, when
+from cli.contract.pool import Pool
 from cli.contract.values import MAX_CASE, address
-from cli.errors import CommandError
+from cli.errors import USAGE, CommandError
 from cli.events import fault_name
 from cli.output import console, date, ether, print_facts, print_json
 
@@ -68,21 +70,17 @@ def show(case: CaseNumber, network: Network = "local", as_json: AsJson = False) 
 @transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
 async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
     """As the provider whose stake was frozen: ask for more time, once, so that the arbiter can look at the case."""
-    from node.chain.simulate import Step
-
     info = await _case(chain, case)
     says = f"the {ether(info.amount)} tokens frozen in case {case} stay frozen longer, so that the arbiter can decide"
-    return Plan(says, f"case {case} is appealed", [Step(f"appeal case {case}", chain.contracts.appeal(case))])
+    return Plan(says, f"case {case} is appealed", [step(f"appeal case {case}", chain.contracts.appeal(case))])
 
 
 @transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
 async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
     """Once its time is over: what was frozen is burned and paid out, for ever. Anybody may do this."""
-    from node.chain.simulate import Step
-
     info = await _case(chain, case)
     says = f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever"
-    return Plan(says, f"case {case} is final", [Step(f"finish case {case}", chain.contracts.finalize(case))])
+    return Plan(says, f"case {case} is final", [step(f"finish case {case}", chain.contracts.finalize(case))])
 
 
 @transaction(case_app, "arbiter", example="case arbiter 0xNew --network base-sepolia --key arbiter")
@@ -92,10 +90,8 @@ async def arbiter(
     to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="The next arbiter: a key or contract.")],
 ) -> Plan:
     """As the arbiter: hand the office to another key or contract."""
-    from node.chain.simulate import Step
-
     says = f"{to} decides about frozen stakes from now on, and {me} no more; no money moves"
-    return Plan(says, f"{to} is the arbiter", [Step("name another arbiter", chain.contracts.set_arbiter(to))])
+    return Plan(says, f"{to} is the arbiter", [step("name another arbiter", chain.contracts.set_arbiter(to))])
 
 
 # ---- inside
@@ -159,3 +155,71 @@ def _print_row(row: dict[str, Any], now: int) -> None:
     else:
         lost = f"{ether(int(row['frozen_wei']))} tokens of stake, {row['state']}"
     console().print(f"    {row['reason']}: {lost}", markup=False, soft_wrap=True)
+
+
+# Judging: carry a quorum's verdicts, or signatures that contradict each other, to the chain. Cases are JSON files
+
+CaseFile = Annotated[Path, typer.Argument(metavar="CASE", help="A case file (JSON); see docs/contracts-cli.md.")]
+
+
+@transaction(app, "slash", example="slash case.json --network base-sepolia --key anybody")
+async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
+    """Carry a quorum's slash verdicts over a file that its node signed to the chain."""
+    from node.chain.cases import FileCase, unhex
+
+    given = _read_case(case, FileCase)
+    c, own = given.commitment.statement(), unhex(given.signature)
+    call = chain.contracts.slash(c, own, given.reason, given.signatures, given.values, given.rechecked)
+    info, hours = await chain.pool(c.pool), await chain.appeal_seconds() / 3600
+    frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
+    says = (
+        f"the node {c.node} is evicted and is paid nothing more, and {frozen}: lost after {hours:g} h unless "
+        "overturned; then the judges who signed pay that much to the provider"
+    )
+    return Plan(says, f"{c.node} is slashed", [step(f"slash {c.node}", call)])
+
+
+@transaction(app, "evidence", example="evidence contradiction.json --network base-sepolia --key me")
+async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
+    """Slash whoever signed two statements that contradict each other: commitments, verdicts, certificates."""
+    from node.chain import cases
+
+    kinds = (cases.VerdictContradiction, cases.CertificateContradiction, cases.FalseCertificate)
+    given = _read_case(case, cases.CommitmentContradiction, *kinds)
+    first, second = given.first.statement(), given.second.statement()
+    signatures = cases.unhex(given.first_signature), cases.unhex(given.second_signature)
+    pair, contracts = (first, signatures[0], second, signatures[1]), chain.contracts
+    whose = "of the validator's provider"
+    if isinstance(given, cases.CommitmentContradiction):
+        whose, call = f"of the provider of {first.node}", contracts.evidence(*pair)
+    elif isinstance(given, cases.VerdictContradiction):
+        call = contracts.verdict_evidence(first.pool, first.work, *pair)
+    else:
+        call = contracts.accepted_evidence(*pair)
+    info = await chain.pool(first.pool)
+    says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever"
+    return Plan(says, "the evidence was accepted", [step("slash by its own signatures", call)])
+
+
+@transaction(case_app, "overturn", example="case overturn 7 0xNode --network base-sepolia --key arbiter")
+async def overturn(chain: "ChainClient", me: "Address", pool: Pool, node: Node) -> Plan:
+    """As the arbiter: undo a quorum's slash while it is frozen."""
+    slash = (await chain.pool(pool)).slash_amount
+    says = (
+        f"the frozen stake of {node}'s provider goes back to it, and the judges who signed the slash pay it "
+        f"{ether(slash)} tokens out of their stakes, in equal parts"
+    )
+    return Plan(
+        says, f"the slash of {node} is undone", [step("overturn a slash", chain.contracts.overturn(pool, node))]
+    )
+
+
+def _read_case(path: Path, *kinds: type) -> Any:
+    from node.chain.cases import read_case
+
+    case = read_case(path)
+    if not isinstance(case, kinds):
+        wanted = " or ".join(str(kind.__struct_config__.tag) for kind in kinds)  # type: ignore[attr-defined]
+        kind = type(case).__struct_config__.tag
+        raise CommandError("this is another kind of case", f"it is {kind!r}, not {wanted}", "see --help", USAGE)
+    return case

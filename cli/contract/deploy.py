@@ -18,6 +18,7 @@ from cli.contract.frame import (
     PasswordFile,
     Yes,
     alone,
+    app,
     confirm,
     costs,
     dry_step,
@@ -26,7 +27,6 @@ from cli.contract.frame import (
     require_somebody,
     signer_of,
 )
-from cli.contract.groups import app
 from cli.contract.values import address, eth, seconds, wei
 from cli.errors import USAGE, CommandError
 from cli.output import console, ether, print_facts, print_json, quiet_logs

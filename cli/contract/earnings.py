@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import AsJson, Network, OnlyPool, Plan, read, transaction, when
-from cli.contract.groups import app, earnings_app
+from cli.contract.frame import AsJson, Network, OnlyPool, Plan, app, earnings_app, read, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address
 from cli.errors import USAGE, CommandError
@@ -87,7 +86,6 @@ async def post(
 ) -> Plan:
     """Carry a table of earnings that a quorum signed to the chain. Anybody may. (Validators' daemons do it.)"""
     from node.chain.cases import unhex
-    from node.chain.simulate import Step
 
     given = _read(table, SignedTable)
     info, posted = await chain.pool(given.pool), await chain.earnings(given.pool)
@@ -98,7 +96,7 @@ async def post(
     )
     signatures = [unhex(one) for one in given.signatures]
     call = chain.contracts.post_earnings(given.pool, given.epoch, unhex(given.root), given.total, signatures)
-    return Plan(says, f"the earnings through epoch {given.epoch} are posted", [Step("post a table of earnings", call)])
+    return Plan(says, f"the earnings through epoch {given.epoch} are posted", [step("post a table of earnings", call)])
 
 
 @transaction(app, "claim", example="claim 7 0xNode line.json --network base-sepolia --key anybody")
@@ -111,14 +109,13 @@ async def claim(
 ) -> Plan:
     """Have a node's provider paid what its line of the newest table says. Anybody may. (The node's daemon does it.)"""
     from node.chain.cases import unhex
-    from node.chain.simulate import Step
 
     given = _read(line, Line)
     info, paid = await chain.pool(pool), await chain.claimed(pool, node)
     provider, due = (await chain.node_info(node)).owner, max(given.units - paid, 0)
     says = f"up to {ether(due * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
     call = chain.contracts.claim(pool, node, given.units, [unhex(word) for word in given.proof])
-    return Plan(says, f"the pay of {node} is claimed", [Step("claim pay", call)])
+    return Plan(says, f"the pay of {node} is claimed", [step("claim pay", call)])
 
 
 @app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")

@@ -139,6 +139,13 @@ def carry_out(name: str, planner: Planner, given: dict[str, Any]) -> None:
     _run(call, planner, {name: value for name, value in given.items() if name not in _COMMON})
 
 
+def step(action: str, call: Any) -> "Step":
+    """One transaction of a plan; the chain's modules are loaded when the first is made."""
+    from node.chain.simulate import Step
+
+    return Step(action, call)
+
+
 def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:
     """Connect, look, close; in a trio of its own."""
     import trio
@@ -365,3 +372,21 @@ def _show_receipts(
         out.print(f"transaction {receipt.transaction} in block {receipt.block}, {cost}", soft_wrap=True)
         if link := profile.link("tx", receipt.transaction):
             out.print(f"  {link}", soft_wrap=True)
+
+
+# The command groups of `intellect-node contract`, empty; the other files fill them
+
+app = typer.Typer(help="Look at the chain, and act on it with your own key.", no_args_is_help=True)
+pool_app = typer.Typer(help="Pools: where a run's members, rules and money stand.", no_args_is_help=True)
+provider_app = typer.Typer(help="Providers: who stakes for nodes and receives their rewards.", no_args_is_help=True)
+node_app = typer.Typer(help="Nodes: the keys that work, and the provider that answers for each.", no_args_is_help=True)
+earnings_app = typer.Typer(help="Earnings: what a quorum says that everybody has earned.", no_args_is_help=True)
+case_app = typer.Typer(help="What was taken from whom, and frozen stakes: look, appeal, finish.", no_args_is_help=True)
+attest_app = typer.Typer(help="Attested units: validators sign them, anybody carries them.", no_args_is_help=True)
+
+app.add_typer(provider_app, name="provider")
+app.add_typer(node_app, name="node")
+app.add_typer(pool_app, name="pool")
+app.add_typer(earnings_app, name="earnings")
+app.add_typer(case_app, name="case")
+app.add_typer(attest_app, name="attest")

@@ -1,15 +1,18 @@
 """Looking: the contracts' parameters, any account, everything that was ever told."""
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import AsJson, Network, OnlyPool, profile_of, read
-from cli.contract.groups import app
+from cli.contract.frame import AsJson, Network, OnlyPool, app, profile_of, read
 from cli.contract.values import address
+from cli.errors import CommandError
 from cli.output import clean, console, duration, ether, print_facts, print_json, quiet_logs, short
+from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from contracts.bindings import Contracts
@@ -172,3 +175,28 @@ def _json_name(name: str) -> str:
 
 def _json_value(name: str, value: Any) -> Any:
     return str(value) if _PARAMETERS[name][2] in ("tokens", "address") else value
+
+
+# `contract source`: what explorers want before they show a contract's sources
+
+
+@app.command("source", epilog="Example:  intellect-node contract source --out intellect.json")
+def source(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: standard output.")] = None,
+) -> None:
+    """The contracts' sources and the compiler's settings as standard JSON, for explorers that verify contracts.
+
+    Compiled by solc 0.8.37 it gives the bytecode that `contract deploy` sends. Contract names: src/Swarm.sol:Swarm and
+    so on.
+    """
+    from contracts.build import standard_input
+
+    text = json.dumps(standard_input(), indent=1)
+    if out is None:
+        print(text)
+        return
+    try:
+        write_whole(out, text.encode())
+    except OSError as error:
+        raise CommandError(f"cannot write {out}", error.strerror or str(error), "check the path") from None
+    console().print(f"{out}: give it to the explorer as Solidity standard JSON input", soft_wrap=True, markup=False)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, read, transaction, when
-from cli.contract.groups import node_app, provider_app
+from cli.contract.frame import AsJson, Network, Plan, node_app, provider_app, read, step, transaction, when
 from cli.contract.stake import bond_steps
 from cli.contract.values import MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
@@ -46,11 +45,9 @@ async def provider_register(chain: "ChainClient", me: "Address", units: Units = 
 @transaction(provider_app, "remove", example="provider remove --network base-sepolia --key provider")
 async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
     """Stop: remove all your nodes, and begin to unbond the whole stake."""
-    from node.chain.simulate import Step
-
     nodes, bonded = await _nodes_of(chain, me), (await chain.stake_of(me)).bonded
-    steps = [Step("remove the nodes", chain.contracts.remove_provider(nodes))] if nodes else []
-    steps += [Step("unbond stake", chain.contracts.unbond(bonded))] if bonded else []
+    steps = [step("remove the nodes", chain.contracts.remove_provider(nodes))] if nodes else []
+    steps += [step("unbond stake", chain.contracts.unbond(bonded))] if bonded else []
     if not steps:
         raise CommandError("there is nothing to remove", f"{me} has no nodes and no stake", "nothing to do")
     says = (
@@ -135,8 +132,6 @@ async def node_register(
     units: Units = 1,
 ) -> Plan:
     """Register a node under your provider: your stake answers for it."""
-    from node.chain.simulate import Step
-
     if (node_state is None) == (consent is None):
         raise CommandError("which node?", "give --node-state or --consent, one of them", "see --help", USAGE)
     if node_state is not None:
@@ -149,25 +144,21 @@ async def node_register(
         f"the node {node} joins your provider {me} with {units} unit(s), for good: it can never have another provider. "
         "From now on your stake answers for what it does."
     )
-    return Plan(says, f"node {node} registered under {me}", [Step("register the node", call)])
+    return Plan(says, f"node {node} registered under {me}", [step("register the node", call)])
 
 
 @transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
 async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
     """Remove a node of yours; its committed work is still paid."""
-    from node.chain.simulate import Step
-
     says = f"the node {node} can no longer work for you; the stake that it needed becomes free to unbond"
-    return Plan(says, f"node {node} removed", [Step("remove the node", chain.contracts.remove_node(node))])
+    return Plan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
 
 
 @transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")
 async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
     """End the membership of a node whose provider's stake no longer covers it. Anybody may do this."""
-    from node.chain.simulate import Step
-
     says = f"the node {node} loses its place in its pool, because its provider's stake is too small"
-    return Plan(says, f"node {node} expelled", [Step(f"expel {node}", chain.contracts.expel(node))])
+    return Plan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
 
 
 @node_app.command("show", epilog="Example:  intellect-node contract node show 0xNode --network local --json")

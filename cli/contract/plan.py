@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, profile_of, read
-from cli.contract.groups import pool_app
+from cli.contract.frame import AsJson, pool_app, profile_of, read
 from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import NODE_KEY, key_file

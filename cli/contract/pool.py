@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, profile_of, read, transaction, when
-from cli.contract.groups import app, pool_app
+from cli.contract.frame import AsJson, Network, Plan, app, pool_app, profile_of, read, step, transaction, when
 from cli.contract.stake import Amount, approve_steps
 from cli.contract.values import MAX_POOL, MAX_TOTAL, MAX_UNITS, Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
@@ -126,23 +125,19 @@ async def _open_steps(
     chain: "ChainClient", me: "Address", params: "PoolParams", number: int, fund: int
 ) -> "list[Step]":
     """An approval, the pool, its money. number: a guess, good enough to simulate with."""
-    from node.chain.simulate import Step
-
     steps = await approve_steps(chain, me, chain.profile.contracts.swarm, fund)
-    steps.append(Step("open a pool", chain.contracts.create_pool(params)))
+    steps.append(step("open a pool", chain.contracts.create_pool(params)))
     if fund:
-        steps.append(Step(FUND, chain.contracts.fund_pool(number, fund)))
+        steps.append(step(FUND, chain.contracts.fund_pool(number, fund)))
     return steps
 
 
-def _with_number(chain: "ChainClient", step: "Step", receipts: "list[Receipt]", fund: int) -> "Step":
+def _with_number(chain: "ChainClient", planned: "Step", receipts: "list[Receipt]", fund: int) -> "Step":
     """The money goes to the pool that was opened, whatever its number came to be."""
-    from node.chain.simulate import Step
-
     number = _number(receipts)
-    if step.action != FUND or number is None:
-        return step
-    return Step(FUND, chain.contracts.fund_pool(number, fund))
+    if planned.action != FUND or number is None:
+        return planned
+    return step(FUND, chain.contracts.fund_pool(number, fund))
 
 
 def _number(receipts: "list[Receipt]") -> int | None:
@@ -163,8 +158,6 @@ def _opened(chain: "ChainClient", receipts: "list[Receipt]", run_root: bytes) ->
 @transaction(pool_app, "fund", example="pool fund 7 500 --network base-sepolia --key owner")
 async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) -> Plan:
     """Add tokens to a pool's rewards."""
-    from node.chain.simulate import Step
-
     says = (
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
         "earns goes to who opened it after its end"
@@ -172,7 +165,7 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
     swarm = chain.profile.contracts.swarm
     steps = [
         *await approve_steps(chain, me, swarm, amount),
-        Step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)),
+        step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)),
     ]
     return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
 
@@ -185,11 +178,9 @@ async def set_run(
     run_root: Annotated[Any, typer.Argument(parser=word, metavar="ROOT", help="The run's root, 64 hex digits.")],
 ) -> Plan:
     """As the manager, before any node has joined: name another run."""
-    from node.chain.simulate import Step
-
     says = f"pool {pool} is for the run {run_root.hex()[:16]} from now on; no money moves"
     return Plan(
-        says, f"pool {pool} has a new run", [Step("name the run", chain.contracts.set_pool_run(pool, run_root))]
+        says, f"pool {pool} has a new run", [step("name the run", chain.contracts.set_pool_run(pool, run_root))]
     )
 
 
@@ -203,52 +194,42 @@ async def bootnodes(
     bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr; repeatable. None: nobody.")] = None,
 ) -> Plan:
     """As the manager: say where newcomers may start from."""
-    from node.chain.simulate import Step
-
     call = chain.contracts.set_bootnodes(pool, tuple(bootnode or ()))
     says = f"newcomers of pool {pool} are told to start from {len(bootnode or ())} node(s); no money moves"
-    return Plan(says, f"pool {pool} has {len(bootnode or ())} bootnode(s)", [Step("name bootnodes", call)])
+    return Plan(says, f"pool {pool} has {len(bootnode or ())} bootnode(s)", [step("name bootnodes", call)])
 
 
 @transaction(pool_app, "pause", example="pool pause 7 --network base-sepolia --key manager")
 async def pause(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As the manager: take no new members. What was worked is still paid."""
-    from node.chain.simulate import Step
-
     says = f"nobody can join pool {pool}; what is earned is still paid"
-    return Plan(says, f"pool {pool} is paused", [Step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
+    return Plan(says, f"pool {pool} is paused", [step(f"pause pool {pool}", chain.contracts.pause_pool(pool))])
 
 
 @transaction(pool_app, "resume", example="pool resume 7 --network base-sepolia --key manager")
 async def resume(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As the manager: go on after a pause."""
-    from node.chain.simulate import Step
-
     says = f"pool {pool} takes members and work again; no money moves"
-    return Plan(says, f"pool {pool} goes on", [Step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
+    return Plan(says, f"pool {pool} goes on", [step(f"resume pool {pool}", chain.contracts.resume_pool(pool))])
 
 
 @transaction(pool_app, "end", example="pool end 7 --network base-sepolia --key manager")
 async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As the manager, or as who opened it: end the pool for ever. What was worked is still paid."""
-    from node.chain.simulate import Step
-
     info = await chain.pool(pool)
     says = (
         f"pool {pool} ends for ever. {ether(info.owed)} tokens are owed and stay claimable; {ether(info.escrow)} are "
         f"free: `pool sweep` returns to {info.opener} what no table has promised two windows after the last epoch."
     )
-    return Plan(says, f"pool {pool} has ended", [Step(f"end pool {pool}", chain.contracts.end_pool(pool))])
+    return Plan(says, f"pool {pool} has ended", [step(f"end pool {pool}", chain.contracts.end_pool(pool))])
 
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """Two windows after an ended pool's last epoch: what no table of earnings has promised goes to who opened it."""
-    from node.chain.simulate import Step
-
     info = await chain.pool(pool)
     says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
-    return Plan(says, f"pool {pool} is swept", [Step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
+    return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])
 
 
 @transaction(
@@ -265,14 +246,12 @@ async def validators(
     apply: Annotated[bool, typer.Option("--apply", help="Let those take office who were proposed before.")] = False,
 ) -> Plan:
     """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
-    from node.chain.simulate import Step
-
     if apply:
-        step = Step("change the validators", chain.contracts.apply_validators(pool))
+        change = step("change the validators", chain.contracts.apply_validators(pool))
         return Plan(
             f"the proposed validators of pool {pool} take office; no money moves",
             f"pool {pool} has new validators",
-            [step],
+            [change],
         )
     judges = _validators(validator, None)
     info = await chain.pool(pool)
@@ -280,8 +259,8 @@ async def validators(
         f"{len(judges)} validator(s) with a quorum of {threshold} are proposed for pool {pool}; in "
         f"{duration(info.window)} they can take office in place of all present ones; no money moves"
     )
-    step = Step("propose validators", chain.contracts.propose_validators(pool, judges, threshold))
-    return Plan(says, f"validators are proposed for pool {pool}", [step])
+    change = step("propose validators", chain.contracts.propose_validators(pool, judges, threshold))
+    return Plan(says, f"validators are proposed for pool {pool}", [change])
 
 
 @pool_app.command(
@@ -337,14 +316,12 @@ async def join(
     ] = None,
 ) -> Plan:
     """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""
-    from node.chain.simulate import Step
-
     says = (
         f"the node {me} becomes a member of pool {pool} and leaves any other; its provider's stake answers for its work"
     )
     if invitation is None:
         return Plan(
-            says, f"{me} is a member of pool {pool}", [Step(f"join pool {pool}", chain.contracts.join(pool, contact))]
+            says, f"{me} is a member of pool {pool}", [step(f"join pool {pool}", chain.contracts.join(pool, contact))]
         )
     if deadline is None:
         raise CommandError(
@@ -354,16 +331,14 @@ async def join(
 
     until = deadline((await chain.block()).timestamp)
     call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))
-    return Plan(says, f"{me} is a member of pool {pool}", [Step(f"join pool {pool}", call)])
+    return Plan(says, f"{me} is a member of pool {pool}", [step(f"join pool {pool}", call)])
 
 
 @transaction(app, "leave", example="leave 7 --state-dir nodes/a --network base-sepolia")
 async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     """As a node: leave a pool. What was earned is still paid."""
-    from node.chain.simulate import Step
-
     says = f"the node {me} is no member of pool {pool} any more; what it earned is still paid"
-    return Plan(says, f"{me} has left pool {pool}", [Step(f"leave pool {pool}", chain.contracts.leave(pool))])
+    return Plan(says, f"{me} has left pool {pool}", [step(f"leave pool {pool}", chain.contracts.leave(pool))])
 
 
 @pool_app.command("list", epilog="Example:  intellect-node contract pool list --network base-sepolia --json")

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import Plan, transaction
-from cli.contract.groups import app
+from cli.contract.frame import Plan, app, step, transaction
 from cli.contract.values import address, wei
 from cli.errors import USAGE, CommandError
 from cli.output import duration, ether
@@ -27,14 +26,13 @@ async def faucet(
 ) -> Plan:
     """Mint test tokens, on networks whose token is a test token; a local devnet gives coin for gas too."""
     from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet, is_devnet
-    from node.chain.simulate import Step
 
     async def give_coin() -> None:
         if is_devnet(chain.profile):
             await DevnetFaucet(chain).fund(to, coin=COIN_FOR_GAS)
 
     says = f"{ether(amount)} new test tokens, worth nothing, go to {to}; you pay the gas"
-    steps = [Step("mint test tokens", chain.contracts.mint(to, amount))]
+    steps = [step("mint test tokens", chain.contracts.mint(to, amount))]
     return Plan(says, f"{ether(amount)} test tokens for {to}", steps, before=give_coin)
 
 
@@ -60,13 +58,11 @@ async def stake(
 @transaction(app, "unstake", example="unstake 50 --network base-sepolia --key provider")
 async def unstake(chain: "ChainClient", me: "Address", amount: Amount) -> Plan:
     """Begin to take stake out. It can still be slashed until it is withdrawn."""
-    from node.chain.simulate import Step
-
     says = (
         f"{ether(amount)} tokens of your stake begin to unbond. They earn no trust any more but can still be slashed, "
         f"and you can withdraw them after {await _unbonding(chain)}."
     )
-    return Plan(says, f"{ether(amount)} tokens unbonding", [Step("unbond stake", chain.contracts.unbond(amount))])
+    return Plan(says, f"{ether(amount)} tokens unbonding", [step("unbond stake", chain.contracts.unbond(amount))])
 
 
 @transaction(app, "rebond", example="rebond --network base-sepolia --key provider")
@@ -78,41 +74,33 @@ async def rebond(
     ] = None,
 ) -> Plan:
     """Make unbonding tokens stake again."""
-    from node.chain.simulate import Step
-
     whole = (await chain.stake_of(me)).unbonding if amount is None else amount
     if whole == 0:
         raise CommandError("there is nothing to rebond", f"nothing of {me} is unbonding", "see: contract provider show")
     says = f"{ether(whole)} tokens of yours that were unbonding become stake again"
-    return Plan(says, f"{ether(whole)} tokens bonded again", [Step("bond stake again", chain.contracts.rebond(whole))])
+    return Plan(says, f"{ether(whole)} tokens bonded again", [step("bond stake again", chain.contracts.rebond(whole))])
 
 
 @transaction(app, "withdraw", example="withdraw --network base-sepolia --key provider")
 async def withdraw(chain: "ChainClient", me: "Address") -> Plan:
     """Take out what has finished unbonding."""
-    from node.chain.simulate import Step
-
     amount = (await chain.stake_of(me)).unbonding
     says = f"{ether(amount)} tokens that have unbonded come back to {me}"
-    return Plan(says, f"{ether(amount)} tokens withdrawn", [Step("withdraw stake", chain.contracts.withdraw())])
+    return Plan(says, f"{ether(amount)} tokens withdrawn", [step("withdraw stake", chain.contracts.withdraw())])
 
 
 async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", amount: int) -> "list[Step]":
     """Approve where that is needed, then bond."""
-    from node.chain.simulate import Step
-
     if amount == 0:
         raise CommandError("nothing to stake", "the amount is 0", "give a number of tokens", USAGE)
     vault = chain.profile.contracts.vault
-    return [*await approve_steps(chain, me, vault, amount), Step("bond stake", chain.contracts.bond(provider, amount))]
+    return [*await approve_steps(chain, me, vault, amount), step("bond stake", chain.contracts.bond(provider, amount))]
 
 
 async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address", amount: int) -> "list[Step]":
     """Let a contract take `amount` of my tokens, unless it may already."""
-    from node.chain.simulate import Step
-
     allowed = await chain.ask("read an allowance", lambda c: c.allowance(me, spender))
-    return [Step("approve tokens", chain.contracts.approve(spender, amount))] if allowed < amount else []
+    return [step("approve tokens", chain.contracts.approve(spender, amount))] if allowed < amount else []
 
 
 async def _unbonding(chain: "ChainClient") -> str:

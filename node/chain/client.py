@@ -38,14 +38,12 @@ from contracts.bindings import (
     raw_log,
     topic_of,
 )
-from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachable
+from node.chain.errors import EXPECTED, ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
 from node.chain.sender import Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
-from node.chain.span import Span
-from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Accepted, Domain, NodeRegistration, Verdict, WorkCommitment, sign
 
@@ -540,3 +538,41 @@ def _l1_part(receipt: Any) -> int:
     """OP stack receipts tell the fee for the data beside the gas."""
     fee = receipt.get("l1Fee", 0)
     return int(fee, 16) if isinstance(fee, str) else int(fee or 0)
+
+
+# How many blocks to ask for at once: more while answers are small, fewer where an endpoint refuses
+
+LEAST, FIRST, MOST = 1, 256, 100_000
+FEW, MANY = 1_000, 2_500
+"""Logs in one answer up to which the next range is twice as long, and from which on it is half as long. A log is a
+kilobyte, and a megabyte holds the interpreter's lock for 20 ms while it is decoded."""
+CAUTIOUS = 64
+"""Answers after which a length that was refused is tried again."""
+
+
+class Span:
+    """`blocks`: of the next question."""
+
+    def __init__(self) -> None:
+        self.blocks = FIRST
+        self._ceiling = MOST
+        self._good = 0
+
+    def answered(self, asked: int, logs: int) -> None:
+        """asked: blocks of that question; one that was cut short by the end of the chain says nothing."""
+        self._good += 1
+        if self._good >= CAUTIOUS:
+            self._good, self._ceiling = 0, MOST
+        if logs >= MANY:
+            self.blocks = max(LEAST, self.blocks // 2)
+        elif logs <= FEW and asked >= self.blocks:
+            self.blocks = min(2 * self.blocks, self._ceiling)
+
+    def refused(self, asked: int) -> bool:
+        """Whether a shorter range is left to try."""
+        self._good = 0
+        if asked <= LEAST:
+            return False
+        self.blocks = max(LEAST, asked // 2)
+        self._ceiling = self.blocks
+        return True

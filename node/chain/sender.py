@@ -6,7 +6,7 @@ or an answer that got lost never makes it two.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,9 +15,10 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import ContractLogicError, TransactionNotFound, Web3RPCError
+from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3RPCError
 
 from node.chain.errors import (
+    EXPECTED,
     ChainError,
     FeeTooHigh,
     InsufficientFunds,
@@ -26,8 +27,8 @@ from node.chain.errors import (
     RpcUnreachable,
     TransactionReplaced,
     TransactionUnconfirmed,
+    translate,
 )
-from node.chain.numbers import count, is_known, use_of
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.transactions import (
     FEE_BUMP,
@@ -40,7 +41,6 @@ from node.chain.transactions import (
     raise_fee,
     sign_transaction,
 )
-from node.chain.translate import EXPECTED, translate
 from protocol.identity import Address, NodeKey
 
 GAS_MARGIN = 1.25
@@ -506,3 +506,54 @@ def _code(error: Web3RPCError) -> int | None:
     response = error.rpc_response
     found = response.get("error") if response else None
     return found.get("code") if isinstance(found, dict) else None
+
+
+# Whose is a transaction's number: who asks by hash and by block is not misled by an endpoint whose parts lag
+
+REMEMBERED_BLOCKS = 120
+"""So far back every full node counts an account's transactions."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """The transaction (0x hex) that used a number, and how many blocks stand on its own."""
+
+    transaction: str
+    depth: int
+
+
+def count(web3: Web3, sender: str, block: Any = "latest") -> int:
+    """Transactions of a sender up to a block."""
+    return int(web3.eth.get_transaction_count(Web3.to_checksum_address(sender), block))
+
+
+def is_known(web3: Web3, transaction: str) -> bool:
+    """Whether the endpoint has heard of it, in a block or not."""
+    try:
+        web3.eth.get_transaction(transaction)  # pyright: ignore[reportArgumentType]
+    except TransactionNotFound:
+        return False
+    return True
+
+
+def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
+    """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
+    try:
+        head = int(web3.eth.block_number)
+        low, high = max(0, head - REMEMBERED_BLOCKS), head
+        if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if count(web3, sender, middle) > nonce:
+                high = middle
+            else:
+                low = middle + 1
+        block: Any = web3.eth.get_block(low, full_transactions=True)
+    except (BlockNotFound, Web3RPCError):
+        return None
+    for row in block["transactions"]:
+        if not isinstance(row, Mapping):
+            return None  # an endpoint that shows hashes only
+        if str(row["from"]).lower() == sender.lower() and int(row["nonce"]) == nonce:
+            return Use("0x" + bytes(row["hash"]).hex(), head - low)
+    return None

@@ -17,9 +17,8 @@ from web3.exceptions import Web3Exception
 from web3.types import RPCEndpoint
 
 from contracts.bindings import Revert, parse_revert
-from node.chain.errors import InsufficientFunds, RpcRefused, tokens
+from node.chain.errors import EXPECTED, InsufficientFunds, RpcRefused, from_revert, tokens, translate
 from node.chain.transactions import Call, call_of
-from node.chain.translate import EXPECTED, from_revert, translate
 from protocol.identity import Address
 
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"

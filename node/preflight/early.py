@@ -110,9 +110,8 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
     from web3 import Web3
 
     from contracts.bindings import Contracts
-    from node.chain.errors import RpcUnreachable
+    from node.chain.errors import EXPECTED, RpcUnreachable, translate
     from node.chain.rpc import FallbackProvider
-    from node.chain.translate import EXPECTED, translate
 
     provider = FallbackProvider(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
     try:

@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from node.chain.client import ChainClient
-from node.chain.devnet import Devnet, DevnetOptions, play_account
-from node.chain.devnet_state import StateCopies
+from node.chain.devnet import Devnet, DevnetOptions, StateCopies, play_account
 from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import load_profile, local_profile_path

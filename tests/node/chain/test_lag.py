@@ -8,10 +8,9 @@ import trio
 from web3 import Web3
 
 from node.chain.errors import FeeTooHigh, TransactionReplaced, TransactionUnconfirmed
-from node.chain.numbers import use_of
 from node.chain.outbox import Fate
 from node.chain.rpc import FallbackProvider
-from node.chain.sender import SendLimits
+from node.chain.sender import SendLimits, use_of
 from tests.node.chain.test_sender import SEND, Sending, no_blocks, offers, sending, until
 
 __all__ = ["sending"]
