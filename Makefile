@@ -17,7 +17,7 @@ BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help demo test tutorials docs bench-quick test-contracts test-verifiers test-vllm lint format install clean
+.PHONY: help dist demo test tutorials docs bench-quick test-contracts test-verifiers test-vllm lint format install clean
 
 help:
 	@echo "make demo    a swarm on this machine trains a model (ARGS=\"--workers 3 --steps 40\")"
@@ -29,6 +29,7 @@ help:
 	@echo "make tutorials  every command of docs/tutorials, as a reader types it (five minutes)"
 	@echo "make docs    the documentation as a site, in build/site; fails at a broken link"
 	@echo "make bench-quick  each benchmark of benchmarks/README.md with --quick (ARGS=\"delta gas\")"
+	@echo "make dist    wheel and sdist in dist/, tried in a new environment (ARGS=--full: with its dependencies, too)"
 	@echo "make clean   remove the environment and what the demo left"
 
 demo: $(VENV)/.ready-train
@@ -82,6 +83,9 @@ $(VENV)/.ready-train: $(INPUTS)
 $(VENV)/.ready-dev: $(INPUTS)
 	@$(BOOTSTRAP) --extras train,dev --stamp $@ --stamp $(VENV)/.ready-train
 	@$(PYTHON) scripts/browser.py
+
+dist: $(VENV)/.ready-dev
+	@$(BIN)/python scripts/dist.py $(ARGS)
 
 clean:
 	@rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info

@@ -35,12 +35,12 @@ from typing import Any
 
 import structlog
 import trio
-from node.parent import die_with_parent
 
 from benchmarks.recovery import busy_loops
 from node.clock import Clock
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
+from node.processes.guardian import die_with_parent
 from node.progress import ProgressRecord
 from node.services.base import Crew
 from node.services.heartbeat import Beating
@@ -125,6 +125,8 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
 def _beating(member: Member) -> Beating:
     """The product's heartbeat, at a place with what it reads."""
     place: Any = SimpleNamespace(
+        key=member.key,
+        progress=ProgressRecord(),
         board=member.board,
         membership=member.membership,
         pool=1,

@@ -281,11 +281,11 @@ def role(name: str, arguments: list[str]) -> None:
 
 async def _origin(directory: str, image: str) -> None:
     import trio
-    from node.web.address import bind
 
     from node.blobs.http.mirror import root_of_image
     from node.blobs.http.server import Gateway, ServedPolicy
     from node.blobs.store import BlobStore
+    from node.web.host import bind
     from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)
@@ -305,12 +305,12 @@ async def _origin(directory: str, image: str) -> None:
 
 async def _relay(directory: str, source: str) -> None:
     import trio
-    from node.web.address import bind
 
     from node.blobs.http.mirror import Mirror
     from node.blobs.http.server import Gateway
     from node.blobs.http.sources import parse_source
     from node.blobs.store import BlobStore
+    from node.web.host import bind
     from node.web.listener import Listener
 
     store = BlobStore(Path(directory), quota=1 << 40)

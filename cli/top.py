@@ -43,6 +43,15 @@ def watch_until_quit(draw: Callable[[], RenderableType], every: float = EVERY) -
             live.update(draw(), refresh=True)
 
 
+async def any_key() -> None:
+    """Returns when somebody presses a key; the terminal is left as it was found."""
+    import trio
+
+    with _keys() as wait:
+        await trio.lowlevel.wait_readable(sys.stdin)
+        wait(0)
+
+
 @contextmanager
 def _keys() -> Iterator[Wait]:
     """Single keys, as they are pressed. The terminal is left as it was found."""

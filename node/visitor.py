@@ -4,7 +4,8 @@ It follows the trainer's signed announcements as a member does, so what it holds
 stakes nothing, says nothing and is gone afterwards. What it has fetched stays in `directory` for the next visit.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,33 @@ class Visitor:
 
     async def fetch(self, step: int | None = None) -> Visit:
         """The policy of `step`, the newest by default. Raises IntellectError: no chain, no members, no such policy."""
+        async with self._visiting(newest=step is None) as (member, run, follower, shelf):
+            policy = await self._wanted(follower, shelf, step)
+            return await self._visit(member, run, policy)
+
+    @asynccontextmanager
+    async def following(self, after: int = -1) -> AsyncIterator[trio.MemoryReceiveChannel[Visit]]:
+        """The newest policy, then each newer one as soon as it is verified; one that is overtaken may be left out.
+
+        after: the step that is known already. Raises IntellectError as `fetch` does.
+        """
+        send, receive = trio.open_memory_channel[Visit](0)
+        async with self._visiting(newest=True) as (member, run, _, shelf), trio.open_nursery() as nursery:
+
+            async def tell() -> None:
+                known = after
+                while True:
+                    policy = await shelf.newer_than(known)
+                    known = policy.step
+                    await send.send(await self._visit(member, run, policy))
+
+            nursery.start_soon(tell)
+            yield receive
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _visiting(self, *, newest: bool) -> AsyncIterator[tuple[Member, RunSpec, PolicyFollower, PolicyShelf]]:
+        """The pool as a visitor has it; the directory is this visit's alone until the block ends."""
         lock = FileLock(self._directory / "lock")
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
         if not lock.acquire():
@@ -77,11 +105,20 @@ class Visitor:
                 f"{self._directory} is in use", f"process {lock.holder} fetches into it", "wait for it, or give --cache"
             )
         try:
-            return await self._fetch(step)
+            async with self._member() as (member, root), trio.open_nursery() as nursery:
+                nursery.start_soon(member.listen)
+                run = await self._run(member, root)
+                shelf = PolicyShelf(1, member.stock.store)
+                follower = self._follower(member, shelf, root, image_limit(run), newest=newest)
+                nursery.start_soon(follower.run)
+                yield member, run, follower, shelf
+                nursery.cancel_scope.cancel()
         finally:
             lock.release()
 
-    async def _fetch(self, step: int | None) -> Visit:
+    @asynccontextmanager
+    async def _member(self) -> AsyncIterator[tuple[Member, bytes]]:
+        """A member without a stake that knows the others, and the root of the pool's run."""
         chain = ChainClient(self._profile)
         try:
             await chain.connect()
@@ -94,30 +131,23 @@ class Visitor:
                 f"pool {self._pool} has no members", "nobody is there who could have its policies", "try another pool"
             )
         key = NodeKey.generate()
-        async with (
-            open_member(
-                key,
-                Domain(self._profile.chain_id, self._profile.contracts.swarm),
-                pool,
-                Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0", private=self._profile.lan),
-                self._directory / "blobs",
-                quota=self._quota,
-                sources=self._sources,
-                report=self._report,
-            ) as member,
-            trio.open_nursery() as nursery,
-        ):
+        async with open_member(
+            key,
+            Domain(self._profile.chain_id, self._profile.contracts.swarm),
+            pool,
+            Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0", private=self._profile.lan),
+            self._directory / "blobs",
+            quota=self._quota,
+            sources=self._sources,
+            report=self._report,
+        ) as member:
             for one in members:
                 member.membership.joined(one.node, one.contact)
-            nursery.start_soon(member.listen)
-            run = await self._run(member, pool.run_root)
-            shelf = PolicyShelf(1, member.stock.store)
-            follower = self._follower(member, shelf, pool.run_root, image_limit(run), newest=step is None)
-            nursery.start_soon(follower.run)
-            policy = await self._wanted(follower, shelf, step)
-            assets = await self._assets(member, run)
-            nursery.cancel_scope.cancel()
-        return Visit(policy, pool.manager, run, assets)
+            yield member, pool.run_root
+
+    async def _visit(self, member: Member, run: RunSpec, policy: HeldPolicy) -> Visit:
+        trainer = member.membership.trainer
+        return Visit(policy, trainer, run, await self._assets(member, run))
 
     async def _members(self, chain: ChainClient) -> list[bindings.Member]:
         """Those who are in; a pool or a local chain that has just started may need a moment to show them."""

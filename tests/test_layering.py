@@ -54,6 +54,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.judging", "node.services.local", "node.services.tasking"),
     ("node.services.pretraining", "node.services.rounds"),
     ("node.daemon",),
+    ("node.sdk",),
     ("cli",),
 )
 """Lowest first. A room is the longest name here that a module's name begins with."""

@@ -198,6 +198,7 @@ class DemoOptions:
     seed: int = 0
     run_file: Path | None = None
     resume: bool = False
+    lingers: bool = False
     page: str | None = None
     worker_engine: str | None = None
     churn: bool = False

@@ -95,6 +95,7 @@ def command(
         run_file=run,
         resume=not fresh,
         page=None if no_page else free_place(),
+        lingers=not no_page and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
         worker_engine=worker_engine or before.worker_engine,
         churn=pretrains,
     )

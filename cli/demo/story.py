@@ -23,6 +23,7 @@ from cli.errors import RUN, CommandError
 from cli.events import event_rows
 from cli.invocation import until_signalled
 from cli.places import directory_lock
+from cli.top import any_key
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
@@ -104,9 +105,12 @@ async def _perform(
             for one in participants:
                 nursery.start_soon(_listen, one, scene, tracker)
             await _watch_training(now, view)
+            last = now("done")
+            view.show(last)
+            if options.lingers and options.page:
+                view.say(f"the run is over; http://{options.page}/ stays until a key is pressed")
+                await any_key()
             nursery.cancel_scope.cancel()
-        last = now("done")
-        view.show(last)
     except BaseException:
         last = now("interrupted")
         await supervisor.stop()

@@ -22,6 +22,7 @@ from node.web.guard import OwnHosts
 from node.web.page.assets import Asset, load_assets, version_of
 from node.web.page.history import Recorder
 from node.web.page.model import COLUMNS, Model
+from node.web.page.samples import Samples
 from node.web.page.stream import Audience, EventStream
 
 WHAT, FLAG = "the page", "--page"
@@ -29,7 +30,7 @@ WHAT, FLAG = "the page", "--page"
 SEEN, UNSEEN = 1.0, 5.0
 """Seconds between two looks at the status while somebody looks at the page, and while nobody does."""
 KEEP = 10.0
-"""Seconds between two writes of the history."""
+"""Seconds between two writes of the history, and between two looks at the sample answers."""
 HISTORY = "page-history.sqlite"
 
 
@@ -41,6 +42,7 @@ class Page:
         self._guard = [Middleware(OwnHosts, names=names)]
         self._model = Model()
         self._recorder = Recorder(directory / HISTORY, self._model.curves)
+        self._samples = Samples(directory)
         self._mark = secrets.token_hex(8)
         self.audience = Audience()
 
@@ -51,6 +53,7 @@ class Page:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look)
             nursery.start_soon(self._keep)
+            nursery.start_soon(self._sample)
             task_status.started(self._routes(assets))
 
     async def _look(self) -> None:
@@ -71,6 +74,11 @@ class Page:
         for _ in self._model.absorb(status, now):
             await trio.lowlevel.checkpoint()
         self._model.feed.put("history", {"fault": self._recorder.fault})
+
+    async def _sample(self) -> None:
+        while True:
+            self._model.feed.put("samples", await trio.to_thread.run_sync(self._samples.look))
+            await trio.sleep(KEEP)
 
     async def _keep(self) -> None:
         try:

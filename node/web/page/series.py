@@ -20,9 +20,11 @@ INTERVAL = 10
 """Seconds of one row of `load`."""
 STEP_COLUMNS = (
     "step", "at", "eval", "train", "told", "own", "rate", "seconds", "age", "entropy", "grad_norm", "mismatch",
+    "error",
 )  # fmt: skip
 """eval, train: mean rewards by the trainer's own record; told: by its heartbeat; own: of this node's files, its own
-estimate; rate: tokens/s learnt; age: mean steps that rollouts were behind."""
+estimate; rate: tokens/s learnt; age: mean steps that rollouts were behind; error: standard error of eval.
+New columns come last: what was kept without them is read."""
 LOAD_COLUMNS = ("at", "members", "rate", "step")
 """members: alive; rate: tokens per second of all workers together; step: newest held here."""
 
@@ -48,8 +50,9 @@ class Series:
         self.whole = False
 
     def load(self, points: Sequence[Point]) -> None:
-        """What was kept of it, beside what came since; points with other columns are left out."""
-        kept = {point.x: point.values for point in points if len(point.values) == len(self._columns)}
+        """What was kept of it, beside what came since; points with more columns than there are now are left out."""
+        more = len(self._columns)
+        kept = {p.x: (*p.values, *[None] * (more - len(p.values))) for p in points if len(p.values) <= more}
         self._points = kept | self._points
         self._newest = max(self._points, default=-1)
         self._bound()
@@ -148,6 +151,7 @@ class Curves:
             entropy=number(latest.get("entropy")),
             grad_norm=number(latest.get("grad_norm")),
             mismatch=number(latest.get("mismatch_kl")),
+            error=number(latest.get("eval_error")),
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import os, signal, sys
 from node.processes.guardian import become_guarded

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from node.web import listener as listener_module
-from node.web import stream as stream_module
 from node.web.host import AddressUnusable, HttpHost, bind
 from node.web.listener import Listener
 
@@ -100,7 +99,7 @@ async def test_one_connection_too_many_is_closed_unread_and_idle_ones_make_room(
 
 
 async def test_who_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "STALL", 0.2)
+    monkeypatch.setattr(listener_module, "STALL", 0.2)
     monkeypatch.setattr(listener_module, "IDLE", 0.2)
 
     async def flood(_: Request) -> Response:

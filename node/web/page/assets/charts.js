@@ -31,7 +31,7 @@ function frame(width, height, label, box, xs, ys, xText, yText) {
 }
 
 // lines: [{class, points: [[x, y]], dots}]; a line with dots is drawn as dots.
-export function lines(width, height, label, { series, xRange, yRange, xText, yText, goal, area, left = 44 }) {
+export function lines(width, height, label, { series, xRange, yRange, xText, yText, goal, area, band = [], left = 44 }) {
   const box = { left, right: width - 6, top: 10, bottom: height - 26 };
   const x = scale(xRange[0], xRange[1], box.left, box.right);
   const y = scale(yRange[0], yRange[1], box.bottom, box.top);
@@ -41,6 +41,11 @@ export function lines(width, height, label, { series, xRange, yRange, xText, yTe
   if (goal !== null && goal !== undefined && goal <= yRange[1]) {
     root.append(svg("line", { class: "goal", x1: box.left, x2: box.right, y1: y(goal), y2: y(goal) }));
     root.append(svg("text", { x: box.left + 6, y: y(goal) - 6 }, `goal ${goal}`));
+  }
+  if (band.length > 1) {
+    const there = path(band.map(([a, , high]) => [x(a), Math.max(y(high), box.top)]));
+    const back = path(band.toReversed().map(([a, low]) => [x(a), Math.min(y(low), box.bottom)]));
+    root.append(svg("path", { class: "area", d: `${there}${back.replace("M", "L")}Z` }));
   }
   for (const one of series) {
     const points = one.points.map(([a, b]) => [x(a), y(b)]);

@@ -23,6 +23,18 @@ function runningMean(points, window = 10) {
   });
 }
 
+// What 95 of 100 repetitions of the same evaluations would give, around their running mean.
+function bandOf(steps, mean, window = 10) {
+  const known = steps.filter((row) => row.eval !== null);
+  return mean.flatMap(([x, y], i) => {
+    const some = known.slice(Math.max(0, i - window + 1), i + 1);
+    const told = some.filter((row) => row.error !== null);
+    if (!told.length) return [];
+    const half = 1.96 * Math.sqrt(told.reduce((sum, row) => sum + row.error ** 2, 0) / told.length / some.length);
+    return [[x, y - half, y + half]];
+  });
+}
+
 const column = (steps, key) => steps.filter((row) => row[key] !== null).map((row) => [row.step, row[key]]);
 
 // The curve that says how the run goes: the trainer's record, or its word in heartbeats.
@@ -112,8 +124,9 @@ export function reward(state) {
   const label = mean.length ? `Mean reward by step: ${fixed(mean[0][1])} at step ${mean[0][0]}, ${fixed(mean.at(-1)[1])} at step ${mean.at(-1)[0]}` : "Rewards of this node's own files by step";
   const xRange = [last - first > 20 ? first : 0, last];
   const series = [{ class: "back", points: train }, { dots: true, points: raw }, { class: "main", points: mean }];
-  const chart = lines(width("reward"), 280, label, { series, xRange, yRange: [low, high > 0.6 && high <= 1 ? 1 : high * 1.08 || 1], xText: (x) => count(x), yText: (y) => fixed(y, 1), goal: state.run?.goal });
-  const keys = source === "eval" ? [key("held-back, mean of ten"), key("each evaluation", "dots"), key("training", "thin")] : [key("held-back, as the trainer tells it"), train.length ? key("own files, own estimate", "thin") : null];
+  const band = source === "eval" ? bandOf(state.rows.steps, mean) : [];
+  const chart = lines(width("reward"), 280, label, { series, band, xRange, yRange: [low, high > 0.6 && high <= 1 ? 1 : high * 1.08 || 1], xText: (x) => count(x), yText: (y) => fixed(y, 1), goal: state.run?.goal });
+  const keys = source === "eval" ? [key("held-back, mean of ten"), band.length ? key("95 % of what chance allows", "band") : null, key("each evaluation", "dots"), key("training", "thin")] : [key("held-back, as the trainer tells it"), train.length ? key("own files, own estimate", "thin") : null];
   const tell = (x) => put("reward-note", x === null ? keys : readout(state, x));
   follow(chart, xRange, tell);
   put("reward", chart.root);
@@ -131,6 +144,22 @@ function readout(state, x) {
 function rewardTable(state) {
   const rows = state.rows.steps.slice(-12).reverse().map((row) => ({ cells: [count(row.step), fixed(row.eval ?? row.told, 3), fixed(row.train ?? row.own, 3), seconds(row.seconds), row.age === null ? "–" : fixed(row.age)] }));
   put("reward-table", table([["Step", "num"], ["Held-back", "num"], ["Training", "num"], ["Time", "num"], ["Steps behind", "num"]], rows, "Rewards of the last steps"));
+}
+
+// The model's own words, as text: nothing that it writes becomes markup.
+export function samples(state) {
+  const told = state.samples;
+  if (!told) {
+    say("samples-note", "");
+    return put("samples", none(role(state) === "trainer" ? "The first evaluation is under way." : `Only the trainer’s node has answers on record; this node is a ${role(state)}.`));
+  }
+  say("samples-note", "answers to problems that are never trained on, with their rewards");
+  put("samples", [["Before", told.before], ["Now", told.after]].filter(([, one]) => one).map(([title, one]) => make("div", {}, make("h3", {}, `${title}: step ${count(one.step)}`), make("ul", { class: "samples" }, one.answers.map(sample)))));
+}
+
+function sample(one) {
+  const facts = [one.reward === null ? null : `reward ${fixed(one.reward)}`, one.length === null ? null : `${plural(one.length, "token")}${one.target === null ? "" : ` of ${count(one.target)} asked for`}`, one.finished ? null : "cut off"];
+  return make("li", {}, make("p", { class: "problem" }, one.problem), make("p", { class: "answer" }, one.answer || "(nothing)"), make("p", { class: one.reward > 0.5 ? "more yes" : "more" }, facts.filter(Boolean).join(", ")));
 }
 
 export function load(state) {
@@ -260,8 +289,20 @@ export function verdicts(state) {
   const reasons = Object.entries(told.by_reason).sort((a, b) => b[1] - a[1]);
   const most = Math.max(...reasons.map(([, n]) => n), 1);
   put("verdicts-note", `${count(told.accepted)} accepted, ${count(told.rejected)} rejected by the validators’ quorum`);
-  const rows = newest.map((one) => make("li", {}, moment(one.at, state), make("span", {}, make("span", { class: one.accepted ? "yes" : "no" }, one.accepted ? "accepted" : "rejected"), ` ${short(one.node)}, file ${one.index} of step ${one.step}`, one.accepted ? null : make("span", { class: "why" }, `: ${[name(one.reason), one.detail].filter(Boolean).join(", ")}`))));
+  const rows = grouped(newest).map(({ one, files, oldest }) => make("li", {}, moment(one.at, state), make("span", {}, make("span", { class: one.accepted ? "yes" : "no" }, one.accepted ? "accepted" : "rejected"), files === 1 ? ` ${short(one.node)}, file ${one.index} of step ${one.step}` : ` ${short(one.node)}, ${count(files)} files of ${oldest.step === one.step ? `step ${one.step}` : `steps ${oldest.step} to ${one.step}`}`, one.accepted ? null : make("span", { class: "why" }, `: ${[name(one.reason), one.detail].filter(Boolean).join(", ")}`))));
   put("verdicts", reasons.length ? bars(reasons.slice(0, 5).map(([reason, n]) => [name(reason), n / most, count(n), "", "bad"])) : null, make("ul", { class: "list", tabindex: "0", role: "region", "aria-label": "Newest verdicts" }, rows));
+}
+
+// Verdicts of one kind about one member stand in one line; the newest kind comes first.
+function grouped(newest) {
+  const groups = new Map();
+  for (const one of newest) {
+    const key = `${one.node} ${one.accepted} ${one.reason}`;
+    const group = groups.get(key);
+    if (group) Object.assign(group, { files: group.files + 1, oldest: one.step < group.oldest.step ? one : group.oldest });
+    else groups.set(key, { one, files: 1, oldest: one });
+  }
+  return [...groups.values()];
 }
 
 export function trust(state) {

@@ -22,7 +22,7 @@ from scripts.browser import find_browser
 from tests.chromium import Chromium, Tab, open_tab
 from tests.swarms import status
 
-PICTURES = Path(__file__).resolve().parents[3] / "screenshots"
+PICTURES = Path(__file__).resolve().parents[4] / "screenshots"
 READY = "document.getElementById('glance')?.children.length === 5"
 SCRIPT = Path(__file__).with_name("accessible.js").read_text(encoding="utf-8")
 HOSTILE = "<img src=x onerror='window.harmed=1'><script>window.harmed=1</script>"

@@ -1,0 +1,199 @@
+"""A swarm from a Python program, with trio: run a member, read its status, submit tasks, follow a pool's policies.
+
+    import trio
+    from node import sdk
+
+    async def main() -> None:
+        async with sdk.follow("base-sepolia", pool=7, directory="cache") as policies:
+            async for policy in policies:
+                print(policy.step, policy.path)
+
+    trio.run(main)
+
+docs/sdk.md says more. What stands here is kept from version to version; other modules of `node` may change at any time.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import msgspec
+import sniffio
+import trio
+
+from node.config import NodeConfig, api_socket_path, default_home
+from node.errors import NodeError
+from protocol.errors import IntellectError
+from protocol.tasks import TaskSpec
+
+if TYPE_CHECKING:
+    from node.visitor import Visit
+
+__all__ = ["Node", "NodeConfig", "Policy", "TaskSpec", "follow", "run_member"]
+MAX_ANSWER = 8 << 20
+ANSWER_SECONDS = 60.0
+POLL = 0.5
+"""Seconds between two looks at a task, or at a member that joins."""
+QUOTA = 64 << 30
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A verified policy. path: its weights, a canonical safetensors image in bf16; assets: the model's other files by
+    name; root: its 32 bytes; run: the run's name."""
+
+    step: int
+    root: bytes
+    path: Path
+    assets: dict[str, Path]
+    run: str
+
+
+class Node:
+    """A daemon of this machine, asked over its control socket. Who may open the socket may do what its owner may."""
+
+    def __init__(self, state_dir: str | Path) -> None:
+        self.state_dir = Path(state_dir).resolve()
+
+    async def status(self) -> dict[str, Any]:
+        """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers."""
+        return await self._ask("GET", "/status")
+
+    async def submit(
+        self, spec: TaskSpec, *, policy: str = "newest", files: Mapping[str, str | Path] | None = None
+    ) -> str:
+        """Have the swarm do a task; its id. The node must be the pool's trainer.
+
+        policy: "newest", "start", or the hex digits of a root; files: asset path -> file on this machine.
+        """
+        places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240
+        body = {"spec": msgspec.to_builtins(spec), "policy": policy, "files": places}
+        return str((await self._ask("POST", "/tasks", body))["task"])
+
+    async def tasks(self) -> list[dict[str, Any]]:
+        """Those that this node offers, oldest first."""
+        return list((await self._ask("GET", "/tasks"))["tasks"])
+
+    async def result(self, task: str) -> dict[str, Any]:
+        """What is told of a task, once it is over. Raises NodeError where the node does not offer it."""
+        while True:
+            told = next((one for one in await self.tasks() if one["id"] == task), None)
+            if told is None:
+                raise NodeError("no such task at this node", f"it does not offer {task}", "look at: Node.tasks()")
+            if not told["open"]:
+                return told
+            await trio.sleep(POLL)
+
+    async def cancel(self, task: str) -> None:
+        """Wait for no more results of it."""
+        await self._ask("POST", f"/tasks/{task}/cancel")
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        _require_trio()
+        transport = httpx.AsyncHTTPTransport(uds=str(api_socket_path(self.state_dir)), verify=False)  # noqa: S501
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            async with httpx.AsyncClient(
+                transport=transport, timeout=ANSWER_SECONDS, base_url="http://daemon"
+            ) as client:
+                answer = await client.request(method, path, content=content)
+        except httpx.TransportError as error:
+            raise NodeError(
+                f"no daemon answers for {self.state_dir}",
+                str(error) or type(error).__name__,
+                "start one (intellect-node join, or sdk.run_member), or name its state directory",
+            ) from None
+        told = _decoded(answer)
+        if answer.status_code == httpx.codes.OK:
+            return told
+        if answer.status_code == httpx.codes.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
+            raise NodeError(str(told["what"]), str(told["why"]), str(told["remedy"]))
+        why = f"HTTP {answer.status_code} for {method} {path}"
+        raise NodeError("this node does not do that", why, "tasks are submitted at the node of the pool's trainer")
+
+
+@asynccontextmanager
+async def run_member(config: NodeConfig) -> AsyncIterator[Node]:
+    """Be a member of a pool while the block runs; it begins once the node works, and at its end the node leaves.
+
+    One member at a time, in the main thread: it takes SIGINT and SIGTERM. What ends the member ends the block, too:
+    raises IntellectError for what a user can mend, as `intellect-node join` does.
+    """
+    _require_trio()
+    from node.daemon import Daemon
+
+    daemon = Daemon(config)
+    with _plain():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_over, daemon.main)
+            while daemon.crew.state != "working":  # noqa: ASYNC110 - the daemon's state is no event
+                await trio.sleep(POLL)
+            yield Node(config.directory)
+            nursery.cancel_scope.cancel()
+
+
+async def _until_over(main: Any) -> None:
+    await main()
+    raise NodeError("the member is not running any more", "it was told to stop", "run it again")
+
+
+@asynccontextmanager
+async def follow(
+    network: str, *, pool: int | None = None, directory: str | Path, after: int = -1, quota: int = QUOTA
+) -> AsyncIterator[AsyncIterator[Policy]]:
+    """The newest policy of a pool, then each newer one, without joining: no key, no stake.
+
+    network: a name, or the path of a profile; pool: the profile's own where it is None; directory: keeps what was
+    fetched, `quota` bytes at most; after: the step that is known already. Raises IntellectError.
+    """
+    _require_trio()
+    from node.chain.profile import load_profile
+    from node.visitor import Visitor
+
+    profile = await trio.to_thread.run_sync(lambda: load_profile(network, home=default_home()))
+    number = profile.pool if pool is None else pool
+    if number is None:
+        raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
+    visitor = Visitor(profile, number, Path(directory), quota=quota)
+    with _plain():
+        async with visitor.following(after) as visits:
+            yield _policies(visits)
+
+
+async def _policies(visits: "AsyncIterator[Visit]") -> AsyncIterator[Policy]:
+    async for visit in visits:
+        held = visit.policy
+        yield Policy(held.step, held.root, held.path, visit.assets, visit.run.name)
+
+
+def _require_trio() -> None:
+    try:
+        library = sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        library = "no event loop"
+    if library != "trio":
+        raise NodeError(f"node.sdk was called from {library}", "it needs trio's event loop", "use trio.run(main)")
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """A group of errors that holds one of ours is raised as that one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours = group.subgroup(IntellectError)
+        if ours is None:
+            raise
+        error: BaseException = ours
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group
+
+
+def _decoded(answer: httpx.Response) -> dict[str, Any]:
+    """The object in an answer; empty for what is none."""
+    try:
+        return msgspec.json.decode(answer.content[:MAX_ANSWER], type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}

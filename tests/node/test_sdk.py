@@ -1,0 +1,89 @@
+"""The interface for programs, against the control socket that a daemon serves, and with the example of its page."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node import sdk
+from node.config import api_socket_path
+from node.errors import NodeError
+from node.services.tasking.wishes import TaskWish, WishRefused, routes
+from node.web.front import ApiServer
+from protocol.errors import IntellectError
+from protocol.tasks import TaskId, TaskSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+STATUS = {"node": {"role": "trainer", "state": "working"}, "run": {"step": 7}}
+
+
+class Owner:
+    """Offers one task, which is over at the second look."""
+
+    def __init__(self) -> None:
+        self.wishes: list[TaskWish] = []
+        self.looks = 0
+
+    async def offer(self, wish: TaskWish) -> TaskId:
+        if self.wishes:
+            raise WishRefused("no further task", "one is open", "wait")
+        self.wishes.append(wish)
+        return b"\x11" * 32
+
+    async def cancel(self, id: TaskId) -> None:
+        raise WishRefused("no such task", id.hex(), "look again")
+
+    def tasks(self) -> list[dict[str, Any]]:
+        self.looks += 1
+        return [{"id": "11" * 32, "kind": wish.spec.kind, "open": self.looks < 2} for wish in self.wishes]
+
+
+@pytest.fixture
+async def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> AsyncIterator[Owner]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    owner = Owner()
+    server = ApiServer(api_socket_path(tmp_path / "node"), lambda: STATUS)
+    await nursery.start(server.run)
+    server.mount(routes(owner))
+    yield owner
+
+
+async def test_a_task_is_submitted_and_its_result_is_waited_for(owner: Owner, tmp_path: Path) -> None:
+    node = sdk.Node(tmp_path / "node")
+    task = await node.submit(TaskSpec(kind="evaluate", last=4), files={"data/rows.jsonl": tmp_path / "rows.jsonl"})
+    assert (await node.result(task))["open"] is False
+    assert owner.wishes[0].spec.last == 4 and owner.wishes[0].files == {"data/rows.jsonl": str(tmp_path / "rows.jsonl")}
+    with pytest.raises(NodeError, match="no further task"):
+        await node.submit(TaskSpec(kind="evaluate", last=4))
+    with pytest.raises(NodeError, match="no such task at this node"):
+        await node.result("22" * 32)
+
+
+async def test_the_example_tells_what_a_node_does(owner: Owner, tmp_path: Path) -> None:
+    await sdk.Node(tmp_path / "node").submit(TaskSpec(kind="evaluate", last=4))
+    command = [sys.executable, "examples/watch.py", str(tmp_path / "node")]
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = await trio.run_process(command, capture_stdout=True, cwd=ROOT, env=environment)
+    assert done.stdout.decode().splitlines() == ["trainer working, step 7", "task 11111111 (evaluate): open"]
+
+
+async def test_where_no_daemon_runs_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="no daemon answers"):
+        await sdk.Node(tmp_path).status()
+
+
+def test_another_event_loop_is_refused(tmp_path: Path) -> None:
+    for call in (sdk.Node(tmp_path).status, lambda: sdk.follow("local", pool=1, directory=tmp_path).__aenter__()):
+        with pytest.raises(NodeError, match="called from asyncio"):
+            asyncio.run(call())  # type: ignore[arg-type]
+
+
+async def test_a_member_that_cannot_join_says_why(tmp_path: Path) -> None:
+    config = sdk.NodeConfig(network="nowhere", home=tmp_path, state_dir=tmp_path / "node", show_logs=False)
+    with pytest.raises(IntellectError, match="there is no network"):
+        async with sdk.run_member(config):
+            pytest.fail("it joined")
