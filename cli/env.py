@@ -9,9 +9,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from cli import api
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_facts, print_json, quiet_logs
-from cli.places import complete_directories
+from cli.places import StateDir, chosen_directory, complete_directories
 
 if TYPE_CHECKING:
     from node.environments.package.check import Finding, Report
@@ -109,7 +110,9 @@ def publish(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            "--state-dir", help="A node that shall hold it, too (not running).", autocompletion=complete_directories
+            "--state-dir",
+            help="A node that shall hold it, and offer it to its pool if it runs.",
+            autocompletion=complete_directories,
         ),
     ] = None,
     mirror: Annotated[
@@ -128,7 +131,7 @@ def publish(
         mirror.mkdir(parents=True, exist_ok=True)
         write_whole(mirror / f"{known.root}.tar", known.path.read_bytes())
     if state_dir is not None:
-        _put_into_store(known, state_dir)
+        _offer(known, state_dir)
     if as_json:
         return print_json(_facts(known))
     print_facts([("environment", known.manifest.name), ("root", known.root), ("bytes", known.size), ("at", known.path)])
@@ -148,6 +151,7 @@ def fetch(
     from node.run.package_fetch import fetch as fetch_package
     from node.run.packages import is_root
 
+    root = root.rpartition("@")[2]
     if not is_root(root):
         raise CommandError(f"{clean(root, 80)!r} is no root", "a root has 64 hex digits", "copy it whole", USAGE)
     known = fetch_package(root, url)
@@ -199,6 +203,84 @@ def _kept(package: str) -> "Known":
     from node.run.packages import named
 
     return named(package, Path())
+
+
+@app.command(
+    "search",
+    epilog="Examples:  intellect-node env search   |   intellect-node env search math --state-dir ~/nodes/a --json",
+)
+def search(
+    word: Annotated[str, typer.Argument(help="In its name, its description or its root. Default: all.")] = "",
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the environment packages that members of a pool offer, as a running node has heard of them.
+
+    A name belongs to nobody. Packages whose names look alike are marked; a root says which one it is.
+    """
+    from urllib.parse import quote
+
+    answer = api.ask(api.socket_of(chosen_directory(state_dir)), "GET", f"/environments?word={quote(word)}")
+    if as_json:
+        return print_json(answer)
+    for one in answer["environments"]:
+        _show_offer(one)
+    return console().print(f"{answer['found']} found; intellect-node env show NAME@ROOT fetches one")
+
+
+@app.command(
+    "show",
+    epilog="Examples:  intellect-node env show capitals   |   intellect-node env show capitals@4b68a0fc --json",
+)
+def show(
+    text: Annotated[str, typer.Argument(help="NAME, ROOT (or how it begins) or NAME@ROOT, as `search` tells it.")],
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a package that somebody offers, compare it with its offer, and keep it for run files to name.
+
+    Exit code 6 where it is not what its offer says.
+    """
+    from urllib.parse import quote
+
+    from node.run.packages import keep
+
+    answer = api.ask(api.socket_of(chosen_directory(state_dir)), "GET", f"/environments/{quote(text)}")
+    if answer["differs"]:
+        what = f"{clean(answer['name'])} is not what its offer says"
+        raise CommandError(what, clean("; ".join(answer["differs"]), 500), "do not use it", RUN)
+    known = keep(Path(answer["file"]).read_bytes())
+    if as_json:
+        return print_json({**_facts(known), "publishers": answer["publishers"], "reviews": answer["reviews"]})
+    _show_offer(answer)
+    return console().print(
+        f'in a run file: [environment] package = "{known.manifest.name}@{known.root}"', markup=False, soft_wrap=True
+    )
+
+
+def _show_offer(one: dict[str, Any]) -> None:
+    """Badges are what reviewers signed, nobody's word about them."""
+    reviews = one["reviews"]
+    badge = "not reviewed"
+    if reviews:
+        badge = f"{reviews['agreeing']} of {reviews['reviewers']} reviewers agree, {reviews['asked']} were asked"
+    line = f"{clean(one['name'])}@{one['root'][:16]}  ({one['determinism']}, {one['turns']} turns, {one['size']} bytes)"
+    console().print(f"{line}  {clean(one['about'])}", markup=False, soft_wrap=True)
+    console().print(f"  {badge}; offered by {', '.join(one['publishers'])}", markup=False, soft_wrap=True)
+    if one["alike"]:
+        alike = ", ".join(clean(other) for other in one["alike"])
+        console().print(f"  looks like {alike}: make sure which one you want", markup=False, soft_wrap=True)
+
+
+def _offer(known: "Known", state_dir: Path) -> None:
+    """By the node if it runs; else it holds the package, and offers nothing."""
+    import msgspec
+
+    socket = api.socket_of(state_dir)
+    if not socket.exists():
+        return _put_into_store(known, state_dir)
+    api.ask(socket, "POST", "/environments", msgspec.json.encode({"file": str(known.path)}))
+    return None
 
 
 def _put_into_store(known: "Known", state_dir: Path) -> None:

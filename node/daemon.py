@@ -44,6 +44,7 @@ from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
 from node.services.base import Crew, Service
+from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
@@ -94,7 +95,7 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming)
+EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Certifying, Tabling, Paying, Settling),

@@ -5,6 +5,7 @@ node relays it later (catch-up after a loss). Anything bigger than MAX_MESSAGE_B
 """
 
 import math
+import re
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -32,6 +33,10 @@ from protocol.statements import (
 from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
 
 MAX_MESSAGE_BYTES = 16 * 1024
+ENVIRONMENT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+MAX_PACKAGE_BYTES = 64 << 20
+MAX_ABOUT = 200
+"""Characters of one line about an environment."""
 MAX_CONTACT = 160
 MAX_CONTACTS_EACH = 4
 """Of one node: its contact and the further ones."""
@@ -403,6 +408,32 @@ class TaskClaimed(_Message, frozen=True):
         return None
 
 
+class EnvironmentPublished(_Message, frozen=True):
+    """A node offers an environment package to whoever wants it, again and again. root (32 bytes), size: of its archive;
+    name, determinism, turns, about: as the archive says itself, which whoever fetches it compares; sequence: unix
+    milliseconds."""
+
+    name: str
+    root: bytes
+    size: int
+    determinism: str
+    turns: int
+    about: str
+    sequence: int
+
+    def said_at(self) -> int:
+        return self.sequence
+
+    def fault(self) -> str | None:
+        if not ENVIRONMENT_NAME.fullmatch(self.name) or self.determinism not in ("exact", "bounded", "judged"):
+            return "its name or class is none"
+        if len(self.root) != 32 or not 0 < self.size <= MAX_PACKAGE_BYTES or not 1 <= self.turns <= 64:
+            return "a root is not 32 bytes, or a number is out of range"
+        if len(self.about) > MAX_ABOUT or not self.about.isprintable() or self.sequence < 0:
+            return "what it says of itself is too long or not printable"
+        return None
+
+
 Message = (
     Heartbeat
     | PolicyAnnounced
@@ -419,6 +450,7 @@ Message = (
     | CutSigned
     | TaskOffered
     | TaskClaimed
+    | EnvironmentPublished
 )
 _ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")

@@ -45,7 +45,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """path: below the run's assets; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation;
     calls: most of one rollout; result_characters: most of one result; call_fuel, session_fuel: instructions of one
     call and of a whole session; test_fuel: of one hidden test; memory_mib: of a machine; disk_kib: for its files;
-    packages: what may be imported besides Python's own modules, with blanks between them; instructions: put before each prompt, {tools} says how tools are called."""
+    packages: what may be imported besides Python's own modules, with blanks between them;
+    instructions: put before each prompt, {tools} says how tools are called."""
 
     path: str
     template: str = "plain"

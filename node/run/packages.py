@@ -19,7 +19,7 @@ from node.environments.package.source import read_source
 from node.state.directory import StateDir
 from node.state.files import write_whole
 
-_ROOT = re.compile(r"[0-9a-f]{64}")
+_ROOT = re.compile(r"([a-z][a-z0-9_-]{0,62}@)?[0-9a-f]{64}")
 _STORES = "nodes/*/*/blobs/complete"
 
 
@@ -38,12 +38,20 @@ def directory() -> Path:
 
 
 def named(text: str, base: Path) -> Known:
-    """The package of a path (relative to `base`) or a root of 64 hex digits, kept here. Raises PackageError."""
-    return by_root(text) if is_root(text) else keep(pack(read_source(base / text)))
+    """The package of a path (relative to `base`), a root of 64 hex digits or NAME@ROOT, kept here. Raises
+    PackageError."""
+    if not is_root(text):
+        return keep(pack(read_source(base / text)))
+    name, _, root = text.rpartition("@")
+    found = by_root(root)
+    if name and found.manifest.name != name:
+        why = f"the package {root[:16]}... calls itself {found.manifest.name!r}"
+        raise PackageError(f"this is not {name!r}", why, "look at both: intellect-node env search")
+    return found
 
 
 def is_root(text: str) -> bool:
-    """Whether it has the form of a root: 64 lower-case hex digits."""
+    """Whether it has the form of a root, 64 lower-case hex digits, perhaps behind NAME@."""
     return bool(_ROOT.fullmatch(text))
 
 

@@ -22,7 +22,8 @@ def open_wasi(
     """CPython for WASI with counted instructions: the same outcomes on every machine.
 
     files: relative path -> content; entry: the module among them whose functions are called; runtime: what
-    `find_runtime` found, packages beside it or in this user's cache. Raises SandboxError (the entry does not load), RuntimeMissing, Undecided.
+    `find_runtime` found, packages beside it or in this user's cache. Raises SandboxError (the entry does not load),
+    RuntimeMissing, Undecided.
     """
     check_files(files, entry)
     files = {**files, **shelf.files(limits.packages, runtime.parent)}

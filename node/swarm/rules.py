@@ -15,6 +15,7 @@ from protocol.messages import (
     CutSigned,
     DisputeRaised,
     EarningsSigned,
+    EnvironmentPublished,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -63,4 +64,5 @@ RULES: Mapping[type[Message], Rule] = {
     CutSigned: Rule(By.VALIDATOR, 128, 4.0, 64.0),  # two a round, more where validators differ
     TaskOffered: Rule(By.TRAINER, 64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
     TaskClaimed: Rule(By.MEMBER, 64, 2.0, 64.0),  # one a shard, of seconds at least
+    EnvironmentPublished: Rule(By.MEMBER, 16, 0.5, 16.0),  # MOST_OWN of a catalogue, each once a minute
 }

@@ -19,7 +19,7 @@ from tests.node.environments.sandboxes import OpenSandbox
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ways, "all_ways", lambda: [Way("here", "one", OpenSandbox)])
+    monkeypatch.setattr(ways, "all_ways", lambda **_: [Way("here", "one", OpenSandbox)])
     return tmp_path
 
 

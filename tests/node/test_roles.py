@@ -107,7 +107,7 @@ async def crew_of(place: Workplace) -> Crew:
     [
         (
             "worker",
-            "tallying jury heartbeat ending engine policies generating tasks paying settling".split(),
+            "tallying jury heartbeat ending catalogue engine policies generating tasks paying settling".split(),
         ),
         (
             "validator",
@@ -117,6 +117,7 @@ async def crew_of(place: Workplace) -> Crew:
                 "heartbeat",
                 "ending",
                 "claims",
+                "catalogue",
                 "engine",
                 "policies",
                 "judging",
@@ -134,6 +135,7 @@ async def crew_of(place: Workplace) -> Crew:
                 "heartbeat",
                 "ending",
                 "claims",
+                "catalogue",
                 "paying",
                 "settling",
                 "clearing",
@@ -167,6 +169,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "heartbeat",
             "ending",
             "claims",
+            "catalogue",
             "paying",
             "settling",
             "clearing",

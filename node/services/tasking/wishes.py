@@ -42,7 +42,7 @@ class Owner(Protocol):
 
 def routes(owner: Owner) -> list[BaseRoute]:
     async def offer(request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         try:
             wish = msgspec.json.decode(body, type=TaskWish)
             missing = [asset.path for asset in wish.spec.assets if asset.path not in wish.files]
@@ -50,16 +50,16 @@ def routes(owner: Owner) -> list[BaseRoute]:
                 raise WishRefused("a file is missing", f"nobody said where {missing[0]} lies", "name it in files")
             id = await owner.offer(wish)
         except msgspec.MsgspecError as error:
-            return _refusal("the task cannot be read", str(error), "use: intellect-node task")
+            return refusal("the task cannot be read", str(error), "use: intellect-node task")
         except (IntellectError, OSError) as error:
-            return _error(error)
+            return told(error)
         return JSONResponse({"task": id.hex()})
 
     async def cancel(request: Request) -> Response:
         try:
             await owner.cancel(bytes.fromhex(request.path_params["id"]))
         except (ValueError, IntellectError) as error:
-            return _error(error)
+            return told(error)
         return JSONResponse({"cancelled": True})
 
     async def show(_: Request) -> Response:
@@ -72,7 +72,7 @@ def routes(owner: Owner) -> list[BaseRoute]:
     ]
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """At most one byte more than a wish may have, which then is none."""
     body = b""
     async with aclosing(cast(AsyncGenerator[bytes, None], request.stream())) as parts:
@@ -83,11 +83,11 @@ async def _body(request: Request) -> bytes:
     return body[: MAX_WISH_BYTES + 1]
 
 
-def _error(error: Exception) -> Response:
+def told(error: Exception) -> Response:
     if isinstance(error, IntellectError):
-        return _refusal(error.what, error.why, error.remedy)
-    return _refusal("the task cannot be done", str(error), "correct what was asked for")
+        return refusal(error.what, error.why, error.remedy)
+    return refusal("the task cannot be done", str(error), "correct what was asked for")
 
 
-def _refusal(what: str, why: str, remedy: str) -> Response:
+def refusal(what: str, why: str, remedy: str) -> Response:
     return JSONResponse({"what": what, "why": why, "remedy": remedy}, status_code=400)
