@@ -17,16 +17,21 @@ from node.metrics.observer import Observer
 from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.docket import Docket
+from node.recipe.manifest import materialise
 from node.services.training.trainer import StepMetrics, Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register
-from node.training.batch import decode_batch
+from node.training.batch import decode_batch, encode_batch
 from node.training.spool import Spool
-from protocol.identity import Address, address_from_bytes
+from node.weights.publish import StepWord
+from protocol.blobs import BlobInfo, describe
+from protocol.errors import ProtocolError
+from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.lots import pack_groups
+from protocol.manifest import Arithmetic, PolicyStatement, decode_manifest
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
@@ -41,11 +46,13 @@ from protocol.rollout import (
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_run
 from protocol.sections import Filters
-from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
+from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 WORKER = address_from_bytes(b"\x05" * 20)
 VALIDATOR = address_from_bytes(b"\x06" * 20)
+KEY = NodeKey(b"\1" * 32)
+ARITHMETIC = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2")
 RUN = RunSpec(
     name="t",
     environment=EnvironmentSpec(name="sort"),
@@ -56,6 +63,10 @@ RUN = RunSpec(
 
 def policy(step: int) -> bytes:
     return bytes([step + 1]) * 32
+
+
+def state(step: int) -> bytes:
+    return bytes([step + 101]) * 32
 
 
 class Swarm:
@@ -114,6 +125,11 @@ class Swarm:
             for id in self._votes:
                 channel.send_nowait(id)
 
+    async def add(self, data: bytes) -> BlobInfo:
+        info = describe(data)
+        (self._folder / info.root.hex()).write_bytes(data)
+        return info
+
     async def fetch(self, root: bytes, sources, *, max_size: int, timeout: float, priority: int = 0) -> Path:
         self.fetched.append(root)
         return self._folder / root.hex()
@@ -169,7 +185,14 @@ class Learner:
             while step > 0 and not self._spool.batch_path(step - 1).exists():
                 await trio.sleep(0.005)
             write_whole(self._spool.policy_path(step), encode_image({"w": np.full((1, 1), step, dtype=np.uint16)}))
-            metrics = {"step": step, "policy_root": policy(step).hex(), "seconds": {}}
+            metrics = {
+                "step": step,
+                "policy_root": policy(step).hex(),
+                "seconds": {},
+                "state_before": state(step - 1).hex(),
+                "state_root": state(step).hex(),
+                "arithmetic": msgspec.structs.asdict(ARITHMETIC),
+            }
             write_whole(self._spool.metrics_path(step), json.dumps(metrics).encode())
         await trio.sleep_forever()
 
@@ -198,6 +221,7 @@ class House:
 
     def __init__(self, folder: Path, run: RunSpec) -> None:
         self.folder, self.run = folder, run
+        self.words: dict[int, StepWord] = {}
         (folder / "blobs").mkdir(parents=True)
         self.swarm = Swarm(folder / "blobs")
         self.swarm.start_again(run)
@@ -210,6 +234,8 @@ class House:
         self.swarm.start_again(self.run)
         station = SimpleNamespace(
             run=SimpleNamespace(spec=self.run, root=bytes(32)),
+            key=KEY,
+            domain=Domain(31337, KEY.address),
             pool=1,
             board=self.swarm,
             blobs=self.swarm,
@@ -226,7 +252,8 @@ class House:
         trainer = Trainer(station, *children, self.spool, publisher, observer, docket)  # type: ignore[arg-type]
         return trainer, journal
 
-    async def _publish(self, step: int, image: Path, word: object) -> SimpleNamespace:
+    async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
+        self.words[step] = word
         self.swarm.announce(step)
         return SimpleNamespace(step=step, root=policy(step))
 
@@ -283,6 +310,30 @@ async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path
     assert (house.groups(1), house.groups(2)) == (["00:2", "01:0"], ["01:1", "01:2"])
     assert trainer.staleness == {0: 4, 1: 4, 2: 4}, "the batch before the restart counts too"
     assert trainer.queued == 0
+
+
+async def test_from_what_a_trainer_states_anybody_makes_the_batch_that_it_learnt_from(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    house.swarm.submit(0, 1, VARIED)
+    await house.live(until=2, last=2)
+
+    def blob(root: bytes) -> bytes:
+        return (house.folder / "blobs" / root.hex()).read_bytes()
+
+    assert house.words[0].statement == PolicyStatement(1, 0, 0, bytes(32), policy(0), bytes(32), state(0))
+    for step in range(2):
+        statement, signature = house.words[step + 1].statement, house.words[step + 1].signature
+        assert (statement.step, statement.parent, statement.policy_root) == (step + 1, policy(step), policy(step + 1))
+        assert signer_of(Domain(31337, KEY.address), statement.commitment(KEY.address), signature) == KEY.address
+        manifest = decode_manifest(blob(statement.batch_root))
+        manifest.check(bytes(32), 1, step, RUN.recipe.max_staleness)
+        assert (manifest.state, manifest.arithmetic, statement.state_root) == (state(step), ARITHMETIC, state(step + 1))
+        batch = materialise(RUN, manifest.batch, blob, blob, {})
+        assert encode_batch(batch) == house.spool.batch_path(step).read_bytes()
+        with pytest.raises(ProtocolError, match="bad batch manifest"):
+            fewer = msgspec.structs.replace(manifest.batch, works=manifest.batch.works[1:])
+            materialise(RUN, fewer, blob, blob, {})
 
 
 async def test_a_policy_is_published_before_it_is_evaluated_and_on_record_after(tmp_path: Path) -> None:
