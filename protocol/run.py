@@ -113,6 +113,11 @@ class RolloutSpec(Section, frozen=True):
     def files_per_step(self) -> int:
         return -(-self.prompts_per_step // self.prompts_per_file)
 
+    @property
+    def most_report_bytes(self) -> int:
+        """More than any validator can have to say of one file: 4 bytes a sampled token, and room for the table."""
+        return self.samples_per_file * (4 * self.max_output_tokens + 256) + (1 << 16)
+
     def rules(self) -> list[Rule]:
         most = self.prompts_per_step
         return [

@@ -11,6 +11,7 @@ from statistics import median
 
 from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
 from node.inference.errors import EngineError, ModelError
+from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.draw import draw_problems
 from protocol.identity import Address
 from protocol.rollout import MAX_FILE_BYTES, MalformedRollout, RolloutBatch, SampleRow, decode
@@ -102,7 +103,10 @@ class Opinions(OneTurn):
 
 
 def read_score(text: str) -> float:
-    """The last score that a judge names, in steps of 1/16 from 0 to 1; NO_OPINION if there is none."""
+    """The last score that a judge names, in steps of 1/16 from 0 to 1; NO_OPINION if there is none, or the text is
+    longer than any scorer looks at."""
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return NO_OPINION
     named = [int(number) for number in _SCORE.findall(text)]
     return named[-1] / SIXTEENTHS if named and named[-1] <= SIXTEENTHS else NO_OPINION
 

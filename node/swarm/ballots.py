@@ -60,8 +60,9 @@ class Dispute(msgspec.Struct, frozen=True):
 
 
 class _Case(msgspec.Struct):
-    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: of the first verdict or seal; ruled, winner: the
-    dispute's result, and one re-check of the side that won; overdue: those who had not spoken in time were noted."""
+    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: of the first verdict or seal;
+    ruled, winner: the dispute's result, and one re-check of the side that won; overdue: those who had not spoken in
+    time were noted."""
 
     work: Work
     heard: float

@@ -99,7 +99,7 @@ class Validator:
         self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
         self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
-        self._pronouncing = Pronouncing(station)
+        self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
         self._peer_audit = PeerAudit(station, self._look_at_groups)
         self._vanished: Recent[bytes, None] = Recent(VANISHED)
         self.rate = Rate(clock=station.clock.monotonic)

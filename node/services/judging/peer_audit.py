@@ -22,7 +22,6 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.lots import draws_file, unpack_groups
 from protocol.messages import Judgement
-from protocol.rollout import MAX_REPORT_BYTES
 
 log = structlog.get_logger()
 SHARE = 1 / 24
@@ -76,9 +75,9 @@ class PeerAudit:
         groups = unpack_groups(vote.checked, work.groups) or ()
         if not groups:
             return
-        limit = min(vote.report_size, MAX_REPORT_BYTES)
-        path = await self._station.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
         rollout = self._station.run.spec.rollout
+        limit = min(vote.report_size, rollout.most_report_bytes)
+        path = await self._station.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
         theirs = await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
         found = await self._look(work, (secrets.choice(groups),))
         if found is None:

@@ -29,7 +29,7 @@ from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import draws_file
 from protocol.messages import DIGEST, Judgement
-from protocol.rollout import MAX_REPORT_BYTES, ReportRow, decode_report
+from protocol.rollout import ReportRow, decode_report
 from protocol.run import RolloutSpec
 from protocol.statements import Outcome
 from protocol.values import report_fault, rows_differ
@@ -214,7 +214,8 @@ class Values:
         began = self._station.clock.monotonic()
 
         async def one(root: bytes, authors: list[Address]) -> None:
-            limit = min(min(votes[author].report_size for author in authors), MAX_REPORT_BYTES)
+            said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
+            limit = min(said, self._rollout.most_report_bytes)
             try:
                 had[root] = await self._station.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
             except IntellectError as error:
