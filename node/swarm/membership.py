@@ -121,10 +121,6 @@ class Membership:
         """Whether the pool names one validator only, in the pool at this moment or not."""
         return len(self._validators) == 1
 
-    def who_may_validate(self) -> list[Address]:
-        """Those that the pool names, in it at this moment or not."""
-        return list(self._validators)
-
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators

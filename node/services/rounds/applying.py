@@ -77,7 +77,6 @@ class Rounds(Service):
         self.form: Form = form_of(spec.diloco)
         self.last = spec.recipe.steps
         self.jobs = Jobs(spool)
-        self.quorum = quorum_of(len(station.membership.who_may_validate()), station.quorum)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.arithmetic = ""
         self.outer: Outer | None = None
@@ -118,6 +117,11 @@ class Rounds(Service):
                 moved = self._moved
                 if not await self._advance():
                     await moved.wait()
+
+    @property
+    def quorum(self) -> int:
+        """Words that decide a round which begins now: the chain may seat other validators later."""
+        return quorum_of(len(self._station.membership.validators), self._station.quorum)
 
     @property
     def over(self) -> bool:
@@ -193,12 +197,12 @@ class Rounds(Service):
         decided = {at: one.decided for at, one in self._agreements.items() if one.decided and at >= own}
         if not decided:
             return False
-        proposal = decided.get(own)
+        proposal, newest = decided.get(own), max(decided)
         try:
-            if proposal is not None and proposal.outer == self.outer.root:
+            # who is one round behind is only slow; who is further would apply rounds that nobody may hold any more
+            if proposal is not None and proposal.outer == self.outer.root and newest - own <= 1:
                 await self._apply(proposal)
             else:
-                newest = max(decided)
                 await self._jump(newest, decided[newest])
         except IntellectError as error:
             log.warning("round.not_applied", round=own, what=error.what, why=error.why)
