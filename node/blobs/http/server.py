@@ -140,8 +140,9 @@ class Gateway:
         """Plain BLAKE3 of a policy's image, computed once."""
         async with self._digesting:
             if policy.image_root not in self._digests:
-                digest = await trio.to_thread.run_sync(lambda: blake3(max_threads=blake3.AUTO).update_mmap(policy.path).digest())
-                self._digests[policy.image_root] = digest
+                hasher = blake3(max_threads=blake3.AUTO)
+                await trio.to_thread.run_sync(hasher.update_mmap, policy.path)
+                self._digests[policy.image_root] = hasher.digest()
             return self._digests[policy.image_root]
 
     async def _probe(self, _: Request) -> Response:
