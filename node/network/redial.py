@@ -23,6 +23,7 @@ CHECK_SECONDS = 1.0
 REST_SECONDS = 5.0
 """Between two looks at a member that is connected as well as can be, unless a connection ends."""
 PING_SECONDS = 15.0
+"""Of silence before a connection is pinged, by yamux: a request of our own for it was half of what a quiet node did."""
 MAX_DIALS = 32
 """At once: all that a node looks for. Of most members of an old pool nobody answers, for seconds each, and those who
 do must not wait behind them."""

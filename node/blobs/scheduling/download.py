@@ -34,7 +34,7 @@ class Tuning(msgspec.Struct, frozen=True):
     a request is doubtful; patience: how many times its expected duration a request may take before it is.
     """
 
-    request_bytes: int = 4 * 1024**2
+    request_bytes: int = 4 * 1024**2  # as large as an answer may be
     request_seconds: float = 0.25
     depth: tuple[int, int] = (2, 24)
     source_bytes: int = 8 * 1024**2

@@ -179,6 +179,7 @@ class Punching:
                 await wire.write(stream, self._where())
                 if (await wire.read(stream, HolePunch)).type != HolePunch.SYNC:
                     raise wire.Malformed("it does not say when")
+            # Both ends dial, so nothing but the circuit says who is the client of what comes up.
             if await self._meet(target, peer, client=True) or await self._accepted(peer):
                 return True
         return False

@@ -29,7 +29,8 @@ log = structlog.get_logger(__name__)
 
 MESHSUB = TProtocol("/meshsub/1.1.0")
 KIN = TProtocol("/intellect-node/meshsub/1")
-"""The same, said between nodes of this program: so they know each other."""
+"""The same, said between nodes of this program: so they know each other. A tree prunes what comes twice, a mesh wants
+several copies: pruned by four of ours, js-libp2p made four links again at once."""
 MAX_PACKET = 512 * 1024
 OPEN_SECONDS = 10.0
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
@@ -115,7 +116,7 @@ class Gossip:
     def arrived(self, peer: bytes) -> None:
         """A connection with it came up, or a stream of its."""
         if peer in self._lines:
-            self._lines[peer].turn()
+            self._lines[peer].turn()  # the new stream opens while the old one goes on: nothing is lost between them
         elif self._nursery is not None:
             line = self._lines[peer] = Line()
             self._nursery.start_soon(self._keep, peer, line)

@@ -43,9 +43,10 @@ TURN = 60.0
 MAX_TURNS = 1024
 DIGEST_PEERS = 3
 DIGEST_STRANGERS = 1
+"""A second. A stranger whose links are gone hears nothing else: 198 of 240 messages were lost without."""
 BACKOFF = 2
-"""Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time. Who asks for more
-is of another program, and gets it."""
+"""Seconds after a PRUNE before a new GRAFT, unless it is needed: our own nodes take that at any time, or a tree that is
+broken would not be mended for two seconds. Who asks for more is of another program, and gets it."""
 MOST_BACKOFF = 3600
 MAX_TOPICS = 32
 """Of one peer that are remembered."""
@@ -243,6 +244,7 @@ class Trees:
         data = packet(rpc_pb2.RPC(publish=[message]))
         topic = message.topicIDs[0]
         links = self.links.get(topic) or self._some(self._hearers(topic), FIRST_LINKS)
+        # Nothing goes to others beside the tree: copies from two places meet at an edge, and both its ends prune it.
         for peer in links:
             if peer not in (giver, message.from_id):
                 self.send(peer, data)
