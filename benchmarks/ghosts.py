@@ -37,7 +37,7 @@ import trio.testing
 
 from node.clock import Clock
 from node.member import Member, open_member
-from node.network.contacts import Contact, Told, Whereabouts
+from node.network.contacts import AddressSet, Contact, Told
 from node.network.errors import PeerUnavailable
 from node.network.host import Libp2pNetwork
 from node.network.redial import Link, Redialer
@@ -95,10 +95,10 @@ class Town:
 
 
 class Dialler(Redialer):
-    def where(self, member: Address) -> Whereabouts | None:
+    def where(self, member: Address) -> AddressSet | None:
         """A model has no addresses to read."""
         contact = Contact(member, PeerId(member), "")
-        return Whereabouts(member, PeerId(member), (contact,)) if self.knows(member) else None
+        return AddressSet(member, PeerId(member), (contact,)) if self.knows(member) else None
 
 
 class Life:
@@ -144,13 +144,13 @@ class Life:
     def failures(self) -> Mapping[Address, int]:
         return self.redialer.failures
 
-    def _link(self, where: Whereabouts) -> Link:
+    def _link(self, where: AddressSet) -> Link:
         return Link.BEST if where.member in self.links else Link.APART
 
-    async def _ping(self, where: Whereabouts) -> None:
+    async def _ping(self, where: AddressSet) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def _dial(self, where: Whereabouts) -> None:
+    async def _dial(self, where: AddressSet) -> None:
         self.dials += 1
         other = self.town.nodes.get(where.member)
         if other is not None and other.up and len(other.links) < MOST_LINKS:

@@ -39,7 +39,7 @@ class Contact(msgspec.Struct, frozen=True):
     relay: PeerId | None = None
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class AddressSet(msgspec.Struct, frozen=True):
     """All contacts of one member in its own order, at least one, of each host one."""
 
     member: Address
@@ -105,7 +105,7 @@ def parse_bootnode(text: str) -> Contact:
 
 
 @lru_cache(maxsize=4 * READ)
-def whereabouts(member: Address, told: Told) -> Whereabouts | None:
+def address_set(member: Address, told: Told) -> AddressSet | None:
     """What can be used of it, the first of each host or relay; None if nothing can."""
     texts = (told,) if isinstance(told, str) else told[:MAX_CONTACTS_EACH]
     kept: dict[str, Contact] = {}
@@ -116,7 +116,7 @@ def whereabouts(member: Address, told: Told) -> Whereabouts | None:
     if not kept:
         return None
     contacts = tuple(kept.values())
-    return Whereabouts(member, contacts[0].peer_id, contacts)
+    return AddressSet(member, contacts[0].peer_id, contacts)
 
 
 def host_of(address: str) -> str:
@@ -142,7 +142,7 @@ def ip_of(address: str) -> IpAddress | None:
         return None
 
 
-def ways_to(where: Whereabouts, own: Iterable[str], *, private: bool) -> list[Contact]:
+def ways_to(where: AddressSet, own: Iterable[str], *, private: bool) -> list[Contact]:
     """The contacts that a node tries, in that order: of its own networks, of the internet, through relays, and of
     networks where it is not. own: where this node listens, multiaddrs; private: whether addresses that are not of the
     internet are dialled at all."""

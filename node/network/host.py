@@ -28,7 +28,7 @@ from node.network import hardening, wire, yamux
 from node.network.circuit.circuits import Circuits, circuit_contact
 from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
-from node.network.contacts import MAX_CONTACT, Told, Whereabouts, announced
+from node.network.contacts import MAX_CONTACT, AddressSet, Told, announced
 from node.network.errors import (
     ListenFailed,
     MessageTooLarge,
@@ -197,7 +197,7 @@ class Libp2pNetwork:
         relays = (self._links.redialer.where(relay) for relay in self._circuits.relays())
         return tuple(self._circuit_through(each) for each in relays if each)
 
-    def _circuit_through(self, relay: Whereabouts) -> str:
+    def _circuit_through(self, relay: AddressSet) -> str:
         hint = next((each.address for each in relay.contacts if each.relay is None), "")
         return circuit_contact(hint, relay.peer_id, self.peer_id, MAX_CONTACT)
 

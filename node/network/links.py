@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 from node.network import yamux
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
-from node.network.contacts import READ, Contact, Whereabouts, better_than_relays, ways_to
+from node.network.contacts import READ, AddressSet, Contact, better_than_relays, ways_to
 from node.network.errors import PeerUnavailable
 from node.network.hardening import FOR_BULK, HardSwarm
 from node.network.redial import PING_SECONDS, Link, Redialer
@@ -166,17 +166,17 @@ class Links:
                 return known
         raise PeerUnavailable(peer, "it is not connected, and nobody has told us where it is")
 
-    def _link(self, where: Whereabouts) -> Link:
+    def _link(self, where: AddressSet) -> Link:
         """Who can be dialled is, though a relay connects us already."""
         live = self._live_with(where.peer_id)
         if not live:
             return Link.APART
         return Link.BEST if _direct(live) or not better_than_relays(self._ways(where)) else Link.RELAYED
 
-    def _ways(self, where: Whereabouts) -> list[Contact]:
+    def _ways(self, where: AddressSet) -> list[Contact]:
         return ways_to(where, self._listening(), private=self._private)
 
-    async def _dial(self, where: Whereabouts) -> None:
+    async def _dial(self, where: AddressSet) -> None:
         """By its contacts, the best first; only by those that are better than a relay which connects us already."""
         ways = self._ways(where)
         if self._live_with(where.peer_id):
@@ -238,7 +238,7 @@ class Links:
             raise PeerUnavailable(contact.member, f"its relay {member} does not get through: {error}") from error
         log.debug("network.connected", peer=contact.member, relay=member)
 
-    async def _ping(self, where: Whereabouts) -> None:
+    async def _ping(self, where: AddressSet) -> None:
         """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
         for session in self._sessions(id_of(where.peer_id)):
             if session.heard_at < trio.current_time() - PING_SECONDS:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 import structlog
 import trio
 
-from node.network.contacts import Told, Whereabouts, whereabouts
+from node.network.contacts import AddressSet, Told, address_set
 from node.network.errors import (
     MessageTooLarge,
     NotRunning,
@@ -93,7 +93,7 @@ class MemoryNetwork:
         self.peer_id: PeerId = key.peer_id
         self._hub = hub
         self._tally = Tally()
-        self._contacts: dict[Address, Whereabouts | None] = {}
+        self._contacts: dict[Address, AddressSet | None] = {}
         self._muted: dict[Address, float] = {}
         self._accepts: dict[str, Accept] = {}
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
@@ -128,7 +128,7 @@ class MemoryNetwork:
         if told is None:
             self._contacts.pop(member, None)
         elif member != self.address:
-            self._contacts[member] = whereabouts(member, told) or self._contacts.get(member)
+            self._contacts[member] = address_set(member, told) or self._contacts.get(member)
 
     def stay_with(self, members: Set[Address]) -> None:
         """On a hub everybody is connected with everybody it knows."""

@@ -10,7 +10,7 @@ from enum import Enum
 import structlog
 import trio
 
-from node.network.contacts import Told, Whereabouts, whereabouts
+from node.network.contacts import AddressSet, Told, address_set
 from node.network.errors import PeerUnavailable
 from protocol.identity import Address
 from protocol.liveness import MAX_MEMBERS
@@ -58,9 +58,9 @@ class Redialer:
     def __init__(
         self,
         own: Address,
-        dial: Callable[[Whereabouts], Awaitable[None]],
-        link: Callable[[Whereabouts], Link],
-        ping: Callable[[Whereabouts], Awaitable[None]],
+        dial: Callable[[AddressSet], Awaitable[None]],
+        link: Callable[[AddressSet], Link],
+        ping: Callable[[AddressSet], Awaitable[None]],
     ) -> None:
         self._own = own
         self._dial = dial
@@ -79,10 +79,10 @@ class Redialer:
         """Whether it is one of the members, wherever it is."""
         return member in self._told
 
-    def where(self, member: Address) -> Whereabouts | None:
+    def where(self, member: Address) -> AddressSet | None:
         """None for a stranger, and where nothing that a member says of itself can be used."""
         told = self._told.get(member)
-        return None if told is None else whereabouts(member, told)
+        return None if told is None else address_set(member, told)
 
     def set(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         """Replace the members, and whom of them to stay connected with (None: all)."""
@@ -148,7 +148,7 @@ class Redialer:
         if member in self._loops:
             self._loops.pop(member).cancel()
 
-    async def _keep(self, where: Whereabouts, scope: trio.CancelScope) -> None:
+    async def _keep(self, where: AddressSet, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(self._patience(where))
             checked = due = trio.current_time()
@@ -172,7 +172,7 @@ class Redialer:
                 else:
                     await trio.sleep(min(CHECK_SECONDS, max(due - trio.current_time(), 0.0)))
 
-    def _patience(self, where: Whereabouts) -> float:
+    def _patience(self, where: AddressSet) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""
         if self.failures.get(where.member):
             return self._pause(where.member, Link.APART)
@@ -185,7 +185,7 @@ class Redialer:
         longest = LONGEST_RELAYED_DELAY if link is Link.RELAYED else LONGEST_DELAY
         return delay_after(failures, random.random(), longest) if failures else 0.0  # noqa: S311
 
-    async def _try(self, where: Whereabouts) -> None:
+    async def _try(self, where: AddressSet) -> None:
         try:
             async with self._limit:
                 await self._dial(where)

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from node.clock import Seconds
-from node.network.contacts import Place, Told, place_of, whereabouts
+from node.network.contacts import Place, Told, address_set, place_of
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
 from node.recent import Recent
@@ -83,7 +83,7 @@ class DialBack:
         return REACHED if await self._dial(*claimed) else MISSED
 
     def _announced(self, asker: Address) -> set[Place | None]:
-        where = whereabouts(asker, self._contacts_of(asker))
+        where = address_set(asker, self._contacts_of(asker))
         return {place_of(each.address) for each in where.contacts if each.relay is None} if where else set()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.network.contacts import Contact, announced, better_than_relays, ways_to, whereabouts
+from node.network.contacts import Contact, address_set, announced, better_than_relays, ways_to
 from node.network.links import PAUSE, Knocks
 from protocol.identity import NodeKey, PeerId
 
@@ -15,7 +15,7 @@ HERE = ["/ip4/192.168.1.2/tcp/4001", "/ip6/fe80::1/tcp/4001"]
 
 
 def ways(told: tuple[str, ...], *, private: bool = True) -> list[str]:
-    where = whereabouts(KEY.address, told)
+    where = address_set(KEY.address, told)
     assert where is not None
     return [each.relay or each.address for each in ways_to(where, HERE, private=private)]
 
@@ -37,13 +37,13 @@ def test_private_addresses_are_dialled_only_where_that_is_allowed() -> None:
 
 
 def test_what_is_malformed_too_much_or_of_one_host_is_passed_over() -> None:
-    where = whereabouts(KEY.address, ("nonsense", OPEN, f"/ip4/8.8.8.8/tcp/22{SELF}", NEAR, FAR))
+    where = address_set(KEY.address, ("nonsense", OPEN, f"/ip4/8.8.8.8/tcp/22{SELF}", NEAR, FAR))
     assert where is not None and [each.address for each in where.contacts] == addresses(OPEN, NEAR)
-    assert whereabouts(KEY.address, ()) is None and whereabouts(OTHER.address, (OPEN,)) is None
+    assert address_set(KEY.address, ()) is None and address_set(OTHER.address, (OPEN,)) is None
 
 
 def test_while_a_relay_connects_two_only_what_is_better_is_dialled() -> None:
-    where = whereabouts(KEY.address, (THROUGH, FAR, OPEN))
+    where = address_set(KEY.address, (THROUGH, FAR, OPEN))
     assert where is not None and where.hidden
     found = better_than_relays(ways_to(where, HERE, private=True))
     assert [each.address for each in found] == addresses(OPEN)

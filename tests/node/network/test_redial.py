@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.network.contacts import Whereabouts
+from node.network.contacts import AddressSet
 from node.network.errors import PeerUnavailable
 from node.network.redial import LONGEST_DELAY, Link, Redialer
 from protocol.identity import Address, NodeKey
@@ -20,11 +20,11 @@ class Line:
         self.link, self.pinged = Link.APART, 0
         self.dialled: list[float] = []
 
-    async def dial(self, where: Whereabouts) -> None:
+    async def dial(self, where: AddressSet) -> None:
         self.dialled.append(trio.current_time())
         raise PeerUnavailable(where.member, "nobody is there")
 
-    async def ping(self, where: Whereabouts) -> None:
+    async def ping(self, where: AddressSet) -> None:
         self.pinged += 1
 
 
