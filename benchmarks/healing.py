@@ -102,7 +102,7 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
     """Live until killed; answer what the pipe asks."""
     key = NodeKey(bytes.fromhex(settings["secret"]))
     addresses = [Address(each) for each in settings["members"]]
-    pool: Any = SimpleNamespace(id=1, manager=addresses[0], validators=addresses[1:2], bootnodes=())
+    pool: Any = SimpleNamespace(id=1, manager=addresses[0], validators=addresses[1:2], threshold=1, bootnodes=())
     network = Libp2pNetwork(key, settings["listen"])
     directory = Path(settings["directory"])
     opened = open_member(key, DOMAIN, pool, network, directory / "blobs", quota=1 << 30)
