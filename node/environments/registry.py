@@ -1,6 +1,6 @@
 """Environments by name, and a look at one before it is worked with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,3 +105,23 @@ def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
             "raise rollout.max_prompt_tokens in the run file, or remove the problem",
         )
     return length
+
+
+def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
+    """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
+    if args.get("packages"):
+        return True
+    if name == "tools":
+        from node.environments.tools.environment import calls_python
+
+        if calls_python(args):
+            return True
+    if name == "repository":
+        return True
+    row = BUILTIN.get(name)
+    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
+    if data is None:
+        return False
+    from node.environments.dataset import runs_programs
+
+    return runs_programs(data)

@@ -6,7 +6,6 @@ The interpreter is a file of the run (`RUNTIME`), or the user's own copy of it, 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from node.environments.builtin import BUILTIN
 from node.environments.programs import Opener
 from node.sandbox import Limits, Sandbox, SandboxError, find_runtime, shelf
 
@@ -43,23 +42,3 @@ def own_copy(asset: str) -> Path | None:
         return find_runtime() if asset == RUNTIME else shelf.find(package) if package else None
     except SandboxError:
         return None
-
-
-def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
-    """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
-    if args.get("packages"):
-        return True
-    if name == "tools":
-        from node.environments.tools.environment import calls_python
-
-        if calls_python(args):
-            return True
-    if name == "repository":
-        return True
-    row = BUILTIN.get(name)
-    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
-    if data is None:
-        return False
-    from node.environments.dataset import runs_programs
-
-    return runs_programs(data)

@@ -12,9 +12,8 @@ from typing import Any
 from node.environments.errors import PackageError, Undecided
 from node.environments.package.loaded import Item, LoadedPackage
 from node.environments.package.manifest import Manifest
-from node.environments.package.scoring import FLOOR, PackageScorer
+from node.environments.package.scoring import FLOOR, PackageScorer, Played, play
 from node.environments.package.sweep import EMPTY, Spread, drawn, garbage, spread, sweep
-from node.environments.package.trials import Played, play
 from node.environments.programs import Opener, ProgramRunner
 from node.environments.prompts import read_prompt
 

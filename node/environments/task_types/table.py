@@ -7,7 +7,6 @@ from node.environments.task_types import (
     instructions,
     json_schema,
     judged,
-    marked_math,
     math,
     reasoning_gym,
 )
@@ -30,7 +29,7 @@ TASK_TYPES = {
     one.name: one
     for one in (
         TaskType("verifiable_math", "a mathematical answer", "bounded", math.read_truth, math.open_scorer),
-        TaskType("marked_math", _MARKED, "bounded", math.read_truth, marked_math.open_scorer),
+        TaskType("marked_math", _MARKED, "bounded", math.read_truth, math.open_marked),
         TaskType("prime_rl_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
         TaskType("verifiable_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
         TaskType("code_output_prediction", _PREDICTED, "exact", code_output.read_truth, code_output.open_scorer),

@@ -25,8 +25,7 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.names import nearest
 from node.environments.runtime import opener_for
 from node.environments.tools import corpus, python
-from node.environments.tools.base import Tool
-from node.environments.tools.form import how_to_call, parse_call, tell_result
+from node.environments.tools.form import Tool, how_to_call, parse_call, tell_result
 from node.sandbox import Limits
 
 MOST_CALLS = 64

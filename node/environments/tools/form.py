@@ -1,11 +1,14 @@
-"""How a tool is called in plain text, and how its result is told: <python>print(6 * 7)</python>, <result>42</result>.
+"""What a tool is, how it is called in plain text (<python>print(6 * 7)</python>), and how its result is told.
 
 A call is what an answer *ends* with, after its reasoning, so that code in the middle of an answer is none. Every text
 is either one call or none.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from node.environments.errors import Undecided
 
 MAX_CALL = 64 * 1024
 """Characters between the tags."""
@@ -39,3 +42,28 @@ def how_to_call(tools: Collection[tuple[str, str]]) -> str:
     """Instructions for the model. tools: (name, what it does)."""
     lines = [f"<{name}>...</{name}> {about}" for name, about in tools]
     return "You may end an answer with one call of a tool, and will be told its result:\n" + "\n".join(lines)
+
+
+class Tool(Protocol):
+    """For one thread."""
+
+    @property
+    def about(self) -> str:
+        """What it does, for the model, in one line."""
+        ...
+
+    def answer(self, text: str) -> str:
+        """The result of a call: a function of `text` alone, or of that and counted limits. Raises Undecided."""
+        ...
+
+    def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
+        """The same of many calls at once, each by itself."""
+        ...
+
+    def another(self) -> "Tool":
+        """The same for another thread."""
+        ...
+
+    def close(self) -> None:
+        """Stop helper processes, if there are any."""
+        ...

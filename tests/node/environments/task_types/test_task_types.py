@@ -10,8 +10,7 @@ from node.environments.base import one_answer
 from node.environments.errors import DatasetError
 from node.environments.errors import Undecided as Slow
 from node.environments.programs import ProgramRunner
-from node.environments.registry import load_environment
-from node.environments.runtime import needs_runtime
+from node.environments.registry import load_environment, needs_runtime
 from node.environments.task_types import code_output, instructions, json_schema, judged, reasoning_gym
 from node.environments.task_types.table import TASK_TYPES
 from node.sandbox import Limits, Undecided
