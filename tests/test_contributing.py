@@ -44,7 +44,7 @@ def apply(tree: Path, name: str, where: dict[str, str], body: str) -> None:
 
 
 def test_every_how_to_can_be_followed(tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns("node_modules", "__pycache__", "cache", "out", "test", "src", ".tools")
+    ignored = shutil.ignore_patterns("node_modules", "cache", "out", "test", "src", ".tools")
     for name in TREES:
         shutil.copytree(
             ROOT / name,

@@ -172,6 +172,7 @@ class VllmEngine:
     def _submit(self, number: int, prompt: Sequence[int], limit: int, **more: Any) -> str:
         """What vLLM calls the request. Blocks of the cache that were computed with other weights are not read."""
         self._check_request(prompt, limit)
+        # Salted, not reset: a reset refuses to work while requests run, and one of before a swap would fill it again.
         return self._core.submit(number, prompt, limit, salt=str(self._load), ends=sorted(self.eos), **more)
 
     def _check_request(self, prompt: Sequence[int], limit: int) -> None:
