@@ -95,6 +95,8 @@ class Beating(Service):
         newest = self._station.shelf.newest
         contact, *also = self._contacts() or ("",)
         self._count += 1
+        fields: dict[str, Any] = {"policy_step": newest.step if newest else -1}
+        fields |= self._crew.beat()  # a service may know the step better
         return Heartbeat(
             pool=self._station.pool,
             boot=self._boot,
@@ -105,5 +107,5 @@ class Beating(Service):
             contact=contact,
             interval=interval,
             also=tuple(also),
-            **({"policy_step": newest.step if newest else -1} | self._crew.beat()),
+            **fields,
         )
