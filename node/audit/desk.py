@@ -11,9 +11,9 @@ from node.audit.findings import Audit, Claim
 from node.audit.step import StepAudit
 from node.recipe.desk import desk_blobs, desk_root
 from node.recipe.manifest import checked, materialise
-from node.training.arithmetic import arithmetic_in
 from node.training.batch import Batch
 from node.training.checkpoint import steps_below
+from node.training.computed_by import arithmetic_in
 from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
 from node.training.replay import Replayer, settings_for

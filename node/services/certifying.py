@@ -36,7 +36,9 @@ from protocol.messages import (
 from protocol.statements import Accepted, Outcome, sign, work_id
 
 log = structlog.get_logger()
-POLL = 1.0
+POLL = 8.0
+"""Seconds between two rounds, or a quarter of the epoch where that is less. What counts since the last one is certified
+together, in one message: nobody needs it before the epoch is over. Waiting unsigned loses nothing to a restart."""
 WAITING = 512
 """Files of one worker, verdicts of one validator, policies of the trainer that wait to be decided."""
 MESSAGES = 3
@@ -81,7 +83,7 @@ class Certifying(Service):
             while True:
                 await self.decide()
                 await self._say()
-                await trio.sleep(POLL)
+                await trio.sleep(min(POLL, self._station.time.epoch_seconds / 4))
 
     async def decide(self) -> None:
         """Sign everything that has come to count since the last time."""

@@ -32,7 +32,7 @@ class PoolTime:
         self, started_at: int = 0, epoch_seconds: int = 2**40, window: int = 2**40, wall: Seconds = unix_time
     ) -> None:
         self._started_at = started_at
-        self._epoch_seconds = epoch_seconds
+        self.epoch_seconds = epoch_seconds
         self._window = window
         self._wall = wall
         self._ahead = 0.0
@@ -46,7 +46,7 @@ class PoolTime:
         return self._wall() + self._ahead
 
     def epoch(self) -> int:
-        return int(max(0.0, self.now() - self._started_at)) // self._epoch_seconds
+        return int(max(0.0, self.now() - self._started_at)) // self.epoch_seconds
 
     @property
     def shown_every(self) -> float:
@@ -58,7 +58,7 @@ class PoolTime:
         """Whether work of this epoch that was found good then (None: now) may be certified: found no later than half of
         the window after its end, so that others have the time to find otherwise, and its node to show that; and no
         earlier than the epoch before, since clocks differ."""
-        end = self._started_at + (epoch + 1) * self._epoch_seconds
+        end = self._started_at + (epoch + 1) * self.epoch_seconds
         return epoch <= self.epoch() + 1 and (self.now() if found_at is None else found_at) <= end + self._window / 2
 
 

@@ -6,14 +6,11 @@ Two trainers of one class compute the same bits; the class names what was found 
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-import msgspec
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from node.training.errors import TrainingError
 from node.training.head import ARITHMETIC
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
@@ -45,19 +42,6 @@ def arithmetic_of(learner: Learner, settings: TrainerSettings, world: World, mic
         adamw=kinds[0] if kinds else "default",
         versions=f"torch {torch.__version__} transformers {transformers} node {ARITHMETIC}",
     )
-
-
-def arithmetic_in(metrics: Mapping[str, Any]) -> Arithmetic:
-    """With which a step was computed, by the metrics in its spool. Raises TrainingError for those of older programs."""
-    told = metrics.get("arithmetic") or {}
-    try:
-        return msgspec.convert([told.get(name) for name in Arithmetic.__struct_fields__], Arithmetic)
-    except msgspec.ValidationError as error:
-        raise TrainingError(
-            f"step {metrics.get('step')} does not say how it was computed",
-            str(error),
-            "it was published by another version of this program; go on from its checkpoint in a new directory",
-        ) from None
 
 
 def processor(device: torch.device) -> str:

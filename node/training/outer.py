@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from node.state.files import whole_file
 from node.training.errors import TrainingError
@@ -28,6 +27,8 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         """Raises TrainingError for a file that is none."""
+        from safetensors import SafetensorError, safe_open  # here: daemons of runs without rounds do without it
+
         try:
             self._file = safe_open(path, framework="np")
             said = self._file.metadata() or {}

@@ -34,9 +34,10 @@ import torch  # noqa: E402
 from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import build_model  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
-from node.training.arithmetic import arithmetic_in, arithmetic_of, state_root_of  # noqa: E402
+from node.training.arithmetic import arithmetic_of, state_root_of  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
+from node.training.computed_by import arithmetic_in  # noqa: E402
 from node.training.determinism import as_deterministic_as_set  # noqa: E402
 from node.training.errors import TrainingError  # noqa: E402
 from node.training.handover import hand_over  # noqa: E402

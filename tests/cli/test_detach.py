@@ -35,6 +35,7 @@ FAILS = "import sys; print('error: no stake\\n  why: it has none\\n  do:  bond s
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> None:
+    monkeypatch.setattr("node.preflight.early.refuse_early", lambda config: None)  # tried in test_refusals
     monkeypatch.setattr("cli.detach.own_command", lambda: [sys.executable, "-c", program, *words])
 
 

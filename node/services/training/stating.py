@@ -9,8 +9,8 @@ import trio
 from node.recipe.manifest import compose, materialise, scores_of
 from node.recipe.pool import Selection
 from node.services.station import Station
-from node.training.arithmetic import arithmetic_in
 from node.training.batch import Batch
+from node.training.computed_by import arithmetic_in
 from node.training.spool import Spool
 from node.weights.publish import StepWord
 from protocol.blobs import BlobInfo

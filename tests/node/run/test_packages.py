@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from node.environments import runtime
 from node.environments.errors import PackageError
 from node.environments.package.archive import pack, unpack
 from node.environments.package.templates import template
 from node.errors import RunFileError
-from node.run import environments, packages
+from node.run import packages
 from node.run.file import compile_run, describe_file, load_run_file
 from node.run.packages import by_root, known, named
 
@@ -23,7 +24,7 @@ model = "model"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(environments, "find_runtime", lambda: interpreter(tmp_path))
+    monkeypatch.setattr(runtime, "find_runtime", lambda: interpreter(tmp_path))
     return tmp_path / "home"
 
 

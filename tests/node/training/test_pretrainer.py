@@ -162,4 +162,4 @@ def test_a_damaged_state_is_not_trained_on(tmp_path: Path) -> None:
 def test_more_peers_than_seats_are_refused(tmp_path: Path) -> None:
     run = compiled(tmp_path)
     with pytest.raises(TrainingError, match="max_contributions = 4"):
-        Pretrainer(spool_of(run, tmp_path / "desk", peers=5), run.spec, TrainerSettings(), World())
+        Pretrainer(spool_of(run, tmp_path / "desk", peers=5), run.spec, TrainerSettings(), World()).train()
