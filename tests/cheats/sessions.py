@@ -134,6 +134,10 @@ class SmallModel(Session):
         return alternatives.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
 
 
+CHARACTERS_OF_A_TOKEN = 32
+"""More than any tokenizer makes of these texts: what is beyond the limit is cut off again."""
+
+
 class HostileAnswers(Session):
     """Says what is made to hold up scorers instead of what it draws; the whole model prefills, so that the activations
     are in order."""
@@ -150,7 +154,8 @@ class HostileAnswers(Session):
     def _tokens(self, text: Callable[[int], str], limit: int) -> list[int]:
         """As long as the run allows, and ended: what is cut off is not scored. The model may know none of it."""
         eos = self._tokenizer.eos
-        said = [token for token in self._tokenizer.encode(text(MAX_ANSWER_CHARACTERS)) if token not in eos]
+        characters = min(MAX_ANSWER_CHARACTERS, CHARACTERS_OF_A_TOKEN * limit)
+        said = [token for token in self._tokenizer.encode(text(characters)) if token not in eos]
         said = (said or self._tokenizer.encode("9")) * limit
         return [*said[: limit - 1], min(eos)]
 
