@@ -29,6 +29,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from node.hardware.cpu import look
 from node.inference.settings import hardware
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
@@ -357,9 +358,10 @@ class Pretrainer:
         return self._world.share(bytes([path.exists()])) == b"\1"
 
     def _computed_by(self) -> str:
-        """Whatever the last bits of a contribution depend on."""
+        """Whatever the last bits of a contribution depend on. Whoever names the same and comes to other bits loses its
+        stake, so the processor's model is part of it: libraries choose kernels by vendor and cache, too."""
         s, device = self._settings, self._world.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else hardware("cpu")
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{hardware('cpu')} {look().name}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
         return f"{name} {kind} {s.micro_batch_tokens} {s.logit_cells} threads {s.threads} torch {torch.__version__}"
 
