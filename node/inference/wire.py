@@ -7,12 +7,15 @@ Knows bytes only: reading and writing is done by the two ends.
 """
 
 import struct
+from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from protocol.decision import Evidence
 from protocol.errors import ProtocolError
 from protocol.run import RunSpec
+from protocol.statements import WorkCommitment
 
 MAX_FRAME = 64 * 1024 * 1024
 HEADER = struct.Struct("<I")
@@ -121,6 +124,20 @@ class Inspect(_Message, frozen=True):
     groups: tuple[int, ...] | None = None
     second_look: bool = False
     task: ShardOrder | None = None
+
+    @classmethod
+    def of(cls, commitment: WorkCommitment, path: Path, report: Path) -> Self:
+        """All groups of a file that is committed to."""
+        return cls(
+            policy_root=commitment.policy_root,
+            node=commitment.node,
+            pool=commitment.pool,
+            index=commitment.index,
+            units=commitment.units,
+            path=str(path),
+            report_path=str(report),
+            file_root=commitment.file_root,
+        )
 
 
 class Inspected(_Message, frozen=True):

@@ -269,20 +269,9 @@ class Validator:
     async def _ask(
         self, work: Work, path: Path, groups: tuple[int, ...] | None, report: str, *, second_look: bool = False
     ) -> Inspected:
-        commitment = work.commitment
         task, load = await self._basis(work)
-        order = Inspect(
-            policy_root=commitment.policy_root,
-            node=commitment.node,
-            pool=commitment.pool,
-            index=commitment.index,
-            units=commitment.units,
-            file_root=commitment.file_root,
-            path=str(path),
-            report_path=str(self._scratch / report),
-            groups=groups,
-            second_look=second_look,
-            task=task,
+        order = msgspec.structs.replace(
+            Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
         try:
             inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load)

@@ -103,17 +103,7 @@ class OwnLook:
         if self._broken:
             return None
         commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
-        order = Inspect(
-            policy_root=commitment.policy_root,
-            node=commitment.node,
-            pool=commitment.pool,
-            index=commitment.index,
-            units=commitment.units,
-            file_root=commitment.file_root,
-            path=str(path),
-            report_path=str(report),
-            groups=tuple(groups),
-        )
+        order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
         load = LoadPolicy(policy_root=commitment.policy_root, step=work.step, path=str(self._image(work.step)))
         found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
         assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
