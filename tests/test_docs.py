@@ -83,11 +83,18 @@ def test_each_benchmark_is_listed_has_a_quick_form_and_a_page_that_quotes_it() -
     programs = {
         name: text
         for name, text in programs.items()
-        if name not in ("quick", "trl_step") and not name.startswith("gpu.")
+        if name not in ("quick", "slow_engine", "trl_step") and not name.startswith("gpu.")
     }
     assert sorted(programs) == sorted(name for name, _ in rows)
     assert [name for name, text in programs.items() if '"--quick"' not in text] == []
     assert [name for name, page in rows if f"benchmarks.{name}" not in (ROOT / page).read_text()] == []
+
+
+def test_a_benchmark_starts_only_programs_that_are_there() -> None:
+    texts = [file.read_text() for tree in ("benchmarks", "cli", "node") for file in (ROOT / tree).rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"-m benchmarks\.([a-z_.]+[a-z])", text)}
+    places = {name: ROOT / "benchmarks" / name.replace(".", "/") for name in named}
+    assert [name for name, at in places.items() if not at.with_suffix(".py").exists() and not at.is_dir()] == []
 
 
 def test_code_names_no_decision_that_is_gone() -> None:

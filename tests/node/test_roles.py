@@ -231,8 +231,10 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
 
 
 async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A logger of its own: once a test before has set up a daemon's logs, the module's is bound to them for good.
+    monkeypatch.setattr("node.services.ending.log", structlog.get_logger())
     async with workplace("worker", tmp_path) as place:
         crew = await crew_of(place)
         page = StatusPage(crew)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import structlog
 import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -158,7 +159,10 @@ async def test_bytes_that_are_no_request_end_their_own_connection_only(bytes_sen
             assert (await client.get(f"http://{listener.place}/")).text == "hello"
 
 
-async def test_a_route_that_fails_answers_so_and_tells_the_log_where() -> None:
+async def test_a_route_that_fails_answers_so_and_tells_the_log_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A logger of its own: once a test before has set up a daemon's logs, the module's is bound to them for good.
+    monkeypatch.setattr("node.web.listener.log", structlog.get_logger())
+
     async def broken(_: Request) -> Response:
         raise ValueError("out of range")
 
