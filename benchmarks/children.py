@@ -5,8 +5,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import IO, Any
 
-import trio
-
 
 class Child:
     """A process, for a program that does nothing else while it waits for an answer."""
@@ -34,30 +32,3 @@ class Child:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-class Talk:
-    """The same over the pipes of a trio process."""
-
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self._read = b""
-
-    async def tell(self, order: Any) -> None:
-        assert self.process.stdin  # noqa: S101 - as it was started
-        await self.process.stdin.send_all(json.dumps(order).encode() + b"\n")
-
-    async def hear(self) -> Any:
-        """What it says next. Raises SystemExit once it has ended."""
-        assert self.process.stdout  # noqa: S101 - as it was started
-        while b"\n" not in self._read:
-            some = await self.process.stdout.receive_some()
-            if not some:
-                raise SystemExit("a process ended")
-            self._read += some
-        line, _, self._read = self._read.partition(b"\n")
-        return json.loads(line)
-
-    async def ask(self, order: Any) -> Any:
-        await self.tell(order)
-        return await self.hear()

@@ -86,9 +86,6 @@ needs two validators on different kinds of engines (protocol.engines) besides th
 PUBLIC_HEARSAY = frozenset({Reason.GAP, Reason.STALE})
 """Hearsay that all validators should have heard alike: a run may let it cost the stake (`audit.hearsay_costs`)."""
 
-STATISTICAL = frozenset({Reason.ACTIVATIONS, Reason.SAMPLING})
-"""Reasons that rest on floating-point arithmetic."""
-
 
 def reason_name(reason: int) -> str:
     """The name of a reason, whatever number a stranger wrote."""

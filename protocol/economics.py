@@ -58,11 +58,6 @@ def break_even(gain: float, detection: float) -> float:
     return math.inf if detection == 0 else gain * (1 - detection) / detection
 
 
-def least_detection(gain: float, penalty: float) -> float:
-    """The detection probability from which on honesty pays: g / (g + S)."""
-    return 0.0 if gain <= 0 else gain / (gain + penalty)
-
-
 def balance(terms: Terms, checked_share: float, audit: AuditSpec) -> Balance:
     """The cheat that the run's lots are sized against, if `checked_share` of the groups is recomputed.
 

@@ -252,10 +252,6 @@ class Leases:
         """Whether its claims are not heard at this time."""
         return self._struck(node, now) >= STRIKES
 
-    @property
-    def is_done(self) -> bool:
-        return len(self.done) == self.spec.shards
-
     @staticmethod
     def _holds(state: _Shard, node: Address, now: float) -> bool:
         return state.result is None and state.held is not None and state.held.node == node and now < state.held.until

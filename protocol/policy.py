@@ -279,14 +279,6 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
     return tensors
 
 
-def verify_image(manifest: PolicyManifest, data: bytes | memoryview) -> dict[str, U16]:
-    """The tensors of an image that is exactly the manifest's policy; raises MalformedPolicy."""
-    tensors = decode_image(data)
-    if describe_tensors(tensors) != manifest.tensors:
-        raise MalformedPolicy("wrong policy image", "its tensors are not those of the manifest")
-    return tensors
-
-
 def encode_manifest(manifest: PolicyManifest) -> bytes:
     return msgspec.msgpack.encode(manifest)
 

@@ -20,8 +20,6 @@ from protocol.pretraining import Diloco
 
 NORM_FACTOR = 4.0
 """A contribution whose norm is beyond this times the round's median is refused."""
-MAX_OVERLAP = 0.4
-"""Two peers that keep the same places of more than this share of the sparse form: the later one is a copy."""
 _STATE = "intellect-node outer state v1"
 _LOT = "intellect-node round lot v1"
 

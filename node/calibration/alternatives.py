@@ -48,15 +48,6 @@ def stepped(weights: Weights, learning_rate: float, steps: int = 1, seed: int = 
     return {name: tensor.to(torch.bfloat16).float() for name, tensor in moved.items()}
 
 
-def disturbed(weights: Weights, noise: float, seed: int = 0) -> dict[str, Tensor]:
-    """Other weights: noise relative to each tensor's spread."""
-    random = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor.float() + noise * tensor.float().std(correction=0) * torch.randn(tensor.shape, generator=random)
-        for name, tensor in weights.items()
-    }
-
-
 def _matrices(weights: Weights, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     return {
         name: change(tensor.float()) if tensor.ndim == 2 and min(tensor.shape) > 1 else tensor.float()

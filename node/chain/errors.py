@@ -257,7 +257,7 @@ def translate(error: Exception, action: str) -> ChainError:
     return RpcRefused(action, f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def from_revert(revert: Revert, action: str, transaction: str | None = None) -> ChainError:
+def from_revert(revert: Revert, action: str) -> ChainError:
     """The error that says why a contract refused."""
     args = revert.args
     if revert.name == "StakeTooLow" and action.startswith("unbond"):
@@ -273,7 +273,7 @@ def from_revert(revert: Revert, action: str, transaction: str | None = None) -> 
         return InsufficientFunds(
             f"cannot {action}", why, "get tokens first; on a test network: intellect-node contract faucet"
         )
-    return Reverted(action, revert.name, args, transaction)
+    return Reverted(action, revert.name, args)
 
 
 def _revert_of(error: ContractLogicError) -> Revert:

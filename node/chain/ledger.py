@@ -13,7 +13,6 @@ from contracts.bindings import (
     EarningsPosted,
     Event,
     GivenBack,
-    Joined,
     Slashed,
     SlashOverturned,
     ValidatorsSet,
@@ -48,7 +47,6 @@ class Ledger:
     def __init__(self, own: Address) -> None:
         self._own = own
         self._accounts: dict[Address, Account] = {}
-        self._joined: dict[Address, int] = {}
         self._slashes: dict[Address, list[Slashed]] = {}
         self._overturned: set[int] = set()
         self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
@@ -68,8 +66,6 @@ class Ledger:
                 self.benches.append(event)
             case Claimed() | GivenBack():
                 self._book(event, 1)
-            case Joined(node=node, block=block):
-                self._joined.setdefault(node, block)
             case Slashed(node=node):
                 self._slashes.setdefault(node, []).append(event)
             case SlashOverturned(case_id=case):
@@ -84,8 +80,6 @@ class Ledger:
                 self.benches.remove(event)
             case Claimed() | GivenBack():
                 self._book(event, -1)
-            case Joined(node=node, block=block) if self._joined.get(node) == block:
-                del self._joined[node]
             case Slashed(node=node):
                 self._slashes[node] = [known for known in self._slashes.get(node, ()) if known != event]
             case SlashOverturned(case_id=case):
@@ -121,10 +115,6 @@ class Ledger:
         """The vault's cases of all slashes that were not overturned; a node may have one beside a later conviction."""
         found = {slash.case_id for slashes in self._slashes.values() for slash in slashes}
         return sorted(found - self._overturned - {0})
-
-    def joined_at(self, node: Address) -> int | None:
-        """The block in which a node joined the pool for the first time."""
-        return self._joined.get(node)
 
     # inside
 

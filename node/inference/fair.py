@@ -37,6 +37,6 @@ class FairClock:
         return ordered
 
 
-def emptiest(holding: Mapping[Share, int], wanting: Iterable[Share], weights: Mapping[Share, float] = WEIGHTS) -> Share:
+def emptiest(holding: Mapping[Share, int], wanting: Iterable[Share]) -> Share:
     """Who gets the next place of several that are in use at a time. holding: places that each has now."""
-    return min(wanting, key=lambda share: ((holding.get(share, 0) + 1) / weights[share], -weights[share]))
+    return min(wanting, key=lambda share: ((holding.get(share, 0) + 1) / WEIGHTS[share], -WEIGHTS[share]))

@@ -1,11 +1,9 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.audit import AuditSpec
-from protocol.economics import Terms, balance, break_even, least_detection
+from protocol.economics import Terms, balance, break_even
 
 TERMS = Terms(reward_per_unit=10, slash=1_000_000, units_per_window=1000, groups_per_window=290)
 
@@ -16,11 +14,6 @@ def test_the_break_even_is_that_of_the_formula() -> None:
     assert break_even(10, 0.0) == math.inf
     with pytest.raises(ValueError, match="no probability"):
         break_even(1, 1.5)
-
-
-@given(st.floats(0.001, 1e6), st.floats(0.001, 1e6))
-def test_at_the_least_detection_the_penalty_is_the_break_even(gain: float, penalty: float) -> None:
-    assert break_even(gain, least_detection(gain, penalty)) == pytest.approx(penalty, rel=1e-6)
 
 
 def test_a_cheat_is_worth_it_only_where_nobody_looks() -> None:

@@ -22,7 +22,6 @@ from protocol.policy import (
     find_step,
     policy_root,
     root_at,
-    verify_image,
     weights_root,
 )
 
@@ -42,7 +41,6 @@ def test_an_image_holds_its_tensors_whatever_order_they_came_in() -> None:
     image = encode_image(TENSORS)
     assert image == encode_image(dict(reversed(TENSORS.items())))
     assert all((decode_image(image)[name] == tensor).all() for name, tensor in TENSORS.items())
-    assert verify_image(manifest(), image).keys() == TENSORS.keys()
 
 
 def test_safetensors_reads_our_images(tmp_path) -> None:
@@ -58,8 +56,6 @@ def test_safetensors_reads_our_images(tmp_path) -> None:
 def test_one_changed_weight_changes_the_root() -> None:
     changed = {**TENSORS, "a": np.array([1, 1, 1, 2], np.uint16)}
     assert policy_root(4, describe_tensors(changed)) != policy_root(4, describe_tensors(TENSORS))
-    with pytest.raises(MalformedPolicy):
-        verify_image(manifest(), encode_image(changed))
 
 
 def test_a_reshaped_tensor_is_another_policy() -> None:

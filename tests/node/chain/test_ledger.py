@@ -50,7 +50,6 @@ def test_a_slash_counts_until_it_is_overturned_and_again_when_that_is_taken_back
     ledger = Ledger(OWN)
     ledger.apply(Joined(**place(1), node=OTHER, provider=OWN, contact="", lease_until=9))
     ledger.apply(Joined(**place(2), node=OTHER, provider=OWN, contact="", lease_until=9))
-    assert ledger.joined_at(OTHER) == 1
     judged, overturned = slashed(3, 1), SlashOverturned(**place(4), node=OTHER, case_id=1, compensation=0)
     ledger.apply(judged)
     assert ledger.slashed == {OTHER: judged}
