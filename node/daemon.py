@@ -73,6 +73,7 @@ from node.services.rounds.judging import ContributionJudging
 from node.services.rounds.learning import Learning
 from node.services.rounds.publishing import Publishing
 from node.services.settling import Settling
+from node.services.showing import Showing
 from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
@@ -99,7 +100,7 @@ EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming, C
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Training),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {

@@ -24,6 +24,9 @@ MAX_REPORTS = 32
 """Of one file: each validator's and the trainer's own."""
 MAX_JUDGED = 64
 MAX_TEXT = 300
+MAX_CARD_BYTES = 8 * 1024 * 1024
+MAX_CONSUMED = 1 << 16
+MAX_STATE_FILES = 1024
 _ARITHMETIC = "intellect-node arithmetic v1"
 _STATE = "intellect-node state v1"
 _SLOT = b"intellect-node policy statement v1"
@@ -32,6 +35,7 @@ _STATEMENT = keccak(
     b"bytes32 stateRoot)"
 )
 _WHAT = "bad batch manifest"
+_CARD = "bad checkpoint"
 
 
 class MalformedManifest(ProtocolError):
@@ -208,12 +212,43 @@ class BatchManifest(_Row, frozen=True):
         self.batch.check(run_root, pool, step, max_staleness)
 
 
+class StateFile(_Row, frozen=True):
+    """A file of a checkpoint as a blob. size: bytes."""
+
+    root: bytes
+    size: int
+
+
+class CheckpointCard(_Row, frozen=True):
+    """What a checkpoint is made of beside its tensors, which are in its files (safetensors, one of each rank).
+
+    step: the next one; updates: how many AdamW has made; consumed: (group learnt from, step), in order. Who fetches it
+    compares the state root of it all with the signed one: a card by itself proves nothing.
+    """
+
+    step: int
+    updates: int
+    consumed: tuple[tuple[str, int], ...]
+    files: tuple[StateFile, ...]
+
+    def check(self, step: int) -> None:
+        """Raise MalformedManifest unless this may be the checkpoint of `step`."""
+        if self.step != step or not 0 <= self.updates < 2**48:
+            raise MalformedManifest(_CARD, f"it is of step {self.step}, asked for was step {step}")
+        if len(self.consumed) > MAX_CONSUMED or not 0 < len(self.files) <= MAX_STATE_FILES:
+            raise MalformedManifest(_CARD, "it names too much, or no file")
+        if any(len(name) > MAX_TEXT or not 0 <= at < step for name, at in self.consumed):
+            raise MalformedManifest(_CARD, "it says that a group was learnt from in a later step")
+        if any(len(one.root) != 32 or not 0 < one.size < 2**48 for one in self.files):
+            raise MalformedManifest(_CARD, "a file is not named in form")
+
+
 def work_order(pool: int, work: UsedWork) -> tuple[int, int, bytes]:
     """The freshest policy first, then by submission, then by name: the order of works and of their rows."""
     return -work.policy_step, work.index, work.name(pool)
 
 
-def encode_manifest(manifest: BatchManifest | ComposedBatch) -> bytes:
+def encode_manifest(manifest: BatchManifest | ComposedBatch | CheckpointCard) -> bytes:
     return msgspec.msgpack.encode(manifest)
 
 
@@ -225,6 +260,11 @@ def decode_manifest(data: bytes) -> BatchManifest:
 def decode_composed(data: bytes) -> ComposedBatch:
     """Raises MalformedManifest."""
     return decode_msgpack(data, ComposedBatch, limit=MAX_MANIFEST_BYTES, error=MalformedManifest, what=_WHAT)
+
+
+def decode_card(data: bytes) -> CheckpointCard:
+    """Raises MalformedManifest."""
+    return decode_msgpack(data, CheckpointCard, limit=MAX_CARD_BYTES, error=MalformedManifest, what=_CARD)
 
 
 def state_root(step: int, updates: int, consumed: Mapping[str, int], digests: Iterable[tuple[str, bytes]]) -> bytes:

@@ -18,7 +18,7 @@ from protocol.engines import MAX_CLASS
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
-from protocol.manifest import MAX_MANIFEST_BYTES, PolicyStatement
+from protocol.manifest import MAX_CARD_BYTES, MAX_MANIFEST_BYTES, PolicyStatement
 from protocol.statements import (
     Accepted,
     Domain,
@@ -186,6 +186,21 @@ def stated(statement: PolicyStatement, batch_size: int, signature: bytes) -> dic
         "state_root": statement.state_root,
         "signature": signature,
     }
+
+
+class CheckpointOffered(_Message, frozen=True):
+    """Here is the state of `step`, for whoever audits. root (32 bytes), size: of its card (protocol.manifest). Whether
+    it is the state that the trainer stated follows from its bytes."""
+
+    term: int
+    step: int
+    root: bytes
+    size: int
+
+    def fault(self) -> str | None:
+        if len(self.root) != 32 or not 0 < self.size <= MAX_CARD_BYTES:
+            return "the checkpoint's root is not 32 bytes, or its card too long"
+        return None if 0 <= self.term < 2**32 and 0 < self.step < 2**63 else "a number is out of range"
 
 
 class RolloutCommitted(_Message, frozen=True):
@@ -437,6 +452,7 @@ class EnvironmentPublished(_Message, frozen=True):
 Message = (
     Heartbeat
     | PolicyAnnounced
+    | CheckpointOffered
     | RolloutCommitted
     | VerdictSealed
     | VerdictIssued

@@ -47,6 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.paying",
         "node.services.settling",
         "node.services.clearing",
+        "node.services.showing",
         "node.services.tallying",
         "node.services.court",
         "node.services.training",

@@ -12,7 +12,6 @@ from node.audit.step import StepAudit
 from node.recipe.desk import desk_blobs, desk_root
 from node.recipe.manifest import checked, materialise
 from node.training.batch import Batch
-from node.training.checkpoint import steps_below
 from node.training.computed_by import arithmetic_in
 from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
@@ -30,7 +29,7 @@ def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None
     spool = Spool(directory / "spool")
     run = _run(spool)
     claims = _Claims(spool)
-    kept = steps_below(spool.checkpoints)
+    kept = spool.checkpoint_steps()
     base = max((at for at in kept if at <= step), default=0)
     known = {at: claims.of(at) for at in range(base, step + 1)}
     settings = own or settings_for(known[step].arithmetic)

@@ -3,6 +3,7 @@
 import mmap
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,19 @@ def mapped(path: Path) -> memoryview:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under another name, for files that are only ever replaced and never written in place; a copy where
+    the file system knows no hard links, or `target` is on another one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def sync_directory(path: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from protocol.messages import (
     CertificatesShown,
+    CheckpointOffered,
     CheckRequested,
     CutSigned,
     DisputeRaised,
@@ -51,6 +52,7 @@ class Rule(msgspec.Struct, frozen=True):
 RULES: Mapping[type[Message], Rule] = {
     Heartbeat: Rule(By.MEMBER, 1, 4.0, 40.0),  # one in two seconds, fewer in a large pool; the newest is kept
     PolicyAnnounced: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a step; a restart says the newest again
+    CheckpointOffered: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a checkpoint; a restart offers those kept again
     RolloutCommitted: Rule(By.MEMBER, 256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
     VerdictSealed: Rule(By.VALIDATOR, 256, 8.0, 256.0),  # several works in one
     VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second

@@ -156,9 +156,13 @@ class Spool:
     def write_batch(self, step: int, data: bytes) -> None:
         write_whole(self.batch_path(step), data)
 
+    def checkpoint_steps(self) -> list[int]:
+        """Those of the checkpoints there, ascending."""
+        return sorted(_steps(self.checkpoints)) if self.checkpoints.exists() else []
+
     def oldest_checkpoint(self) -> int:
         """Its step, 0 if there is none: what came before it is replayed by nobody."""
-        return min(_steps(self.checkpoints), default=0) if self.checkpoints.exists() else 0
+        return min(self.checkpoint_steps(), default=0)
 
     def forget_batches(self, before: int) -> None:
         """Delete the batches of steps below `before`: a checkpoint makes them unnecessary."""

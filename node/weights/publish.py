@@ -4,7 +4,6 @@ A patch is made against the policy published before, unless it would cost too mu
 run says so, or when the patches since the last one have grown to a quarter of its size.
 """
 
-import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.state.files import link_or_copy
 from node.state.journal import Journal
 from node.swarm.board import Board
 from node.weights.images import (
@@ -127,7 +127,7 @@ class Publisher:
         """The image as a blob, in canonical form; no copy is made where the file system knows hard links."""
         work = self._workshop / f"image-{step:06d}"
         if await trio.to_thread.run_sync(is_canonical, image):
-            await trio.to_thread.run_sync(_link, image, work)
+            await trio.to_thread.run_sync(link_or_copy, image, work)
         else:
             await trio.to_thread.run_sync(write_canonical, image, work)
         try:
@@ -233,12 +233,3 @@ class Publisher:
 def _read_manifest(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_MANIFEST_BYTES + 1)
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file under another name: images are only ever replaced, never written in place."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -1,0 +1,164 @@
+"""A trainer's checkpoints as blobs, for whoever audits: offered when they are written, served as long as they are kept.
+
+Nothing is copied where the file system knows hard links. Beside the checkpoints stays what replays them: the manifests
+of the steps since, the files and the reports that these name. Knows names and pins; no tensor.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import structlog
+import trio
+
+from node.blobs.errors import StoreFull
+from node.blobs.store import BlobStore
+from node.services.base import Service
+from node.services.station import Station
+from node.services.workplace import Workplace
+from node.state.files import link_or_copy
+from node.training.spool import Spool
+from protocol.blobs import BlobInfo
+from protocol.errors import IntellectError
+from protocol.manifest import (
+    MAX_MANIFEST_BYTES,
+    CheckpointCard,
+    StateFile,
+    decode_composed,
+    encode_manifest,
+)
+from protocol.messages import CheckpointOffered
+
+log = structlog.get_logger()
+POLL = 0.5
+SHARE = 2
+"""Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
+TERM = 0
+"""As long as a pool has one trainer."""
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """Of a checkpoint's state.json (node.training.checkpoint), what an auditor needs."""
+
+    step: int
+    updates: int
+    consumed: dict[str, int]
+    files: dict[str, str]
+
+
+class Showing(Service):
+    """workshop: a directory of its own on the store's disk."""
+
+    name = "showing"
+
+    def __init__(self, station: Station, store: BlobStore, spool: Spool, workshop: Path) -> None:
+        self._station = station
+        self._store = store
+        self._spool = spool
+        self._workshop = workshop
+        self._offered: dict[int, int] = {}
+        """Step -> bytes of its checkpoint; 0 for one that found no room."""
+        self._pinned: dict[tuple[str, int], tuple[bytes, ...]] = {}
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        spool = Spool(place.directory / "spool")
+        return cls(place.station, place.member.stock.store, spool, place.directory / "weights" / "offering")
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await trio.sleep(POLL)
+
+    async def look(self) -> None:
+        """Offer what is new, and let go what the learner has deleted."""
+        kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
+        for step in self._offered.keys() - set(kept):
+            del self._offered[step]
+            self._unpin("checkpoint", step)
+        for step in kept:
+            if step not in self._offered:
+                await self._offer(step)
+        await self._keep_what_replays(min(kept, default=0))
+
+    def status(self) -> dict[str, Any]:
+        shown = {str(step): size for step, size in sorted(self._offered.items()) if size}
+        lacking = [step for step, size in sorted(self._offered.items()) if not size]
+        return {"trainer": {"checkpoints": shown, "checkpoints_without_room": lacking}}
+
+    # checkpoints
+
+    async def _offer(self, step: int) -> None:
+        """Say where a checkpoint is. One without room is not offered, and nothing else suffers."""
+        try:
+            written = await trio.to_thread.run_sync(self._read, step)
+            size = await trio.to_thread.run_sync(self._size, step, written)
+            if size + sum(self._offered.values()) > self._store.quota // SHARE:
+                raise StoreFull(f"checkpoints may have a {SHARE}nd part of the store, {size} bytes more do not fit")
+            files = [await self._add(step, name) for name in sorted(written.files)]
+            consumed = tuple(sorted(written.consumed.items()))
+            card = CheckpointCard(
+                step, written.updates, consumed, tuple(StateFile(one.root, one.size) for one in files)
+            )
+            named = await self._station.blobs.add(encode_manifest(card))
+        except FileNotFoundError:
+            return  # the learner has deleted it meanwhile
+        except StoreFull as error:
+            self._offered[step] = 0
+            self._station.progress.trouble(f"checkpoint {step} is not offered to auditors: {error.why}")
+            return
+        self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
+        self._offered[step] = size
+        said = CheckpointOffered(pool=self._station.pool, term=TERM, step=step, root=named.root, size=named.size)
+        await self._station.board.post(said)
+        log.info("checkpoint.offered", step=step, bytes=size)
+
+    def _read(self, step: int) -> _Written:
+        return msgspec.json.decode((self._folder(step) / "state.json").read_bytes(), type=_Written)
+
+    def _size(self, step: int, written: _Written) -> int:
+        return sum((self._folder(step) / name).stat().st_size for name in written.files)
+
+    async def _add(self, step: int, name: str) -> BlobInfo:
+        work = self._workshop / name
+        await trio.to_thread.run_sync(link_or_copy, self._folder(step) / name, work)
+        try:
+            return await self._store.add(work, move=True)
+        finally:
+            work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+
+    def _folder(self, step: int) -> Path:
+        return self._spool.checkpoints / f"step-{step:06d}"
+
+    # what replays them
+
+    async def _keep_what_replays(self, oldest: int) -> None:
+        """Pin the manifests of the announced steps from the oldest checkpoint on, and all that they name."""
+        clock = self._station.jury.policies
+        for kind, step in list(self._pinned):
+            if kind == "manifest" and step < oldest:
+                self._unpin(kind, step)
+        for step in range(oldest, clock.newest_step):
+            announced = clock.of_step(step + 1)
+            if announced is None or ("manifest", step) in self._pinned:
+                continue
+            roots = await trio.to_thread.run_sync(self._named, step)
+            self._pin("manifest", step, (announced.message.batch_root, *roots))
+
+    def _named(self, step: int) -> tuple[bytes, ...]:
+        try:
+            with self._spool.works_path(step).open("rb") as file:
+                composed = decode_composed(file.read(MAX_MANIFEST_BYTES + 1))
+        except (OSError, IntellectError) as error:
+            log.warning("manifest.not_kept", step=step, why=str(error))
+            return ()
+        return tuple(root for work in composed.works for root in (work.file_root, *(r.root for r in work.reports)))
+
+    def _pin(self, kind: str, step: int, roots: tuple[bytes, ...]) -> None:
+        self._pinned[kind, step] = roots
+        for root in roots:
+            self._store.pin(root)
+
+    def _unpin(self, kind: str, step: int) -> None:
+        for root in self._pinned.pop((kind, step), ()):
+            self._store.unpin(root)

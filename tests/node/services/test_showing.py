@@ -1,0 +1,103 @@
+"""A trainer's checkpoints as blobs: offered once, pinned with what replays them, let go with them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.blobs.store import BlobStore
+from node.services.showing import Showing
+from node.swarm.policies import PolicyClock
+from node.training.spool import Spool
+from protocol.identity import NodeKey
+from protocol.manifest import ComposedBatch, UsedReport, UsedWork, decode_card, encode_manifest
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed
+
+KEY = NodeKey(b"\1" * 32)
+
+
+class Place:
+    """A trainer's directory, its store and what it says."""
+
+    def __init__(self, directory: Path, quota: int = 1 << 20) -> None:
+        self.spool = Spool(directory / "spool")
+        self.store = BlobStore(directory / "blobs", quota)
+        self.said: list[CheckpointOffered] = []
+        self.troubles: list[str] = []
+        self.clock = PolicyClock(lambda: 0.0)
+        station = SimpleNamespace(
+            pool=1,
+            board=self,
+            blobs=self.store,
+            jury=SimpleNamespace(policies=self.clock),
+            progress=SimpleNamespace(trouble=self.troubles.append),
+        )
+        self.showing = Showing(station, self.store, self.spool, directory / "offering")  # type: ignore[arg-type]
+
+    async def post(self, message: CheckpointOffered) -> None:
+        self.said.append(message)
+
+    def write(self, step: int, size: int = 100) -> None:
+        folder = self.spool.checkpoints / f"step-{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "shard.safetensors").write_bytes(bytes([step]) * size)
+        told = {"step": step, "updates": step, "model": "m", "consumed": {"x:1": 0}, "random": [], "version": 3}
+        (folder / "state.json").write_bytes(json.dumps(told | {"files": {"shard.safetensors": "00"}}).encode())
+
+    def delete(self, step: int) -> None:
+        folder = self.spool.checkpoints / f"step-{step:06d}"
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+    def announce(self, step: int, batch_root: bytes) -> None:
+        said: dict[str, Any] = {"parent": bytes(32), "state_root": bytes(32), "signature": bytes(65)}
+        message = PolicyAnnounced(
+            pool=1, step=step, policy_root=bytes([step]) * 32, manifest_root=bytes(32), manifest_size=1,
+            batch_root=batch_root, **said,
+        )  # fmt: skip
+        self.clock.announce(Signed(KEY.address, message, b""))
+
+    async def fill(self, roots: Sequence[bytes], size: int) -> set[bytes]:
+        """What is still there after so many bytes of something else came."""
+        for number in range(size // 1000):
+            await self.store.add(number.to_bytes(4, "little") * 250)
+        return {root for root in roots if self.store.has(root)}
+
+
+async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(tmp_path: Path) -> None:
+    place = Place(tmp_path, quota=20_000)
+    file, report, manifest = [(await place.store.add(bytes([n]) * 50)).root for n in (201, 202, 203)]
+    used = UsedReport(bytes(20), report, 50, b"\1")
+    work = UsedWork(bytes(20), bytes(32), 1, 0, file, 1, 0, 50, (used,), b"\1", b"\0")
+    place.spool.works_path(1).parent.mkdir(parents=True)
+    place.spool.works_path(1).write_bytes(encode_manifest(ComposedBatch(bytes(32), 1, 1, (work,))))
+    place.write(1)
+    place.write(2)
+    place.announce(2, manifest)
+    await place.showing.look()
+    await place.showing.look()
+    assert [one.step for one in place.said] == [1, 2], "each is said once"
+    card = decode_card(place.store.path(place.said[0].root).read_bytes())
+    card.check(1)
+    assert card.consumed == (("x:1", 0),) and place.store.path(card.files[0].root).read_bytes() == b"\1" * 100
+    named = [place.said[0].root, card.files[0].root, file, report, manifest]
+    assert await place.fill(named, 30_000) == set(named)
+    place.delete(1)
+    await place.showing.look()
+    assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
+    assert place.store.has(place.said[1].root)
+    assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
+
+
+@pytest.mark.parametrize("size", [499, 501])
+async def test_a_checkpoint_that_would_take_the_place_of_policies_is_not_offered_and_that_is_said(
+    tmp_path: Path, size: int
+) -> None:
+    place = Place(tmp_path, quota=1000)
+    place.write(1, size)
+    await place.showing.look()
+    assert bool(place.troubles) == (size > 500) and bool(place.said) == (size < 500)
