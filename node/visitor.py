@@ -22,6 +22,7 @@ from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.run.assets import image_limit
 from node.state.locks import FileLock
+from node.swarm.policies import PolicyClock
 from node.weights.errors import PolicyUnknown
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -109,7 +110,8 @@ class Visitor:
                 nursery.start_soon(member.listen)
                 run = await self._run(member, root)
                 shelf = PolicyShelf(1, member.stock.store)
-                follower = self._follower(member, shelf, root, image_limit(run), newest=newest)
+                stated = run.pretraining is None
+                follower = self._follower(member, shelf, root, image_limit(run), newest=newest, stated=stated)
                 nursery.start_soon(follower.run)
                 yield member, run, follower, shelf
                 nursery.cancel_scope.cancel()
@@ -161,7 +163,7 @@ class Visitor:
         return members
 
     def _follower(
-        self, member: Member, shelf: PolicyShelf, run_root: bytes, image_limit: int, *, newest: bool
+        self, member: Member, shelf: PolicyShelf, run_root: bytes, image_limit: int, *, newest: bool, stated: bool
     ) -> PolicyFollower:
         return PolicyFollower(
             member.board.subscribe(PolicyAnnounced),
@@ -172,6 +174,7 @@ class Visitor:
             lambda author: [author, *member.membership.addresses()],
             image_limit,
             workshop=self._directory / "building",
+            clock=PolicyClock(trio.current_time, stated=stated),
             records=PolicyRecords(self._directory / "held"),
             newest=newest,
         )

@@ -13,7 +13,9 @@ from node.services.training.journeys import Journeys
 from node.services.training.trainer import AHEAD, POLL
 from node.swarm.register import Work
 from protocol.lots import unpack_groups
-from protocol.messages import PolicyAnnounced
+from protocol.manifest import PolicyStatement
+from protocol.messages import PolicyAnnounced, stated
+from protocol.statements import sign
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -96,8 +98,16 @@ class Learning:
         self._journeys.published(step)
         root = policy_root(step)
         self._station.shelf.put(held_policy(step, root))
+        station = self._station
+        statement = PolicyStatement(station.pool, 0, step, bytes(32), root, bytes(32), root)
+        word = sign(station.key, station.domain, statement.commitment(station.key.address))
         message = PolicyAnnounced(
-            pool=self._station.pool, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1
+            pool=station.pool,
+            step=step,
+            policy_root=root,
+            manifest_root=bytes(32),
+            manifest_size=1,
+            **stated(statement, 1, word),
         )
         await self._station.board.post(message)
 

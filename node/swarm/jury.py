@@ -104,7 +104,7 @@ class Jury:
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
-        self.policies = PolicyClock(clock)
+        self.policies = PolicyClock(clock, stated=run.pretraining is None)
         self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
         self.register = Register(run, self.policies, clock, self.tasks)
         self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)

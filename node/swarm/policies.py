@@ -21,10 +21,11 @@ authors overtake each other, and on a busy machine by seconds."""
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Two announcements of one trainer that cannot both be true. evidence: their envelopes."""
+    """Why a trainer is not believed: two announcements of it that cannot both be true, or a quorum that found a step
+    bad. evidence: the envelopes."""
 
     what: str
-    evidence: tuple[bytes, bytes]
+    evidence: tuple[bytes, ...]
 
 
 class KnownPolicy(msgspec.Struct, frozen=True):
@@ -35,10 +36,14 @@ class KnownPolicy(msgspec.Struct, frozen=True):
 
 
 class PolicyClock:
-    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds."""
+    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; stated: whether only
+    policies count about which their trainer signed a statement; that of step 0 follows from the start model."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, stated: bool = False) -> None:
         self._clock = clock
+        self._stated = stated
+        self.unstated = 0
+        """Announcements that were not followed for want of a statement."""
         self._known: Recent[bytes, KnownPolicy] = Recent(KNOWN)
         self._by_root: Recent[bytes, Signed[PolicyAnnounced]] = Recent(COMPARED)
         self._by_step: Recent[int, Signed[PolicyAnnounced]] = Recent(COMPARED)
@@ -50,6 +55,9 @@ class PolicyClock:
     def announce(self, signed: Signed[PolicyAnnounced]) -> bool:
         """Note an announcement; whether it is a policy's first. Nothing is noted of a trainer that has lied."""
         message = signed.message
+        if self._stated and message.step > 0 and message.statement is None:
+            self.unstated += 1
+            return False
         if self.fork is not None or self._contradicts(signed):
             return False
         if message.policy_root in self._known:

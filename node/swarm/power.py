@@ -48,7 +48,8 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
 def describe_trust(jury: Jury) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
     fork = jury.policies.fork
-    return {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
+    said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
+    return said | {"unstated": jury.policies.unstated}
 
 
 def _share(part: int, whole: int) -> float | None:

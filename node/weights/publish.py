@@ -113,6 +113,7 @@ class Publisher:
             await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)
+            raw = self._with_word(raw, word)
         await self._board.post_raw(raw)
         message = self._read(raw)
         held = HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest, message.manifest_root, raw)
@@ -221,6 +222,15 @@ class Publisher:
             await self._store.add(encoded)
             return decode_manifest(encoded)
         return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
+
+    def _with_word(self, raw: bytes, word: StepWord | None) -> bytes:
+        """An announcement of a program that made no statements yet, with one: nobody follows the other any more."""
+        message = self._read(raw)
+        if word is None or message.signature:
+            return raw
+        return self._board.sealed(
+            msgspec.structs.replace(message, **stated(word.statement, word.batch_size, word.signature))
+        )
 
     def _read(self, raw: bytes) -> PolicyAnnounced:
         """An announcement of our own."""

@@ -28,7 +28,8 @@ from protocol.checks import Fault, Reason
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
-from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
+from protocol.manifest import PolicyStatement
+from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, stated
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Accepted, Domain, Outcome, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
@@ -49,6 +50,15 @@ def court_run(**audit: Any) -> RunSpec:
         recipe=Recipe(max_staleness=2),
         audit=AuditSpec(**{"window": 4, "verdict_seconds": 30.0, "delivery_seconds": 20.0, **audit}),
     )
+
+
+def announcement(
+    step: int, root: bytes, key: NodeKey = TRAINER, domain: Domain = DOMAIN, pool: int = POOL, state: bytes = bytes(32)
+) -> PolicyAnnounced:
+    """With the trainer's statement. root: of the policy."""
+    statement = PolicyStatement(pool, 0, step, bytes(32), root, bytes(32), state)
+    word = stated(statement, 9, sign(key, domain, statement.commitment(key.address)))
+    return PolicyAnnounced(pool=pool, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **word)
 
 
 def policy_root(step: int) -> bytes:
@@ -303,11 +313,7 @@ class Court:
 
     async def announce(self, step: int) -> None:
         """The trainer publishes a policy."""
-        await self.trainer.board.post(
-            PolicyAnnounced(
-                pool=POOL, step=step, policy_root=policy_root(step), manifest_root=bytes(32), manifest_size=1
-            )
-        )
+        await self.trainer.board.post(announcement(step, policy_root(step)))
         await trio.sleep(0.5)
 
     async def commit(

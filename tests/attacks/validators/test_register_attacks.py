@@ -18,7 +18,7 @@ from node.swarm.register import Work, WorkId
 from protocol.checks import Fault, Reason
 from protocol.earnings import most_files
 from protocol.identity import NodeKey
-from protocol.messages import PolicyAnnounced, RolloutCommitted, VerdictIssued, signed
+from protocol.messages import RolloutCommitted, VerdictIssued, signed
 from protocol.statements import Outcome, Verdict, WorkCommitment, sign, work_id
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -28,6 +28,7 @@ from tests.attacks.validators.court import (
     WORKER,
     Court,
     TruthfulEngine,
+    announcement,
     changed,
     policy_root,
     root_of,
@@ -223,7 +224,7 @@ async def test_a_trainer_that_announces_one_policy_twice_quarantines_nobody_and_
     court = Court([Validator, Validator, Validator], window=2)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
-        again = PolicyAnnounced(pool=POOL, step=5, policy_root=policy_root(1), manifest_root=bytes(32), manifest_size=1)
+        again = announcement(5, policy_root(1))
         raw = court.trainer.board.sealed(again)
         if told == "one half first":
             for seat in (*court.workers, court.seats[0]):

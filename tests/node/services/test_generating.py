@@ -23,11 +23,11 @@ from node.swarm.membership import Membership
 from node.weights.keeper import HeldPolicy
 from protocol.blobs import BlobInfo, describe
 from protocol.identity import NodeKey
-from protocol.messages import PolicyAnnounced, RolloutCommitted
+from protocol.messages import RolloutCommitted
 from protocol.policy import PolicyManifest
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain
-from tests.attacks.validators.court import InlineJournal, SharedBlobs
+from tests.attacks.validators.court import InlineJournal, SharedBlobs, announcement
 
 TRAINER, VALIDATOR, WORKER, IDLE = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)
@@ -137,7 +137,7 @@ class Swarm:
         while True:
             if not self.torn:
                 root = policy(step).root
-                news = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1)
+                news = announcement(step, root, self.trainer.member.key, DOMAIN, pool=1)
                 await self.trainer.member.board.post(news)
                 self.own.station.shelf.put(policy(step))
                 step += 1

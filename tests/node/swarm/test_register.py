@@ -1,6 +1,7 @@
 """Work is known by everything that was signed; ages and gaps are counted from what was heard; a newcomer holds nothing
 against anybody."""
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -261,3 +262,12 @@ def test_two_policies_for_a_step_or_two_steps_for_a_policy_are_a_lie_that_is_sho
         assert not policies.announce(announced(5)) and policies.newest_step == 3, "it is trusted no more"
         known = policies.find(policy(3))
         assert known is not None and known.step == 3
+
+
+def test_a_policy_without_a_statement_is_not_followed_where_statements_are_due_but_the_first_one_is() -> None:
+    policies = PolicyClock(lambda: 0.0, stated=True)
+    assert policies.announce(announced(0)) and not policies.announce(announced(1))
+    assert (policies.newest_step, policies.unstated, policies.of_step(1)) == (0, 1, None)
+    word = {"parent": bytes(32), "batch_root": bytes(32), "state_root": bytes(32), "signature": bytes(65)}
+    told = msgspec.structs.replace(announced(1).message, **word)
+    assert policies.announce(Signed(TRAINER, told, b"")) and policies.newest_step == 1, "said again with one"

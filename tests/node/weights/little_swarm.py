@@ -11,7 +11,7 @@ from node.blobs.store import BlobStore
 from node.state.journal import Journal
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import PolicyShelf
-from node.weights.publish import Publisher
+from node.weights.publish import Publisher, StepWord
 from node.weights.records import PolicyRecords
 from protocol.identity import Address, NodeKey
 from protocol.messages import Message, Signed, open_envelope, seal
@@ -105,10 +105,10 @@ class Origin:
         )
         wire.stores[key.address] = self.store
 
-    async def publish(self, step: int, tensors: dict[str, np.ndarray]):
+    async def publish(self, step: int, tensors: dict[str, np.ndarray], word: StepWord | None = None):
         path = self.directory / f"policy-{step}.safetensors"
         path.write_bytes(encode_image(tensors))
-        held = await self.publisher.publish(step, path)
+        held = await self.publisher.publish(step, path, word)
         self.shelf.put(held)
         return held
 

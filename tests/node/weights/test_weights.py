@@ -9,11 +9,14 @@ import trio.testing
 from node.blobs.store import BlobStore
 from node.weights import fetch, images, ways
 from node.weights.errors import WeightsDiskError
+from node.weights.publish import StepWord
 from node.weights.records import PolicyRecords
 from protocol.delta import PatchError
 from protocol.identity import NodeKey
-from protocol.messages import PolicyAnnounced, seal
+from protocol.manifest import PolicyStatement
+from protocol.messages import PolicyAnnounced, open_envelope, seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
+from protocol.statements import sign
 from tests.node.weights.little_swarm import DOMAIN, POOL, disk, until
 
 
@@ -510,6 +513,19 @@ async def test_a_restarted_trainer_repeats_its_words_and_goes_on_from_them(run, 
     assert len(newest.manifest.patches) == 2 and newest.manifest.anchor.step == 0
     with pytest.raises(MalformedPolicy, match="two policies"):
         await second.publish(1, run.step())
+
+
+async def test_a_journal_without_statements_is_read_and_its_policies_are_said_again_with_them(run, origin) -> None:
+    first, tensors = origin(), run.step()
+    old = await first.publish(1, tensors)
+    first.journal.close()
+    second = origin(key=first.key)
+    statement = PolicyStatement(POOL, 0, 1, bytes(32), old.root, bytes(32), bytes(32))
+    word = StepWord(statement, 9, sign(first.key, DOMAIN, statement.commitment(first.key.address)))
+    again = [await second.publish(1, tensors, word) for _ in range(2)]
+    assert len({held.announcement for held in again}) == 1, "and always in the same words"
+    said = open_envelope(DOMAIN, POOL, again[0].announcement).message
+    assert said.statement == statement and said.manifest_root == old.manifest_root
 
 
 async def test_an_image_in_another_safetensors_form_is_published_in_ours(run, origin, tmp_path) -> None:
