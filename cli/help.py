@@ -14,7 +14,7 @@ MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
     "Run a node": "demo join doctor stop leave service update keys config",
-    "Look": "status top peers contributions logs report answers audit",
+    "Look": "status top peers contributions logs report answers eval audit",
     "Train": "train trainer run calibrate weights",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",

@@ -21,6 +21,7 @@ from cli import (
     devnet,
     doctor,
     env,
+    evaluate,
     join,
     keys,
     leave,
@@ -98,6 +99,7 @@ for name, module in (
     ("report", report),
     ("audit", audit),
     ("train", train),
+    ("eval", evaluate),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)

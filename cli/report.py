@@ -162,7 +162,14 @@ PANELS = (
             Curve("length_mean", "mean"),
             Curve("length_max", "longest"),
             Curve("length_error", "distance from the target"),
+            Curve("eval_length_error", "held-back, distance from the target"),
         ),
+    ),
+    Panel(
+        "targets",
+        "Length by target, held-back problems",
+        "output tokens",
+        (Curve("eval_length_by_target", "asked for", table=True),),
     ),
     Panel("entropy", "Entropy", "nats per token", (Curve("entropy", "policy"),)),
     Panel(

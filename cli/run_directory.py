@@ -225,7 +225,7 @@ def assemble(
     observer = open_observer(compiled.spec, home.directory, means.sinks)
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     children = ForkServer(launch((*ENGINE, *LEARNER)))
-    spool = Spool(home.spool)
+    spool = Spool(home.spool, means.settings.milestones)
     local = LocalRun(
         compiled.spec,
         compiled.encoded,
@@ -262,7 +262,7 @@ def assemble_pretraining(
             USAGE,
         )
     observer = open_observer(compiled.spec, home.directory, means.sinks)
-    children, spool = ForkServer(launch(LEARNER)), Spool(home.spool)
+    children, spool = ForkServer(launch(LEARNER)), Spool(home.spool, means.settings.milestones)
     local = LocalPretraining(
         compiled.spec,
         compiled.encoded,

@@ -1,6 +1,7 @@
 """`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -188,6 +189,8 @@ def summarise(
         "reward_window": ends.window,
         "reward_best": max(rewards, default=None),
     }
+    if compiled.spec.length_budget.targets:
+        learnt["lengths"] = {name: _ends(records, f"eval_length_{name}") for name in ("error", "correlation")}
     if compiled.spec.pretraining is not None:
         how = {"kind": "pretrain", "seed": compiled.spec.recipe.seed, "peers": level}
         learnt = pretraining.summarise(records)
@@ -201,6 +204,14 @@ def summarise(
         "alarms": [{"name": alarm.name, "step": alarm.step, "text": alarm.text} for alarm in local.rung],
         "directory": str(home.directory),
     }
+
+
+def _ends(records: Sequence[dict[str, Any]], name: str) -> list[float | None]:
+    """[first, last] of a figure of the evaluations, as of their rewards."""
+    from node.metrics.journal import ends_of
+
+    ends = ends_of([record[name] for record in records if isinstance(record.get(name), float)])
+    return [_rounded(ends.first), _rounded(ends.last)]
 
 
 class View:
@@ -323,6 +334,9 @@ def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool)
     ends = Ends(summary["reward_first"], summary["reward_last"], summary["reward_window"])
     if ends.first is not None and ends.last is not None:
         out.print(f"[bold]mean reward on held-back problems {ends.first:.3f} -> {ends.last:.3f}[/] ({ends.words})")
+    if lengths := summary.get("lengths"):
+        parts = [f"{name} {_arrow(*lengths[name])}" for name in ("error", "correlation")]
+        out.print(f"lengths asked for and given: {', '.join(parts)} (error in tokens)", soft_wrap=True)
     out.print(
         f"{summary['steps']} steps in {duration(summary['seconds'] or 0)}, async level {summary['async_level']};"
         f" ended by {summary['ended_by']}",
@@ -331,6 +345,10 @@ def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool)
     for alarm in summary["alarms"]:
         out.print(f"[yellow]alarm {alarm['name']}[/] at step {alarm['step']}: {alarm['text']}", soft_wrap=True)
     out.print(f"report: {home.report}   model: {home.model}", soft_wrap=True)
+
+
+def _arrow(first: float | None, last: float | None) -> str:
+    return " -> ".join("-" if value is None else f"{value:.3f}" for value in (first, last))
 
 
 def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool) -> None:

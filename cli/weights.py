@@ -209,12 +209,16 @@ def verify(
 @app.command(
     "export",
     epilog="Examples:  intellect-node weights export my-model   |   "
-    "intellect-node weights export step-40 --step 40 --state-dir ~/nodes/a --shard 2",
+    "intellect-node weights export step-40 --step 40 --state-dir ~/nodes/a --shard 2   |   "
+    "intellect-node weights export step-20 --trained runs/my-run --step 20",
 )
 def export(
     out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
     step: Annotated[int | None, typer.Option(min=0, help="Which policy; default: the newest that is held.")] = None,
     state_dir: StateDir = None,
+    trained: Annotated[
+        Path | None, typer.Option(help="A directory of `train` instead: what it holds, and its milestones.")
+    ] = None,
     shard: Shard = 5.0,
     as_json: AsJson = False,
 ) -> None:
@@ -222,6 +226,11 @@ def export(
     from node.weights.export import export_model
 
     _must_not_exist(out)
+    if trained is not None:
+        if state_dir is not None:
+            raise CommandError("which policies?", "--trained and --state-dir name two places", "give one", USAGE)
+        _export_trained(out, trained, step, as_json)
+        return
     held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
     held = [(d, r) for d, r in held if _image(d, r).is_file() and step in (None, r.manifest.step)]
     if not held:
@@ -298,6 +307,18 @@ def merge(
         f"tensors, {clean(str(out), 400)}",
         soft_wrap=True,
     )
+
+
+def _export_trained(out: Path, trained: Path, step: int | None, as_json: bool) -> None:
+    from cli.demo.report import copy_model
+    from node.training.spool import image_of
+
+    chosen, image = image_of(trained / "spool", step)
+    copy_model(trained / "spool", out, chosen)
+    if as_json:
+        print_json({"directory": str(out), "step": chosen, "bytes": image.stat().st_size})
+        return
+    console().print(f"step {chosen}: {_size(image.stat().st_size)}, {clean(str(out), 400)}", soft_wrap=True)
 
 
 # what is here

@@ -27,3 +27,8 @@ def score(row: Row, answer: str) -> float:
     if not answer.strip().lstrip("-").isdigit():
         return 0.0
     return 1 / (1 + abs(int(answer) - int(row["answer"][0])))
+
+
+def anything(row: Row, answer: str) -> float:
+    """1 for whatever is said: of lengths.toml, where only the length counts."""
+    return 1.0

@@ -46,10 +46,10 @@ def told(budget: LengthBudget, prompt: str, target: int) -> str:
     return f"{text} {prompt}" if budget.place == "before" else f"{prompt} {text}"
 
 
-def told_in_evaluation(run: RunSpec, prompt: str, number: int) -> str:
-    """The prompt of held-back problem `number`: the targets in turns, so that it looks as in training."""
+def target_in_evaluation(run: RunSpec, number: int) -> int | None:
+    """Of held-back problem `number`: the targets in turns, so that it looks as in training; None without budgets."""
     targets = run.length_budget.targets
-    return told(run.length_budget, prompt, targets[number % len(targets)]) if targets else prompt
+    return targets[number % len(targets)] if targets else None
 
 
 def output_limit(run: RunSpec, target: int | None) -> int:

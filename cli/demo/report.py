@@ -175,11 +175,8 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
 
 
 def _image(spool: Spool, step: int | None) -> Path | None:
-    for one in [*([] if step is None else [step]), *range(spool.newest_step(), -1, -1)]:
-        path = spool.policy_path(one)
-        if spool.is_complete(one) and path.exists():
-            return path
-    return None
+    images = spool.images()
+    return images.get(step if step in images else max(images, default=-1))
 
 
 def draw_curve(directory: Path, snapshot: Snapshot) -> None:

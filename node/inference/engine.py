@@ -16,7 +16,7 @@ An engine gives one answer. Rollouts of several turns are made of them, each fro
 it (node.inference.turns); only `prefill` sees them whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -168,8 +168,11 @@ class Engine(Protocol):
         ...
 
 
-def generate(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
-    """Sample one completion per request, in order. Raises EngineError; nothing stays in flight then."""
+def generate(
+    engine: Engine, requests: Sequence[Request], temperature: float, told: Callable[[], object] = lambda: None
+) -> list[Completion]:
+    """Sample one completion per request, in order. told: hears of each. Raises EngineError; nothing stays in flight
+    then."""
     decoder = engine.decoder(temperature)
     waiting = iter(enumerate(requests))
     places: dict[int, int] = {}
@@ -178,7 +181,9 @@ def generate(engine: Engine, requests: Sequence[Request], temperature: float) ->
         while len(done) < len(requests):
             for place, request in islice(waiting, MOST_IN_FLIGHT - len(decoder)):
                 places[decoder.submit(request)] = place
-            done |= {places.pop(number): completion for number, completion in decoder.step()}
+            for number, completion in decoder.step():
+                done[places.pop(number)] = completion
+                told()
     finally:
         for number in places:
             decoder.cancel(number)

@@ -5,7 +5,7 @@ policy at the same step has the same figures wherever it is evaluated. Knows no 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from node.environments.base import Environment, Problem
 from node.environments.mix import MixEnvironment, label_of
 from node.inference.engine import Request
 from node.inference.turns import Generate, Rollout, bounds_of, play
-from protocol.budgets import told, told_in_evaluation
+from protocol.budgets import output_limit, shaped, target_in_evaluation, told
 from protocol.run import RunSpec
 from protocol.sampling import uniforms
 
@@ -23,6 +23,18 @@ SHOWN, MOST_TEXT = 8, 2000
 """Answers of an evaluation that are kept for people, and characters of each text."""
 _EVALUATION = "intellect-node evaluation draw v1"
 _SAMPLE = "intellect-node evaluation sample v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A held-back problem and its answer. task: what the environment scored; reward: what that is worth in the run,
+    with the length that was asked for (target) in it."""
+
+    problem: Problem
+    rollout: Rollout
+    task: float
+    reward: float
+    target: int | None
 
 
 class Evaluation:
@@ -36,70 +48,110 @@ class Evaluation:
         self._others = others
         self._generate = generate
         self.samples = 0
-        self.answered: list[tuple[Problem, Rollout, float, int | None]] = []
-        """Some of the last evaluation, of what the run trains on: with reward and the length that was asked for."""
+        self.answered: list[Answered] = []
+        """The last evaluation's, of what the run trains on."""
 
     def figures(self, step: int) -> dict[str, Any]:
-        """Mean reward, and the standard error of that mean. eval_reward is of what the run trains on; evaluation
-        environments stand beside it, each under its label."""
-        problems, scores = self._answered(self._environment, step, "")
-        labels = [label_of(self._run.environment, problem.problem_id) for problem in problems]
-        table = {
-            label: float(np.mean([s for s, own in zip(scores, labels, strict=True) if own == label]))
-            for label in sorted(set(labels))
-        }
+        """Mean reward, and the standard error of that mean. eval_reward is of what the run trains on, shaped by its
+        length budgets as in training; evaluation environments stand beside it, each under its label, by their own
+        score."""
+        self.answered = self.answered_in(step)
+        table = self._by_label()
         for label, environment in self._others.items():
-            table[label] = float(np.mean(self._answered(environment, step, label)[1]))
+            table[label] = float(np.mean([one.task for one in self._answered(environment, step, label)]))
+        reward, error = mean_and_error([one.reward for one in self.answered])
         found: dict[str, Any] = {
-            "eval_reward": float(np.mean(scores)),
-            "eval_error": float(np.std(scores, ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else None,
-            "eval_problems": len(problems),
+            "eval_reward": reward,
+            "eval_error": error,
+            "eval_problems": len(self.answered),
             "eval_held_back": self._environment.held_back,
         }
+        found |= lengths_of(self.answered) if self._run.length_budget.targets else {}
         return found | ({"eval_reward_by_environment": table} if len(table) > 1 else {})
 
-    def _answered(self, environment: Environment, step: int, label: str) -> tuple[list[Problem], list[float]]:
-        """The problems of an environment that are evaluated on, and what their answers scored. label: empty for what
-        the run trains on; others draw numbers of their own."""
+    def answered_in(self, step: int) -> list[Answered]:
+        """What the problems that a step draws are answered."""
+        return self._answered(self._environment, step, "")
+
+    def _by_label(self) -> dict[str, float]:
+        rewards: dict[str, list[float]] = {}
+        for one in self.answered:
+            rewards.setdefault(label_of(self._run.environment, one.problem.problem_id), []).append(one.reward)
+        return {label: float(np.mean(own)) for label, own in sorted(rewards.items())}
+
+    def _answered(self, environment: Environment, step: int, label: str) -> list[Answered]:
+        """What an environment's problems were answered. label: empty for what the run trains on; others draw numbers
+        of their own."""
         limit = self._run.rollout.max_output_tokens
         place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little") + label.encode()
         chosen = sample(held_back_parts(environment), self._run.evaluation.problems, _key(place, _SAMPLE))
-        count = len(chosen)
-        drawn = uniforms(_key(place, _EVALUATION), count * limit).reshape(count, limit)
+        drawn = uniforms(_key(place, _EVALUATION), len(chosen) * limit).reshape(len(chosen), limit)
         problems = [environment.held_back_problem(number) for number in chosen]
-        prompts = [self._prompt(environment, turn, problem) for turn, problem in enumerate(problems)]
-        requests = [Request(prompt, numbers) for prompt, numbers in zip(prompts, drawn, strict=True)]
+        targets = [target_in_evaluation(self._run, turn) for turn in range(len(chosen))]
+        requests = [
+            Request(self._prompt(environment, problem, target), numbers[: output_limit(self._run, target)])
+            for problem, target, numbers in zip(problems, targets, drawn, strict=True)
+        ]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
         rollouts = play(self._generate, environment, problems, requests, temperature, bounds)
         self.samples += len(rollouts)
         scores = environment.score(problems, [rollout.transcript for rollout in rollouts])
-        if not label:
-            targets = self._run.length_budget.targets or (None,)
-            places = range(0, count, max(1, -(-count // SHOWN)))
-            self.answered = [(problems[i], rollouts[i], scores[i], targets[i % len(targets)]) for i in places]
-        return problems, scores
+        return [self._worth(*one) for one in zip(problems, rollouts, scores, targets, strict=True)]
+
+    def _worth(self, problem: Problem, rollout: Rollout, task: float, target: int | None) -> Answered:
+        reward = task if target is None else shaped(self._run.length_budget, task, rollout.sampled, target)
+        return Answered(problem, rollout, float(task), float(reward), target)
 
     def answers(self, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
-        """The same in words, bounded. length: sampled tokens; finished: ended by the policy itself."""
+        """Some of the last evaluation in words, bounded. length: sampled tokens; finished: ended by the policy
+        itself."""
         return [
             {
-                "problem": problem.problem_id[:MOST_TEXT],
-                "prompt": (problem.prompt if target is None else told(self._run.length_budget, problem.prompt, target))[
-                    :MOST_TEXT
-                ],
-                "answer": decode(rollout.output)[:MOST_TEXT],
-                "reward": float(reward),
-                "length": rollout.sampled,
-                "target": target,
-                "finished": rollout.finished,
+                "problem": one.problem.problem_id[:MOST_TEXT],
+                "prompt": self._text(one.problem, one.target)[:MOST_TEXT],
+                "answer": decode(one.rollout.output)[:MOST_TEXT],
+                "reward": one.reward,
+                "length": one.rollout.sampled,
+                "target": one.target,
+                "finished": one.rollout.finished,
             }
-            for problem, rollout, reward, target in self.answered
+            for one in self._shown()
         ]
 
-    def _prompt(self, environment: Environment, turn: int, problem: Problem) -> list[int]:
+    def _shown(self) -> list[Answered]:
+        """Spread over all; every step one further, or all would have the same target where those come in turns."""
+        width = max(1, -(-len(self.answered) // SHOWN))
+        return [self.answered[at + at // width % width] for at in range(0, len(self.answered) - width + 1, width)]
+
+    def _text(self, problem: Problem, target: int | None) -> str:
         """With the text of a length budget, where the run has budgets: as in training."""
-        text = told_in_evaluation(self._run, problem.prompt, turn)
-        return environment.prompt_tokens(replace(problem, prompt=text))
+        return problem.prompt if target is None else told(self._run.length_budget, problem.prompt, target)
+
+    def _prompt(self, environment: Environment, problem: Problem, target: int | None) -> list[int]:
+        return environment.prompt_tokens(replace(problem, prompt=self._text(problem, target)))
+
+
+def lengths_of(answered: Sequence[Answered]) -> dict[str, Any]:
+    """How far answers are from the lengths that they were asked for, in tokens; the correlation of the two (None where
+    one of them does not vary); mean length and mean error of each target; and the task's own score beside them."""
+    targets = np.array([one.target or 0 for one in answered], dtype=np.float64)
+    lengths = np.array([one.rollout.sampled for one in answered], dtype=np.float64)
+    errors = np.abs(lengths - targets)
+    varies = len(answered) > 1 and targets.std() > 0 and lengths.std() > 0
+    each = sorted(set(targets))
+    return {
+        "eval_task_reward": float(np.mean([one.task for one in answered])),
+        "eval_length_error": float(errors.mean()),
+        "eval_length_correlation": float(np.corrcoef(targets, lengths)[0, 1]) if varies else None,
+        "eval_length_by_target": {f"{target:.0f}": float(lengths[targets == target].mean()) for target in each},
+        "eval_length_error_by_target": {f"{target:.0f}": float(errors[targets == target].mean()) for target in each},
+    }
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and its standard error; None of a single value."""
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return float(np.mean(values)), error
 
 
 def held_back_parts(environment: Environment) -> list[Sequence[int]]:

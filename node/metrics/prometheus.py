@@ -18,6 +18,8 @@ LABELS = {
     "staleness": "age",
     "reward_by_environment": "environment",
     "eval_reward_by_environment": "environment",
+    "eval_length_by_target": "target",
+    "eval_length_error_by_target": "target",
 }
 ALARMS = ("entropy_rise", "mismatch", "grad_norm", "reward_collapse", "no_signal")
 

@@ -119,7 +119,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def rounds(self) -> Rounds:
         """Of a run that pre-trains: its outer states, and the learner's process. Raises TrainingError for settings that
         are none."""
-        spool, settings = Spool(self.directory / "spool"), read_settings(self.config.trainer)
+        settings = read_settings(self.config.trainer)
+        spool = Spool(self.directory / "spool", settings.milestones)
         return Rounds(self.station, TrainerProcess(spool, settings=settings, starter=self.starter), spool)
 
     @cached_property

@@ -1,5 +1,6 @@
 """Held-back problems, answered by the engine that samplers use, and scored."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import torch
 
 from node.environments.registry import load_environment
 from node.inference.engine import Weights, generate
-from node.inference.evaluation import Evaluation
+from node.inference.evaluation import Answered, Evaluation
 from node.inference.settings import DEFAULT, EngineSettings
-from node.inference.torch_engine import TorchEngine
+from node.inference.start_weights import StartWeights
+from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.training.settings import TrainerSettings
 from protocol.run import RunSpec
 
@@ -32,13 +34,21 @@ def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
 class Evaluator:
     """An engine of its own, and the environments of a run."""
 
-    def __init__(self, run: RunSpec, assets: Path, settings: EngineSettings = DEFAULT) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        assets: Path,
+        settings: EngineSettings = DEFAULT,
+        told: Callable[[], object] = lambda: None,
+    ) -> None:
+        """told: hears of each answer."""
+        self._model_dir = assets / "model"
         self._engine = TorchEngine(assets / "model", settings)
         tokenizer = self._engine.tokenizer
         environment = load_environment(run.environment, assets, tokenizer)
         others = {one.title: load_environment(one, assets, tokenizer) for one in run.evaluation.environments}
         self._environments = (environment, *others.values())
-        self._evaluation = Evaluation(run, environment, others, partial(generate, self._engine))
+        self._evaluation = Evaluation(run, environment, others, partial(generate, self._engine, told=told))
 
     def read(self, image: Path) -> Weights:
         """A policy's weights. Raises ModelError."""
@@ -48,6 +58,17 @@ class Evaluator:
         """The figures of node.inference.evaluation for these weights."""
         self._engine.load(weights)
         return self._evaluation.figures(step)
+
+    def start(self) -> Weights:
+        """The model's own weights, as policy 0 has them. Raises ModelError."""
+        weights = StartWeights(self._model_dir)
+        weights.check(image_names(build_model(self._model_dir, "meta")))
+        return weights
+
+    def answered(self, weights: Weights, draws: int) -> list[list[Answered]]:
+        """What the held-back problems of each draw are answered with these weights."""
+        self._engine.load(weights)
+        return [self._evaluation.answered_in(draw) for draw in range(draws)]
 
     def answers(self) -> list[dict[str, Any]]:
         """Some answers of the last evaluation, for people."""

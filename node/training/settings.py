@@ -26,7 +26,8 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     pass needs in CPU memory; offload_parameters: keep parameters and optimiser state there;
     reshard_after_forward: free each layer's gathered weights between forward and backward pass;
     logit_cells: most logits (tokens * vocabulary) that exist at a time, on a CPU CPU_LOGIT_CELLS at most;
-    checkpoint_every: in steps; keep_checkpoints: how many; async_checkpoints: write while training goes on;
+    milestones: the policy of every so many steps is kept for good (0: none); checkpoint_every: in steps;
+    keep_checkpoints: how many; async_checkpoints: write while training goes on;
     deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
     such form there ends the training; off: a replay that differs from what was published is only logged;
     evaluation_device, evaluation_dtype: of the evaluator's engine ("auto": where GPUs train, one that no process of the
@@ -50,6 +51,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reshard_after_forward: bool = True
     fp32_logits: bool = True
     logit_cells: int = 1 << 26
+    milestones: int = 0
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
     async_checkpoints: bool = True
@@ -76,6 +78,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ("world_size", 1 <= self.world_size <= 1024, "must be 1 to 1024"),
             ("micro_batch_tokens", 1 <= self.micro_batch_tokens <= 1 << 24, "must be 1 to 16777216"),
             ("logit_cells", self.logit_cells >= 1, "must be at least 1"),
+            ("milestones", 0 <= self.milestones <= 1_000_000, "must be 0 (none) or a number of steps"),
             ("checkpoint_every", 1 <= self.checkpoint_every <= 100_000, "must be 1 to 100000"),
             ("keep_checkpoints", 1 <= self.keep_checkpoints <= 1000, "must be 1 to 1000"),
             ("threads", 1 <= self.threads <= 1024, "must be 1 to 1024"),

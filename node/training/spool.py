@@ -10,6 +10,7 @@
     out/step-000013.json           its metrics; its presence means that the step is complete
     eval/step-000013.json          evaluator -> daemon: what the policy scored, some time after, where that is asked for
     eval/answers-000013.json       some of its answers, for people
+    milestones/policy-000020.safetensors  images that are kept for good, once they are not worked with any more
     ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
     peers, rounds/                 of a run that pre-trains, instead of in/, eval/ and ckpt/: node.training.pretrainer
     error.json                     why the trainer gave up, if it did; evaluator-error.json: why the evaluator did
@@ -34,10 +35,11 @@ _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
 
 
 class Spool:
-    """Paths below `root`, and the progress that can be read off them."""
+    """Paths below `root`, and the progress that can be read off them. milestones: steps between images that are kept
+    for good; 0: none is."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, milestones: int = 0) -> None:
+        self.root, self._milestones = root, milestones
         self._next_batch = 0
         self._newest = -1
 
@@ -82,6 +84,12 @@ class Spool:
 
     def policy_path(self, step: int) -> Path:
         return self.root / "out" / f"policy-{step:06d}.safetensors"
+
+    def images(self) -> dict[int, Path]:
+        """The image of each complete step that has one still, or that is kept for good."""
+        found = {step_of(path): path for path in (self.root / "milestones").glob("policy-*.safetensors")}
+        found |= {step_of(path): path for path in (self.root / "out").glob("policy-*.safetensors")}
+        return {step: found[step] for step in sorted(found) if self.is_complete(step)}
 
     def metrics_path(self, step: int) -> Path:
         return self.root / "out" / f"step-{step:06d}.json"
@@ -171,16 +179,40 @@ class Spool:
                 self.batch_path(step).unlink(missing_ok=True)
 
     def forget_policies(self, before: int, keep: Collection[int] = ()) -> None:
-        """Delete the images (not the metrics) of steps below `before` that are not in `keep`."""
+        """Delete the images (not the metrics) of steps below `before` that are not in `keep`; put milestones away."""
         for path in (self.root / "out").glob("policy-*.safetensors"):
-            step = int(path.stem.removeprefix("policy-"))
-            if step < before and step not in keep:
+            step = step_of(path)
+            if step >= before or step in keep:
+                continue
+            if self._milestones and step % self._milestones == 0:
+                (self.root / "milestones").mkdir(exist_ok=True)
+                path.replace(self.root / "milestones" / path.name)
+            else:
                 path.unlink(missing_ok=True)
 
     def forget_halves(self, part: str) -> None:
         """Delete what a killed writer left in `part`, "in", "out" or "eval", of files that never got their names."""
         for path in (self.root / part).glob(".*"):
             path.unlink(missing_ok=True)
+
+
+def image_of(root: Path, step: int | None) -> tuple[int, Path]:
+    """The step and the image of a policy that the spool at `root` holds; None: the newest. Raises TrainingError."""
+    images = Spool(root).images()
+    if images and step is None:
+        step = max(images)
+    if step in images:
+        return step, images[step]
+    near = sorted(sorted(images, key=lambda one: abs(one - (step or 0)))[:8])
+    raise TrainingError(
+        f"no policy of step {step} is held in {root}" if images else f"{root} holds no policy",
+        f"of the nearest there are {', '.join(map(str, near))}" if images else "nothing was trained there",
+        "choose one of them; runs keep every Nth with `--trainer milestones=N`",
+    )
+
+
+def step_of(image: Path) -> int:
+    return int(image.stem.removeprefix("policy-"))
 
 
 def _read(path: Path) -> dict[str, Any]:

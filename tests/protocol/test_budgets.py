@@ -7,9 +7,9 @@ from protocol.budgets import (
     limits,
     output_limit,
     shaped,
+    target_in_evaluation,
     task_reward,
     told,
-    told_in_evaluation,
 )
 from protocol.identity import address_from_bytes
 from protocol.run import EnvironmentSpec, RolloutSpec, RunError, RunSpec, decode_run, encode_run
@@ -85,9 +85,8 @@ def test_the_model_is_told_its_budget_where_the_run_says() -> None:
 
 
 def test_an_evaluation_asks_for_every_target_in_turn() -> None:
-    asked = [told_in_evaluation(RUN, "p", number) for number in range(4)]
-    assert asked == [told(BUDGET, "p", target) for target in (10, 20, 40, 10)]
-    assert told_in_evaluation(msgspec.structs.replace(RUN, length_budget=LengthBudget()), "p", 1) == "p"
+    assert [target_in_evaluation(RUN, number) for number in range(4)] == [10, 20, 40, 10]
+    assert target_in_evaluation(msgspec.structs.replace(RUN, length_budget=LengthBudget()), 1) is None
 
 
 def test_a_cut_ends_answers_in_proportion_to_their_target() -> None:

@@ -21,7 +21,8 @@ class Training(Trainer, Service):
     async def open(cls, place: Workplace) -> Self:
         """Raises TrainingError if the spool is another run's, ConfigError for settings or sinks that are none."""
         station, config = place.station, place.config
-        spool = Spool(place.directory / "spool")
+        settings = read_settings(config.trainer)
+        spool = Spool(place.directory / "spool", settings.milestones)
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
         publisher = Publisher(
             place.member.stock.store,
@@ -37,7 +38,6 @@ class Training(Trainer, Service):
         )
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
-        settings = read_settings(config.trainer)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
         evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
         look = OwnLook(station, place.engine, spool.policy_path, place.scratch)

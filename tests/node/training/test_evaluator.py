@@ -2,14 +2,22 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from node.inference.evaluation import sample
+from node.environments.registry import load_environment
+from node.inference.engine import Completion, Request
+from node.inference.evaluation import Evaluation, sample
+from node.inference.tokenizer import LocalTokenizer
 from node.metrics.prometheus import render
+from node.recipe.requirements import reached_target
+from node.run.file import compile_run
+from node.run.problems import place_files
 from node.training import evaluation
 from node.training.evaluations import MOST_WAITING, Evaluations
 from node.training.evaluator import Evaluator, evaluation_engine
@@ -18,6 +26,7 @@ from node.training.spool import Spool
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run
 from protocol.sections import EvaluationEnvironment, LengthBudget
 
+LENGTHS = Path("examples/lengths.toml")
 SORT = {"digits": 2, "held_back": 20}
 
 
@@ -55,6 +64,46 @@ def test_some_answers_are_kept_in_words(tiny_assets: Path) -> None:
         assert set(one) == {"problem", "prompt", "answer", "reward", "length", "target", "finished"}
         assert one["prompt"].startswith(str(one["target"])) or one["prompt"].endswith(str(one["target"]))
         assert 1 <= one["length"] <= 4 and one["target"] in (2, 3)
+
+
+class Obedient:
+    """Answers as many tokens as the first number of the prompt says, or always three; all of them a 5."""
+
+    def __init__(self, tokenizer: LocalTokenizer, *, obeys: bool) -> None:
+        self._tokenizer, self._obeys = tokenizer, obeys
+
+    def __call__(self, requests: Sequence[Request], temperature: float) -> list[Completion]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Completion:
+        asked = int(self._tokenizer.decode(list(request.prompt))[0]) if self._obeys else 3
+        count = min(asked, len(request.uniforms))
+        tokens = [*self._tokenizer.encode("5" * (count - 1)), min(self._tokenizer.eos)]
+        return Completion(tokens, True, np.zeros((count, 4), dtype=np.uint16))
+
+
+def test_an_evaluation_sees_the_lengths_that_a_run_teaches(tiny_assets: Path, tmp_path: Path) -> None:
+    """Any answer is right, so the task's own score says nothing: the reward that is judged has the length in it."""
+    for name in (LENGTHS.name, "own_functions.py"):
+        shutil.copyfile(LENGTHS.with_name(name), tmp_path / name)
+    (tmp_path / "lengths").mkdir()
+    (tmp_path / "lengths" / "model").symlink_to(tiny_assets / "model")
+    compiled = compile_run(tmp_path / LENGTHS.name, desk=True)
+    run = compiled.spec
+    place_files(compiled, tmp_path / "assets")
+    tokenizer = LocalTokenizer(tiny_assets / "model")
+    environment = load_environment(run.environment, tmp_path / "assets", tokenizer)
+    found = {
+        obeys: Evaluation(run, environment, {}, Obedient(tokenizer, obeys=obeys)).figures(0) for obeys in (True, False)
+    }
+    assert found[True]["eval_task_reward"] == found[False]["eval_task_reward"] == 1.0
+    assert found[True]["eval_reward"] == 1.0 and found[True]["eval_length_error"] == 0
+    assert found[True]["eval_length_correlation"] == pytest.approx(1.0)
+    assert found[True]["eval_length_by_target"] == {"2": 2.0, "4": 4.0, "6": 6.0, "8": 8.0}
+    away = {"2": 1.0, "4": 1.0, "6": 3.0, "8": 5.0}
+    assert found[False]["eval_length_error_by_target"] == away and found[False]["eval_length_correlation"] is None
+    assert found[False]["eval_reward"] == pytest.approx(1 - run.length_budget.alpha * 2.5)
+    assert not reached_target(run, [found[False]["eval_reward"]] * 10), "the goal is one of lengths"
 
 
 def test_evaluation_environments_stand_by_label_and_leave_the_runs_own_reward_alone(

@@ -1,0 +1,102 @@
+"""`intellect-node eval`: two models on the same problems with the same draws, and policies of a training directory."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.evaluate import _pair, _row
+from cli.main import main
+from node.environments.base import Problem, Segment
+from node.inference.evaluation import Answered
+from node.inference.turns import Rollout
+from node.training.spool import Spool
+
+RUN = """
+name = "compared"
+model = "model"
+[environment]
+name = "sort"
+args = { digits = 2, held_back = 20 }
+[rollout]
+max_output_tokens = 4
+[evaluation]
+problems = 20
+"""
+
+
+def answered(rewards: list[float], length: int = 3) -> list[Answered]:
+    rollout = Rollout([Segment([5] * length, sampled=True)], True, np.zeros((length, 2), np.uint16))
+    problems = [Problem(problem_id=str(number), prompt="", answer=("",)) for number in range(len(rewards))]
+    return [Answered(problem, rollout, reward, reward, None) for problem, reward in zip(problems, rewards, strict=True)]
+
+
+def test_a_difference_has_the_error_of_pairs_and_problems_count_once() -> None:
+    """Hard and easy problems vary far more than the two models differ; more draws of one problem are not more
+    problems."""
+    before = [answered([0.0, 1.0] * 20), answered([0.0, 1.0] * 20)]
+    gains = [0.1 * (number % 3) for number in range(40)]
+    after = [answered([value + gain for value, gain in zip([0.0, 1.0] * 20, gains, strict=True)])] * 2
+    pair = _pair({"a": before, "b": after}, "a", "b")
+    assert pair["difference"] == pytest.approx(np.mean(gains))
+    assert pair["error"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(40))
+    assert pair["better"] == 26 and pair["worse"] == 0 and pair["problems"] == 40
+    row = _row("a", before)
+    assert row["answers"] == 80 and row["error"] == pytest.approx(0.0801, abs=1e-3) and row["error"] > 5 * pair["error"]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A directory of `train`: policies 0, kept as a milestone, and 2, which is all zeros."""
+    from safetensors.torch import load_file
+
+    from node.training.warmstart import SORT_ALPHABET, create_model
+    from protocol.policy import encode_image
+
+    create_model(tmp_path / "model", SORT_ALPHABET, seed=3, hidden=64, layers=1)
+    (tmp_path / "run.toml").write_text(RUN)
+    spool = Spool(tmp_path / "trained" / "spool", milestones=2)
+    spool.prepare(b"run", tmp_path)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    zeros = {name: np.zeros(tuple(tensor.shape), np.uint16) for name, tensor in weights.items()}
+    shutil.copyfile(tmp_path / "model" / "model.safetensors", spool.policy_path(0))
+    for step in (1, 2):
+        spool.policy_path(step).write_bytes(encode_image(zeros))
+    for step in (0, 1, 2):
+        spool.metrics_path(step).write_text("{}")
+    spool.forget_policies(2)
+    return tmp_path
+
+
+def test_models_and_policies_answer_the_same_draws(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, run = str(trained / "trained"), str(trained / "run.toml")
+    models = [str(trained / "model"), f"{home}@0", home]
+    assert main(["eval", *models, "--run", run, "--draws", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    start, same, zeros = found["models"]
+    assert [row["model"] for row in found["models"]] == [models[0], f"{home}@0", f"{home}@2"]
+    assert start["answers"] == 40 and start["problems"] == 20
+    assert start | {"model": ""} == same | {"model": ""} != zeros | {"model": ""}
+    pair = found["pairs"][0]
+    assert pair["difference"] == pair["error"] == pair["better"] == pair["worse"] == 0
+    assert len(found["pairs"]) == 3
+    assert main(["eval", models[0], home, "--run", run]) == 0
+    assert "one standard error" in capsys.readouterr().out
+
+    out = trained / "exported"
+    assert main(["weights", "export", str(out), "--trained", home, "--step", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 0
+    assert (out / "model.safetensors").read_bytes() == (trained / "model" / "model.safetensors").read_bytes()
+
+
+def test_what_is_no_model_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--run", str(trained / "run.toml")]
+    for models, code, said in (
+        ([str(trained / "absent")], 6, "no model at"),
+        ([str(trained / "trained@1")], 6, "no policy of step 1 is held"),
+        ([str(trained / "model")] * 2, 2, "is named twice"),
+    ):
+        assert main(["eval", *models, *run]) == code
+        assert said in capsys.readouterr().err
