@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 VALIDATORS_FAULTS = {200: "contradicting_verdicts", 201: "false_certificate"}
 """The Court's REASON_DOUBLE_VERDICT and REASON_FALSE_CERTIFICATE."""
-_TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at")
+_TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at", "ended_at")
+_NAMED = ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id")
+_NAMED += ("holder", "term", "from_step", "step")
 _AMOUNTS = ("amount", "escrow", "bonded", "unbonding", "burned", "compensation")
 
 
@@ -38,7 +40,7 @@ def event_row(event: Any) -> dict[str, Any]:
 def describe_event(row: dict[str, Any]) -> str:
     """A row in a few words."""
     words = []
-    for name in ("pool", "node", "provider", "manager", "payer", "epoch", "units", "contact", "case_id"):
+    for name in _NAMED:
         if row.get(name) not in (None, ""):
             value = row[name]
             words.append(f"{name} {short(value) if str(value).startswith('0x') else str(value)[:60]}")

@@ -21,7 +21,7 @@ from eth_utils.address import to_checksum_address
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.statements import Accepted, Attestation, Verdict, WorkCommitment
+from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
     from web3 import Web3
@@ -38,12 +38,13 @@ class ContractError(IntellectError):
 
 
 class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one deployment lies."""
+    """Where one deployment lies. chair: NOBODY where there is none: then each pool's manager trains."""
 
     token: Address
     vault: Address
     swarm: Address
     court: Address
+    chair: Address = NOBODY
 
 
 # ---- views
@@ -224,6 +225,35 @@ class PostedEarnings(msgspec.Struct, frozen=True):
 # ---- events
 
 
+class ChairInfo(msgspec.Struct, frozen=True):
+    """Who leads a pool. trainers: in the order of their turn; proposed_from: when the proposed ones may take their
+    places, 0 without; place: of the holder among the trainers; until: end of its lease, or when its term was ended;
+    from_step, parent: the first policy that is the holder's, and the root of the one before."""
+
+    pool: int
+    trainers: tuple[Address, ...]
+    lease_seconds: int
+    grace_seconds: int
+    proposed: tuple[Address, ...]
+    proposed_from: int
+    term: int
+    place: int
+    ended: bool
+    until: int
+    from_step: int
+    parent: bytes
+
+    @property
+    def holder(self) -> Address:
+        return self.trainers[self.place]
+
+    def turn(self, trainer: Address) -> int:
+        """From when it may take the next term, unix seconds; who is no trainer here never may."""
+        count = len(self.trainers)
+        behind = (self.trainers.index(trainer) - self.place - 1) % count
+        return self.until + behind * self.grace_seconds
+
+
 class RawLog(msgspec.Struct, frozen=True):
     """A log entry as the chain gives it, bounded and typed, not yet understood."""
 
@@ -391,6 +421,47 @@ class ValidatorStruck(PoolEvent, frozen=True, kw_only=True):
     validator: Address
 
 
+class TrainersSeated(PoolEvent, frozen=True, kw_only=True):
+    """trainers: in the order of their turn."""
+
+    trainers: tuple[Address, ...]
+    lease_seconds: int
+    grace_seconds: int
+
+
+class TrainersProposed(PoolEvent, frozen=True, kw_only=True):
+    """from_: when they may take their places."""
+
+    trainers: tuple[Address, ...]
+    from_: int
+
+
+class TermTaken(PoolEvent, frozen=True, kw_only=True):
+    """from_step: the first policy that is the holder's; parent: root of the one before it, zeros before the first;
+    until: the lease's end, unix seconds."""
+
+    holder: Address
+    term: int
+    from_step: int
+    parent: bytes
+    until: int
+
+
+class TermHeld(PoolEvent, frozen=True, kw_only=True):
+    """How far the holder says that it is."""
+
+    holder: Address
+    term: int
+    step: int
+    policy_root: bytes
+    until: int
+
+
+class TermEnded(PoolEvent, frozen=True, kw_only=True):
+    term: int
+    ended_at: int
+
+
 class Bonded(Event, frozen=True, kw_only=True):
     provider: Address
     payer: Address
@@ -489,6 +560,7 @@ _EVENTS: dict[str, tuple[type[Event], ...]] = {
         SlashOverturned,
     ),
     "Court": (NodeAttested, ValidatorsProposed, ValidatorsSet, ValidatorStruck),
+    "Chair": (TrainersSeated, TrainersProposed, TermTaken, TermHeld, TermEnded),
 }
 
 
@@ -546,6 +618,8 @@ def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
     Raises ContractError if a log of ours does not have its event's form.
     """
     slots = {addresses.swarm: "Swarm", addresses.vault: "StakeVault", addresses.court: "Court"}
+    if addresses.chair != NOBODY:
+        slots[addresses.chair] = "Chair"
     contract = slots.get(log.address)
     if contract is None or not log.topics:
         return None
@@ -676,13 +750,14 @@ class Contracts:
         "vault": "StakeVault",
         "swarm": "Swarm",
         "court": "Court",
+        "chair": "Chair",
     }
 
     def __init__(self, web3: "Web3", addresses: Addresses) -> None:
         self.web3 = web3
         self.addresses = addresses
 
-    # made when they are first asked for: web3 takes its time over an ABI, and few need all four
+    # made when they are first asked for: web3 takes its time over an ABI, and few need all five
 
     @cached_property
     def token(self) -> "Contract":
@@ -700,13 +775,18 @@ class Contracts:
     def court(self) -> "Contract":
         return self._contract("court")
 
+    @cached_property
+    def chair(self) -> "Contract":
+        return self._contract("chair")
+
     def _contract(self, slot: str) -> "Contract":
         place = _hex(getattr(self.addresses, slot))
         return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
 
     def missing(self) -> list[str]:
         """Names of contracts whose address holds no code."""
-        return [slot for slot in self.SLOTS if not self.web3.eth.get_code(_hex(getattr(self.addresses, slot)))]
+        slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
+        return [slot for slot in slots if not self.web3.eth.get_code(_hex(getattr(self.addresses, slot)))]
 
     # views
 
@@ -715,6 +795,17 @@ class Contracts:
         threshold, _, start, validators, proposed = self.court.functions.benchOf(pool).call()
         values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, start, tuple(validators), tuple(proposed)]
         return PoolInfo(pool, *values)
+
+    def chair_of(self, pool: int) -> ChairInfo | None:
+        """Who leads; None where nobody was seated: then the manager does."""
+        if self.addresses.chair == NOBODY:
+            return None
+        lease, grace, start, trainers, proposed = self.chair.functions.seatingOf(pool).call()
+        if not trainers:
+            return None
+        number, place, ended, until, first, parent = self.chair.functions.termOf(pool).call()
+        seated = (tuple(trainers), lease, grace, tuple(proposed), start)
+        return ChairInfo(pool, *seated, number, place, ended, until, first, parent)
 
     def pool_count(self) -> int:
         return self.swarm.functions.poolCount().call()
@@ -880,6 +971,28 @@ class Contracts:
 
     def apply_validators(self, pool: int) -> "ContractFunction":
         return self.court.functions.applyValidators(pool)
+
+    # writes, unsent: the chair
+
+    def seat_trainers(self, pool: int, trainers: Sequence[Address], lease: int, grace: int) -> "ContractFunction":
+        """lease, grace: seconds."""
+        return self.chair.functions.seat(pool, list(trainers), lease, grace)
+
+    def propose_trainers(self, pool: int, trainers: Sequence[Address]) -> "ContractFunction":
+        return self.chair.functions.propose(pool, list(trainers))
+
+    def apply_trainers(self, pool: int) -> "ContractFunction":
+        return self.chair.functions.applyTrainers(pool)
+
+    def hold_chair(self, pool: int, step: int, policy_root: bytes) -> "ContractFunction":
+        return self.chair.functions.hold(pool, step, policy_root)
+
+    def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> "ContractFunction":
+        return self.chair.functions.take(pool, term, from_step, parent)
+
+    def end_term(self, silent: TermSilent, signatures: Sequence[bytes]) -> "ContractFunction":
+        """signatures: a quorum's."""
+        return self.chair.functions.endTerm(silent.pool, silent.term, silent.until, list(signatures))
 
     # writes, unsent: members and work
 

@@ -137,8 +137,29 @@ class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: int
 
 
-Statement = WorkCommitment | Verdict | Rechecked | Accepted | Earnings | NodeRegistration | Invitation | Attestation
-S = TypeVar("S", WorkCommitment, Verdict, Rechecked, Accepted, Earnings, NodeRegistration, Invitation, Attestation)
+class TermSilent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A validator does not hear the trainer that holds the chair. until: the end of its lease, unix seconds: who has
+    held since then is not meant."""
+
+    pool: int
+    term: int
+    until: int
+
+
+Statement = (
+    WorkCommitment
+    | Verdict
+    | Rechecked
+    | Accepted
+    | Earnings
+    | NodeRegistration
+    | Invitation
+    | Attestation
+    | TermSilent
+)
+S = TypeVar(
+    "S", WorkCommitment, Verdict, Rechecked, Accepted, Earnings, NodeRegistration, Invitation, Attestation, TermSilent
+)
 
 _JUDGEMENT = [
     ("pool", "pool", "uint256"),
@@ -193,6 +214,7 @@ _FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
         ("made_at", "madeAt", "uint64"),
         ("until", "until", "uint64"),
     ],
+    TermSilent: [("pool", "pool", "uint256"), ("term", "term", "uint32"), ("until", "until", "uint64")],
 }
 
 

@@ -3,15 +3,15 @@
 The subjects register their commands in the frame's groups when they are imported.
 """
 
-from cli.contract import attest, cases, deploy, earnings, look, nodes, plan, pool, stake
+from cli.contract import attest, cases, chair, deploy, earnings, look, nodes, plan, pool, stake
 from cli.contract.frame import app
 
-__all__ = ["app", "attest", "cases", "deploy", "earnings", "look", "nodes", "plan", "pool", "stake"]
+__all__ = ["app", "attest", "cases", "chair", "deploy", "earnings", "look", "nodes", "plan", "pool", "stake"]
 
 PANELS = {
     "Look": "params show events rewards",
     "Stake and nodes": "faucet stake unstake rebond withdraw provider node attest",
-    "Pools and pay": "pool join leave earnings claim",
+    "Pools and pay": "pool chair join leave earnings claim",
     "Faults": "slash evidence case",
     "Contracts": "deploy source",
 }

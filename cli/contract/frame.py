@@ -382,6 +382,7 @@ provider_app = typer.Typer(help="Providers: who stakes for nodes and receives th
 node_app = typer.Typer(help="Nodes: the keys that work, and the provider that answers for each.", no_args_is_help=True)
 earnings_app = typer.Typer(help="Earnings: what a quorum says that everybody has earned.", no_args_is_help=True)
 case_app = typer.Typer(help="What was taken from whom, and frozen stakes: look, appeal, finish.", no_args_is_help=True)
+chair_app = typer.Typer(help="The chair: which of a pool's trainers leads, and since when.", no_args_is_help=True)
 attest_app = typer.Typer(help="Attested units: validators sign them, anybody carries them.", no_args_is_help=True)
 
 app.add_typer(provider_app, name="provider")
@@ -389,4 +390,5 @@ app.add_typer(node_app, name="node")
 app.add_typer(pool_app, name="pool")
 app.add_typer(earnings_app, name="earnings")
 app.add_typer(case_app, name="case")
+app.add_typer(chair_app, name="chair")
 app.add_typer(attest_app, name="attest")

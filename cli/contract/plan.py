@@ -306,7 +306,7 @@ class _Plan:
             if not (Path(self.path(state)) / NODE_KEY).is_file():
                 add(f"a key for the node in {state}", None, "keys", "new", "--state-dir", self.path(state), sends=False)
         if self.deploys:
-            says = f"token, vault, swarm and court; a slash takes at most {ether(deploy['max_slash'])} tokens"
+            says = f"token, vault, swarm, court and chair; a slash takes at most {ether(deploy['max_slash'])} tokens"
             add(says, deploy["key"], "contract", "deploy", *self._options("deploy"))
             for key, amount in self._needs().items() if deploy["token"] is None else ():
                 to = _address_of(key)

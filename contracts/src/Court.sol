@@ -266,6 +266,11 @@ contract Court is ICourt {
         );
     }
 
+    /// @notice Reverts unless these are the signatures of a quorum of the pool's validators over one statement.
+    function requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) external view {
+        _requireQuorum(id, statement, signatures);
+    }
+
     // --------------------------------------------------------------- internal
 
     /// What each of the judges must have signed.

@@ -19,7 +19,9 @@ from web3.middleware import AttributeDictMiddleware
 from web3.types import RPCEndpoint
 
 from contracts.bindings import (
+    NOBODY,
     CaseInfo,
+    ChairInfo,
     ContractError,
     Contracts,
     Event,
@@ -45,7 +47,7 @@ from node.chain.rpc import FallbackProvider
 from node.chain.sender import Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address
-from protocol.statements import Accepted, Domain, NodeRegistration, Verdict, WorkCommitment, sign
+from protocol.statements import Accepted, Domain, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -194,6 +196,10 @@ class ChainClient:
     async def pool(self, pool: int) -> PoolInfo:
         return await self._read(f"read pool {pool}", lambda: self._contracts.pool(pool))
 
+    async def chair(self, pool: int) -> ChairInfo | None:
+        """Who leads the pool; None where its manager does, for good."""
+        return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
+
     async def pool_count(self) -> int:
         """Pools have the numbers 1 to this."""
         return await self._read("count pools", self._contracts.pool_count)
@@ -257,9 +263,9 @@ class ChainClient:
         return min(deep, int(final["number"]))
 
     async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
-        """Logs of the Swarm contract and the court in blocks first..last; everything: the vault's too."""
+        """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too."""
         c = self.profile.contracts
-        places = [c.swarm, c.court, c.vault] if everything else [c.swarm, c.court]
+        places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
         return await self._read("read logs", lambda: self._logs(first, last, topics, places))
 
     # ---- writes
@@ -360,6 +366,27 @@ class ChainClient:
         found besides, in the same order; bit i of rechecked: signature i is of a Rechecked, not of a Verdict."""
         call = self._contracts.slash(commitment, node_signature, reason, signatures, values, rechecked)
         return await self._write(f"slash {commitment.node}", call, key)
+
+    async def seat_trainers(
+        self, pool: int, trainers: Sequence[Address], lease: int, grace: int, *, key: NodeKey | None = None
+    ) -> Receipt:
+        """As the manager, once: who trains, in the order of their turn. lease, grace: seconds."""
+        call = self._contracts.seat_trainers(pool, trainers, lease, grace)
+        return await self._write(f"seat the trainers of pool {pool}", call, key)
+
+    async def hold_chair(self, pool: int, step: int, policy_root: bytes, *, key: NodeKey | None = None) -> Receipt:
+        """As who leads: for another lease."""
+        return await self._write("hold the chair", self._contracts.hold_chair(pool, step, policy_root), key)
+
+    async def take_chair(
+        self, pool: int, term: int, from_step: int, parent: bytes, *, key: NodeKey | None = None
+    ) -> Receipt:
+        """As a trainer whose turn it is: lead from policy from_step on, which comes after `parent`."""
+        return await self._write("take the chair", self._contracts.take_chair(pool, term, from_step, parent), key)
+
+    async def end_term(self, silent: TermSilent, signatures: Sequence[bytes], *, key: NodeKey | None = None) -> Receipt:
+        """signatures: of a quorum of validators, of this statement."""
+        return await self._write("end the term of a silent trainer", self._contracts.end_term(silent, signatures), key)
 
     async def evidence(
         self,

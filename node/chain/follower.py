@@ -17,7 +17,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
+from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import Block, ChainClient
 from node.chain.errors import ChainError
 from protocol.errors import IntellectError
@@ -157,7 +157,8 @@ class EventFollower:
         store = await trio.to_thread.run_sync(EventStore, self._path)
         try:
             profile = self._client.profile
-            places = f"{profile.contracts.swarm}:{profile.contracts.court}"
+            chair = "" if profile.contracts.chair == NOBODY else f":{profile.contracts.chair}"
+            places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
             source = f"{profile.chain_id}:{places}:{self._pool or 'all'}"
             await trio.to_thread.run_sync(store.bind, source)
             history = await trio.to_thread.run_sync(store.compact)

@@ -155,7 +155,8 @@ def write_profile(path: Path, profile: NetworkProfile) -> None:
     contracts = plain.pop("contracts")
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
     if profile.deployed:
-        lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in contracts.items())]
+        known = {key: value for key, value in contracts.items() if value != NOBODY}
+        lines += ["", "[contracts]", *(f"{key} = {_toml(value)}" for key, value in known.items())]
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 

@@ -1,0 +1,127 @@
+"""The chair: who trains a pool, whose turn it is, and the transactions by which a node leads."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.contract.frame import AsJson, Network, Plan, chair_app, read, step, transaction, when
+from cli.contract.pool import Pool
+from cli.contract.values import address, seconds, word
+from cli.errors import USAGE, CommandError
+from cli.output import duration, print_facts, print_json
+
+if TYPE_CHECKING:
+    from contracts.bindings import ChairInfo
+    from node.chain.client import ChainClient
+    from protocol.identity import Address
+
+Trainers = Annotated[
+    list[Any] | None,
+    typer.Option("--trainer", parser=address, metavar="ADDRESS", help="A trainer's node, in the order of their turn."),
+]
+Step = Annotated[int, typer.Option("--step", min=0, max=2**64 - 1, help="The first policy that you decide.")]
+Root = Annotated[Any, typer.Option("--root", parser=word, metavar="ROOT", help="Policy root, 64 hex digits.")]
+
+
+@chair_app.command("show", epilog="Example:  intellect-node contract chair show 7 --network base-sepolia --json")
+def show(pool: Pool, network: Network = "local", as_json: AsJson = False) -> None:
+    """Who leads a pool's training, until when, and who comes next."""
+
+    async def look(chain: "ChainClient") -> "tuple[ChairInfo | None, Address, int]":
+        return await chain.chair(pool), (await chain.pool(pool)).manager, (await chain.block()).timestamp
+
+    info, manager, now = read(network, look)
+    if info is None:
+        alone = {"pool": pool, "trainers": [manager], "holder": manager, "term": 0, "seated": False}
+        print_json(alone) if as_json else print_facts([("leads", f"the manager {manager}, for good")])
+        return
+    facts = {name: getattr(info, name) for name in info.__struct_fields__}
+    if as_json:
+        print_json({**facts, "parent": info.parent.hex(), "holder": info.holder, "seated": True})
+        return
+    turns = [(f"standby {one}", f"may take the chair {when(info.turn(one), now)}") for one in _in_turn(info)]
+    ends = "ended" if info.ended else "its lease ends"
+    rows: list[tuple[str, Any]] = [
+        ("leads", f"{info.holder}, term {info.term}, from policy {info.from_step} on"),
+        (ends, when(info.until, now)),
+        *turns,
+    ]
+    if info.proposed_from:
+        rows.append(("proposed", f"{', '.join(info.proposed)}, from {when(info.proposed_from, now)}"))
+    print_facts(rows)
+
+
+def _in_turn(info: "ChairInfo") -> "list[Address]":
+    return sorted((one for one in info.trainers if one != info.holder), key=info.turn)
+
+
+@transaction(chair_app, "seat", example="chair seat 7 --trainer 0xAb.. --trainer 0xCd.. --lease 10m --key manager")
+async def seat(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    trainer: Trainers = None,
+    lease: Annotated[
+        int, typer.Option(parser=seconds, metavar="TIME", help="So long a leader that does not hold keeps the chair.")
+    ] = "10m",  # type: ignore[assignment]
+    grace: Annotated[
+        int, typer.Option(parser=seconds, metavar="TIME", help="So much later than the one before may each standby.")
+    ] = "20s",  # type: ignore[assignment]
+) -> Plan:
+    """As the manager, once: name the trainers. The first leads; the others stand by."""
+    trainers = _named(trainer)
+    says = (
+        f"{trainers[0]} leads pool {pool}, and {len(trainers) - 1} trainer(s) stand by; a lease lasts "
+        f"{duration(lease)}; no money moves"
+    )
+    change = step("seat the trainers", chain.contracts.seat_trainers(pool, trainers, lease, grace))
+    return Plan(says, f"pool {pool} has {len(trainers)} trainer(s)", [change])
+
+
+@transaction(chair_app, "propose", example="chair propose 7 --trainer 0xAb.. --trainer 0xEf.. --key manager")
+async def propose(
+    chain: "ChainClient",
+    me: "Address",
+    pool: Pool,
+    trainer: Trainers = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Put in place who was proposed before.")] = False,
+) -> Plan:
+    """As the manager: name other trainers, who can take their places one window later (--apply, by anybody)."""
+    if apply:
+        change = step("change the trainers", chain.contracts.apply_trainers(pool))
+        says = f"the proposed trainers of pool {pool} take their places; no money moves"
+        return Plan(says, f"pool {pool} has new trainers", [change])
+    trainers, info = _named(trainer), await chain.pool(pool)
+    says = (
+        f"{len(trainers)} trainer(s) are proposed for pool {pool}; in {duration(info.window)} they can take the places "
+        "of all present ones; no money moves"
+    )
+    change = step("propose trainers", chain.contracts.propose_trainers(pool, trainers))
+    return Plan(says, f"trainers are proposed for pool {pool}", [change])
+
+
+@transaction(chair_app, "hold", example="chair hold 7 --step 12 --root <64 hex digits> --state-dir nodes/trainer")
+async def hold(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
+    """As the leader: stay it for another lease. A node that trains does so by itself."""
+    call = chain.contracts.hold_chair(pool, step_, root)
+    says = f"{me} leads pool {pool} for another lease; no money moves"
+    return Plan(says, f"the chair of pool {pool} is held", [step("hold the chair", call)])
+
+
+@transaction(chair_app, "take", example="chair take 7 --step 13 --root <64 hex digits> --state-dir nodes/standby")
+async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
+    """As a standby whose turn it is: lead from a policy on. root: of the policy before it. A node does so by itself."""
+    info = await chain.chair(pool)
+    if info is None:
+        raise CommandError(
+            f"pool {pool} has no chair", "its manager trains, for good", "seat trainers first: chair seat", USAGE
+        )
+    call = chain.contracts.take_chair(pool, info.term + 1, step_, root)
+    says = f"{me} leads pool {pool} from policy {step_} on, in term {info.term + 1}; no money moves"
+    return Plan(says, f"the chair of pool {pool} is taken", [step("take the chair", call)])
+
+
+def _named(trainers: list[Any] | None) -> "list[Address]":
+    if not trainers:
+        raise CommandError("nobody is named", "a pool needs a trainer", "give --trainer ADDRESS, repeatable", USAGE)
+    return trainers

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {Court} from "./Court.sol";
+import {Statements} from "./Statements.sol";
+import {Swarm} from "./Swarm.sol";
+
+/// @title Chair
+/// @notice Which of a pool's trainers leads, and since which step. Holds no money. A pool that nobody seated here is led
+/// by its manager, in term 0 for ever.
+///
+/// A term is one trainer's: one transaction wins it, and everybody can read from which step and which policy on its
+/// word counts. So two trainers never lead at once, however they hear of each other.
+contract Chair {
+    /// fromStep, parent: the first policy that is the holder's, and the one before it; until: the lease's end
+    struct Term {
+        uint32 number;
+        uint8 place;
+        bool ended;
+        uint40 until;
+        uint64 fromStep;
+        bytes32 parent;
+    }
+
+    struct Seating {
+        uint32 leaseSeconds;
+        uint32 graceSeconds;
+        /// from when the proposed ones may take their places; zero without a proposal
+        uint40 proposedFrom;
+        address[] trainers;
+        address[] proposed;
+    }
+
+    uint256 public constant MAX_TRAINERS = 8;
+    uint256 public constant MAX_LEASE_SECONDS = 7 days;
+    /// @notice So long the proposed trainers may take their places; after that somebody must propose them anew.
+    uint256 public constant PROPOSAL_SECONDS = 7 days;
+
+    Swarm public immutable swarm;
+    Court public immutable court;
+
+    mapping(uint256 pool => Term) private _terms;
+    mapping(uint256 pool => Seating) private _seatings;
+
+    event TrainersSeated(uint256 indexed pool, address[] trainers, uint32 leaseSeconds, uint32 graceSeconds);
+    event TrainersProposed(uint256 indexed pool, address[] trainers, uint64 from);
+    event TermTaken(
+        uint256 indexed pool, address indexed holder, uint32 term, uint64 fromStep, bytes32 parent, uint64 until
+    );
+    event TermHeld(uint256 indexed pool, address indexed holder, uint32 term, uint64 step, bytes32 policyRoot, uint64 until);
+    event TermEnded(uint256 indexed pool, uint32 term, uint64 endedAt);
+
+    error OnlyManager(address caller);
+    error AlreadySeated(uint256 pool);
+    error NotSeated(uint256 pool);
+    error BadTrainers(uint256 trainers);
+    error BadLease(uint256 leaseSeconds, uint256 graceSeconds);
+    error NoProposal(uint256 pool);
+    error TooEarly(uint256 from);
+    error ProposalLapsed(uint256 until);
+    error NotTheHolder(address caller, address holder);
+    error NotATrainer(address caller);
+    error OtherTerm(uint32 term, uint64 until);
+    error TermIsOver(uint32 term);
+    error BadStep(uint64 step, uint64 least);
+
+    constructor(Court court_) {
+        court = court_;
+        swarm = court_.swarm();
+    }
+
+    /// @notice The pool's trainers in the order of their turn, once. The first of them leads from the start.
+    function seat(uint256 id, address[] calldata trainers, uint32 leaseSeconds, uint32 graceSeconds) external {
+        _requireManager(id);
+        if (_seatings[id].trainers.length != 0) revert AlreadySeated(id);
+        if (leaseSeconds == 0 || leaseSeconds > MAX_LEASE_SECONDS || graceSeconds > leaseSeconds) {
+            revert BadLease(leaseSeconds, graceSeconds);
+        }
+        _checkTrainers(trainers);
+        _seatings[id] = Seating(leaseSeconds, graceSeconds, 0, trainers, new address[](0));
+        emit TrainersSeated(id, trainers, leaseSeconds, graceSeconds);
+        _begin(id, 0, 0, 0, bytes32(0));
+    }
+
+    /// @notice The holder says that it lives, and how far it is: once in half a lease. A lease that has run out is held
+    /// until somebody takes; a term that was ended is not.
+    function hold(uint256 id, uint64 step, bytes32 policyRoot) external {
+        Seating storage seating = _seated(id);
+        Term storage term = _terms[id];
+        address holder = seating.trainers[term.place];
+        if (msg.sender != holder) revert NotTheHolder(msg.sender, holder);
+        if (term.ended || swarm.memberInfo(id, holder).evicted) revert TermIsOver(term.number);
+        uint40 until = uint40(block.timestamp + seating.leaseSeconds);
+        term.until = until;
+        emit TermHeld(id, holder, term.number, step, policyRoot, until);
+    }
+
+    /// @notice The next term is the caller's, if the last one is over and it is its turn. Who stands `i` places behind
+    /// the last holder waits `i - 1` graces longer, so the former holder comes last.
+    /// @param term that the caller takes: one more than the last, so that of two who take at once one loses
+    function take(uint256 id, uint32 term, uint64 fromStep, bytes32 parent) external {
+        // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
+        swarm.managerOf(id);
+        Seating storage seating = _seated(id);
+        Term storage last = _terms[id];
+        if (term != last.number + 1) revert OtherTerm(last.number, last.until);
+        uint256 count = seating.trainers.length;
+        uint256 place = _placeOf(seating.trainers, msg.sender);
+        if (place == count || swarm.memberInfo(id, msg.sender).evicted) revert NotATrainer(msg.sender);
+        if (fromStep < last.fromStep) revert BadStep(fromStep, last.fromStep);
+        if (!swarm.memberInfo(id, seating.trainers[last.place]).evicted) {
+            uint256 turn = (place + 2 * count - last.place - 1) % count;
+            uint256 from = last.until + turn * seating.graceSeconds;
+            if (block.timestamp < from) revert TooEarly(from);
+        }
+        _begin(id, term, uint8(place), fromStep, parent);
+    }
+
+    /// @notice A quorum of the pool's validators did not hear the holder. The lease names which silence they mean: one
+    /// that has held since then is not silent any more.
+    function endTerm(uint256 id, uint32 number, uint64 until, bytes[] calldata signatures) external {
+        // slither-disable-next-line unused-return -- that it is seated is what is asked
+        _seated(id);
+        Term storage term = _terms[id];
+        if (term.number != number || term.until != until) revert OtherTerm(term.number, term.until);
+        if (term.ended) revert TermIsOver(number);
+        court.requireQuorum(id, Statements.hashTermSilent(id, number, until), signatures);
+        _end(id, term);
+    }
+
+    /// @notice The pool's manager names other trainers. They take their places by `applyTrainers`, a window from now or
+    /// later.
+    function propose(uint256 id, address[] calldata trainers) external {
+        uint256 window = _requireManager(id);
+        Seating storage seating = _seated(id);
+        _checkTrainers(trainers);
+        uint40 from = uint40(block.timestamp + window);
+        seating.proposed = trainers;
+        seating.proposedFrom = from;
+        emit TrainersProposed(id, trainers, from);
+    }
+
+    /// @notice Puts the proposed trainers in their places. The term goes on if its holder is one of them.
+    function applyTrainers(uint256 id) external {
+        Seating storage seating = _seated(id);
+        Term storage term = _terms[id];
+        uint256 from = seating.proposedFrom;
+        if (from == 0) revert NoProposal(id);
+        if (block.timestamp < from) revert TooEarly(from);
+        if (block.timestamp >= from + PROPOSAL_SECONDS) revert ProposalLapsed(from + PROPOSAL_SECONDS);
+        address[] memory trainers = seating.proposed;
+        uint256 place = _placeOf(trainers, seating.trainers[term.place]);
+        seating.trainers = trainers;
+        seating.proposedFrom = 0;
+        delete seating.proposed;
+        emit TrainersSeated(id, trainers, seating.leaseSeconds, seating.graceSeconds);
+        if (place == trainers.length) {
+            term.place = uint8(place - 1);
+            if (!term.ended) _end(id, term);
+        } else {
+            term.place = uint8(place);
+        }
+    }
+
+    function termOf(uint256 id) external view returns (Term memory) {
+        return _terms[id];
+    }
+
+    function seatingOf(uint256 id) external view returns (Seating memory) {
+        return _seatings[id];
+    }
+
+    // --------------------------------------------------------------- internal
+
+    function _begin(uint256 id, uint32 number, uint8 place, uint64 fromStep, bytes32 parent) private {
+        Seating storage seating = _seatings[id];
+        uint40 until = uint40(block.timestamp + seating.leaseSeconds);
+        _terms[id] = Term(number, place, false, until, fromStep, parent);
+        emit TermTaken(id, seating.trainers[place], number, fromStep, parent, until);
+    }
+
+    function _end(uint256 id, Term storage term) private {
+        term.ended = true;
+        term.until = uint40(block.timestamp);
+        emit TermEnded(id, term.number, uint64(block.timestamp));
+    }
+
+    function _seated(uint256 id) private view returns (Seating storage seating) {
+        seating = _seatings[id];
+        if (seating.trainers.length == 0) revert NotSeated(id);
+    }
+
+    function _requireManager(uint256 id) private view returns (uint256) {
+        (address manager, uint256 window) = swarm.managerOf(id);
+        if (msg.sender != manager) revert OnlyManager(msg.sender);
+        return window;
+    }
+
+    /// As many as there are, if it is none of them.
+    function _placeOf(address[] memory trainers, address trainer) private pure returns (uint256 place) {
+        while (place < trainers.length && trainers[place] != trainer) ++place;
+    }
+
+    function _checkTrainers(address[] calldata trainers) private pure {
+        if (trainers.length == 0 || trainers.length > MAX_TRAINERS) revert BadTrainers(trainers.length);
+        for (uint256 i = 0; i < trainers.length; ++i) {
+            if (trainers[i] == address(0)) revert NotATrainer(trainers[i]);
+            for (uint256 j = 0; j < i; ++j) {
+                if (trainers[i] == trainers[j]) revert NotATrainer(trainers[i]);
+            }
+        }
+    }
+}
