@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from node.services.local import Doing, LocalRun, Told
     from node.services.pretraining import LocalPretraining
     from node.training.settings import TrainerSettings
+    from protocol.run import RunSpec
 
 MARKER = ".intellect-node-train"
 OURS = (
@@ -204,6 +205,26 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
             os.close(descriptor)
 
 
+def beside_a_learner(run: "RunSpec", assets: Path, means: Means) -> list[str]:
+    """The engine's program; our own is told how much of the first GPU the learner and the evaluator will take."""
+    from node.config import NodeConfig
+    from node.hardware import nvidia
+    from node.training.errors import TrainingError
+    from node.training.sizing import GIB, left_for_training, shape_of
+
+    gpus, own = len(nvidia.look()[0]), NodeConfig.engine_program()
+    if not gpus or list(means.engine_command[: len(own)]) != own:
+        return [*means.engine_command]
+    recipe = run.recipe
+    try:
+        shape = shape_of(assets / "model")
+    except TrainingError:  # of a kind that is not counted yet: the engine finds out when memory runs out
+        return [*means.engine_command]
+    held = recipe.objective().reference_kl > 0 and recipe.lora is None
+    leave = left_for_training(shape, means.settings, gpus=gpus, lora=recipe.lora, reference=held)
+    return [*means.engine_command, "--leave-gib", f"{leave / GIB:.2f}"]
+
+
 def assemble(
     home: RunDirectory, compiled: "CompiledRun", level: int, means: Means, told: "Told", doing: "Doing"
 ) -> "tuple[LocalRun, Observer, Callable[[], Awaitable[None]]]":
@@ -231,7 +252,9 @@ def assemble(
         compiled.encoded,
         home.directory,
         home.assets,
-        engine=EngineProcess(means.engine_command, encode_run(own), home.assets, starter=children),
+        engine=EngineProcess(
+            beside_a_learner(compiled.spec, home.assets, means), encode_run(own), home.assets, starter=children
+        ),
         learner=TrainerProcess(spool, settings=means.settings, starter=children),
         evaluator=EvaluatorProcess(spool, compiled.spec, means.settings, children),
         spool=spool,

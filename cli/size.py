@@ -153,7 +153,8 @@ def command(
     """Memory of one rank of the trainer, by number of GPUs, for a run's model or for known ones.
 
     Counted from the model's shape for the settings of this machine ([trainer]): weights, gradients, optimiser,
-    activations of a full micro-batch, tables of logits, gathered layers; a tenth and 0.75 GiB are added.
+    activations of a full micro-batch, tables of logits, gathered layers; a tenth and 0.75 GiB are added. Below it, how
+    many tokens an engine's cache has room for on such a GPU, alone and beside the trainer.
     """
     from cli.output import print_json
     from cli.run_directory import trainer_settings
@@ -209,7 +210,7 @@ def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lor
 def _row(
     name: str, shape: "Shape", settings: "TrainerSettings", gpu_gib: float, lora: "Lora | None", reference: bool
 ) -> dict[str, Any]:
-    from node.training.sizing import fewest_ranks, memory_of_a_rank
+    from node.training.sizing import engine_plan, fewest_ranks, left_for_training, memory_of_a_rank
 
     how: dict[str, Any] = {"shape": shape, "settings": settings, "lora": lora, "reference": reference}
     return {
@@ -217,6 +218,10 @@ def _row(
         "parameters": shape.parameters,
         "ranks": {str(ranks): _gib(memory_of_a_rank(**how, ranks=ranks)) for ranks in RANKS},
         "fewest_ranks": fewest_ranks(int(gpu_gib * GIB), RANKS[-1], **how),
+        "engine": {
+            "alone": engine_plan(shape, int(gpu_gib * GIB)),
+            "beside_the_trainer": engine_plan(shape, int(gpu_gib * GIB), left_for_training(gpus=1, **how)),
+        },
     }
 
 
@@ -239,6 +244,10 @@ def _print(rows: list[dict[str, Any]], settings: "TrainerSettings", gpu_gib: flo
         table.add_row(clean(row["model"], 24), *cells, str(row["fewest_ranks"] or f"> {RANKS[-1]}"))
     console().print(table)
     console().print(f"least: ranks with {gpu_gib:g} GiB each that it takes, as a power of two", soft_wrap=True)
+    for row in rows:
+        alone, beside = row["engine"]["alone"], row["engine"]["beside_the_trainer"]
+        console().print(f"engine of {clean(row['model'], 24)}, bf16: alone on such a GPU {alone}", soft_wrap=True)
+        console().print(f"    beside one rank and the evaluator {beside}", soft_wrap=True)
     first = rows[0]["ranks"]["1"]
     for name, what in (("host", "in the CPU's memory of each rank, for one rank"), ("evaluator", "evaluator")):
         if len(rows) == 1 and first[name]:

@@ -118,11 +118,15 @@ class NodeConfig(BaseSettings):
         file = default_home() / "config.toml"
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
 
+    @staticmethod
+    def engine_program() -> list[str]:
+        """Our own."""
+        return [sys.executable, "-m", "node.inference.process"]
+
     @property
     def engine_argv(self) -> list[str]:
         """The program of the engine child."""
-        default = [sys.executable, "-m", "node.inference.process"]
-        program = shlex.split(self.engine_command) if self.engine_command else default
+        program = shlex.split(self.engine_command) if self.engine_command else self.engine_program()
         return [*program, *self.engine_options]
 
     @property

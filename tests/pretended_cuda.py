@@ -145,7 +145,8 @@ def _moved(tensor: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tenso
 class PretendedGPU(TorchDispatchMode):
     """waits: why a process waited for the device -> how often; operations: how many the device was given;
     score_tables: how often attention had no kernel but the one that writes down all scores; before_memory: called with
-    the name of each operation that needs memory for its result, and may raise what a GPU would."""
+    the name of each operation that needs memory for its result, and may raise what a GPU would; free_memory: bytes that
+    the device says it has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +154,7 @@ class PretendedGPU(TorchDispatchMode):
         self.operations = 0
         self.score_tables = 0
         self.before_memory: Callable[[str], None] = lambda name: None
+        self.free_memory = 1 << 34
         self._pinned: set[StorageWeakRef] = set()
         self._arriving: list[tuple[Tensor, Tensor]] = []
         self._leaving: list[tuple[Tensor, Tensor]] = []
@@ -392,6 +394,7 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "synchronize": lambda device=None: gpu.wait(),
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda device=None: MEMORY_SEEN,
+        "mem_get_info": lambda device=None: (gpu.free_memory, gpu.free_memory),
         "get_rng_state": lambda device="cuda": torch.arange(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": _check_random_state(state),
         "current_stream": lambda device=None: own_stream(),

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, LanguageModel, batches
+from node.inference.language_model import LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
+from node.inference.room import CHUNK_TOKENS
 
 MOST_ROWS = 256
 """Sequences at a time: more make neither a CPU nor a GPU faster."""

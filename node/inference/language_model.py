@@ -15,15 +15,9 @@ from torch import Tensor
 
 from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
+from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
 from node.inference.transformer import Transformer, linear
-
-LOGIT_CELLS = 1 << 23
-"""Most logits (rows * vocabulary) at a time: 32 MiB."""
-PASS_TOKENS, CPU_PASS_TOKENS = 8192, 1024
-"""Most tokens in one pass without a cache. More take memory, and a CPU gets slower: 4096 cost a sixth."""
-CHUNK_TOKENS = 1024
-"""Tokens of a longer sequence in one pass. They see what stands before them in a cache."""
 
 T = TypeVar("T")
 I64 = NDArray[np.int64]
@@ -32,14 +26,23 @@ U16 = NDArray[np.uint16]
 
 
 class LanguageModel:
-    """model: as for Transformer; attention: one of attention.KERNELS."""
+    """model: as for Transformer; attention: one of attention.KERNELS; logit_cells: most logits (rows * vocabulary) at a
+    time; pass_tokens: most tokens in one pass without a cache."""
 
-    def __init__(self, model: Any, device: str, dtype: torch.dtype, attention: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        device: str,
+        dtype: torch.dtype,
+        attention: str,
+        logit_cells: int = CPU_CELLS,
+        pass_tokens: int = CPU_PASS_TOKENS,
+    ) -> None:
         self._transformer = Transformer(model, device, dtype)
         self._kernel = KERNELS[attention]
         self._head = self._transformer.head.float()
         self._device = device
-        self.pass_tokens = CPU_PASS_TOKENS if device == "cpu" else PASS_TOKENS
+        self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
         self.vocabulary, self.hidden = self._head.shape
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -97,7 +100,7 @@ class LanguageModel:
 
     @property
     def logit_rows(self) -> int:
-        return max(1, LOGIT_CELLS // self.vocabulary)
+        return max(1, self.logit_cells // self.vocabulary)
 
     def padded(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """int64[B, longest]."""

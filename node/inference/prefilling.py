@@ -10,8 +10,9 @@ from torch import Tensor
 
 from node.inference.engine import F32, F64, U16, Finished, Prefill
 from node.inference.errors import EngineError
-from node.inference.language_model import CHUNK_TOKENS, I64, LanguageModel, batches
+from node.inference.language_model import I64, LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
+from node.inference.room import CHUNK_TOKENS
 from protocol.segments import sampled_places
 
 

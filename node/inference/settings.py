@@ -20,16 +20,18 @@ ATTENTIONS = ("sdpa", "eager")
 class EngineSettings:
     """dtype: of weights and activations (logits are always float32); attention: the kernel that
     the class is named after; parallel: most GPUs that one model is split over; batch_tokens: most tokens in the cache
-    of what is decoded, and in one forward pass."""
+    of what is decoded, and in one forward pass; 0: as many as there is memory for (node.inference.room); leave: bytes
+    of what is free there that others, a learner or an evaluator, will take."""
 
     device: str = "cpu"
     dtype: str = "float32"
     attention: str = "sdpa"
-    batch_tokens: int = 1 << 15
+    batch_tokens: int = 0
     parallel: int = 1
+    leave: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES or self.batch_tokens < 1 or self.parallel < 1:
+        if self.dtype not in DTYPES or self.batch_tokens < 0 or self.parallel < 1 or self.leave < 0:
             raise ValueError(f"unusable engine settings: {self}")
 
     @property
@@ -76,6 +78,17 @@ def hardware(device: str) -> str:
     if kind.type != "cpu":
         return kind.type
     return re.sub(r"[^a-z0-9_-]", "", f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower())
+
+
+def free_memory(device: str) -> int:
+    """Bytes that an engine there could still have."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil  # a machine that is borrowed for its GPU need not have it
+
+    return psutil.virtual_memory().available
 
 
 def devices() -> list[str]:

@@ -7,10 +7,12 @@ hub and never runs code from a model directory.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import structlog
 import torch
 import transformers
 from torch import Tensor
@@ -25,12 +27,14 @@ from node.inference.lora import whole_weights
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import left_out, ran_out
 from node.inference.prefilling import Prefiller
-from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, keep_precision
+from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
+from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.transformer import FAMILIES, unsupported
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]
 
+_log = structlog.get_logger(__name__)
 _SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
@@ -75,6 +79,23 @@ def image_names(model: Any) -> dict[str, Tensor]:
     return dict(sorted(model.named_parameters()))
 
 
+def _plan(model: ModelSize, settings: EngineSettings) -> Plan:
+    """What a device has room for, before anything is put there. Raises NoRoom."""
+    gpu, bfloat16 = settings.device != "cpu", settings.dtype == "bfloat16"
+    divide = partial(plan, model, free_memory(settings.device), settings.dtype, gpu=gpu, wide_head=bfloat16)
+    try:
+        fits = divide(leave=settings.leave)
+    except NoRoom as error:
+        if not settings.leave:
+            raise
+        fits = divide()  # what a learner needs is an upper bound, and it lowers its passes
+        fits = replace(fits, batch_tokens=min(FULL_TOKENS, fits.batch_tokens))
+        _log.warning("engine.crowded", device=settings.device, room=fits.text, reason=error.why)
+    if fits.small and not settings.batch_tokens:
+        _log.warning("engine.little_room", device=settings.device, room=fits.text)
+    return fits
+
+
 # No CUDA graphs and no compile: both want fixed shapes, and a GPU to try them on. One wait a step leaves a GPU idle
 # while Python works, 5 to 10 ms at 24 layers; graphs would remove that.
 class TorchEngine:
@@ -86,16 +107,26 @@ class TorchEngine:
         self._tokenizer = LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")
         self._names = image_names(shell)
-        self._model = LanguageModel(shell, settings.device, getattr(torch, settings.dtype), settings.attention)
-        self._prefiller = Prefiller(self._model, min(self._model.pass_tokens, settings.batch_tokens))
+        self.parameters = sum(tensor.numel() for tensor in self._names.values())
+        fits = _plan(ModelSize.of(shell.config, self.parameters), settings)
+        self._model = LanguageModel(
+            shell,
+            settings.device,
+            getattr(torch, settings.dtype),
+            settings.attention,
+            logit_cells=fits.logit_cells,
+            pass_tokens=fits.pass_tokens,
+        )
+        self._batch_tokens = settings.batch_tokens or fits.batch_tokens
+        self._prefiller = Prefiller(self._model, min(fits.pass_tokens, self._batch_tokens))
         self._decoders: WeakSet[TorchDecoder] = WeakSet()
         self.device = settings.device
         self.dtype = settings.dtype
         self.name = settings.name
         self.eos = self._tokenizer.eos
         self.vocabulary = self._model.vocabulary
-        self.parameters = sum(tensor.numel() for tensor in self._names.values())
-        self.description = f"torch {torch.__version__} / transformers {transformers.__version__}"
+        room = f"room for {self._batch_tokens:,} tokens" if settings.batch_tokens else fits.text
+        self.description = f"torch {torch.__version__} / transformers {transformers.__version__}, {room}"
         self._tokenizer.check_fits(self.vocabulary)
 
     @property
@@ -109,6 +140,9 @@ class TorchEngine:
         settings = replace(self._settings, dtype=dtype, attention=attention)
         try:
             return TorchEngine(self._model_dir, settings)
+        except NoRoom as error:
+            left_out(settings.name, error)
+            return None
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
@@ -127,7 +161,7 @@ class TorchEngine:
         self._model.load(whole_weights(self._model_dir, weights, self.device))
 
     def decoder(self, temperature: float) -> Decoder:
-        decoder = TorchDecoder(self._model, self.eos, self._settings.batch_tokens, temperature)
+        decoder = TorchDecoder(self._model, self.eos, self._batch_tokens, temperature)
         self._decoders.add(decoder)
         return decoder
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.inference.engines import AUTO, ENGINES, EngineKind, kernels, kind_of, usable
+from node.inference.room import GIB
 from node.inference.settings import DTYPES, EngineSettings, devices
 from protocol.engines import permits
 
@@ -18,8 +19,9 @@ class Wish:
     device: str | None = None
     dtype: str | None = None
     attention: str | None = None
-    batch_tokens: int = 1 << 15
+    batch_tokens: int = 0
     engine: str = AUTO
+    leave: int = 0
 
     def granted(
         self, permitted: Sequence[str], devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES
@@ -35,7 +37,7 @@ class Wish:
     def ways(self, devices: Sequence[str], engines: Mapping[str, EngineKind] = ENGINES) -> list[EngineSettings]:
         """All that this machine and what was said leave open, best first."""
         return [
-            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel)
+            EngineSettings(device, dtype, kernel, self.batch_tokens, parallel, self.leave)
             for device in ([self.device] if self.device else devices)
             for kind in self._kinds(device, engines)
             for dtype in ([self.dtype] if self.dtype else _dtypes(device))
@@ -77,15 +79,20 @@ def wish_from(arguments: Sequence[str]) -> Wish:
     parser.add_argument(
         "--batch-tokens",
         type=int,
-        default=1 << 15,
-        help="most tokens in the cache of what is decoded, and in one forward pass",
+        help="most tokens in the cache of what is decoded, and in one forward pass (default: as many as fit)",
+    )
+    parser.add_argument(
+        "--leave-gib", type=float, default=0.0, help="of the device's memory, for a learner or another program on it"
     )
     chosen = parser.parse_args(arguments)
-    if chosen.batch_tokens < 1:
+    if chosen.batch_tokens is not None and chosen.batch_tokens < 1:
         parser.error("--batch-tokens must be at least 1")
+    if not 0 <= chosen.leave_gib < 1 << 20:
+        parser.error("--leave-gib must be 0 or more")
     if chosen.attention and chosen.engine not in (AUTO, kind_of(chosen.attention).name):
         parser.error(f"--attention {chosen.attention} is no kernel of --engine {chosen.engine}")
-    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens, chosen.engine)
+    leave = int(chosen.leave_gib * GIB)
+    return Wish(chosen.device, chosen.dtype, chosen.attention, chosen.batch_tokens or 0, chosen.engine, leave)
 
 
 if __name__ == "__main__":

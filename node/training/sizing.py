@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from node.inference.room import ModelSize, NoRoom, plan
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
 from protocol.lora import Lora
@@ -178,6 +179,39 @@ def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: boo
     weights = head * shape.root_parameters + size * layers * shape.layer_parameters
     gradient = 0 if frozen else max((head + 4) * shape.root_parameters, (size + 4) * shape.layer_parameters)
     return weights + gradient
+
+
+def left_for_training(
+    shape: Shape, settings: TrainerSettings, *, gpus: int, lora: Lora | None = None, reference: bool = False
+) -> int:
+    """Bytes of the first GPU that an engine leaves to a learner of this machine, and to the evaluator where every GPU
+    has a rank. 0 where neither computes there."""
+    if not gpus or settings.device == "cpu":
+        return 0
+    rank = memory_of_a_rank(shape, settings, ranks=min(settings.world_size, gpus), lora=lora, reference=reference)
+    alone = settings.evaluation_device == "cpu" or gpus > settings.world_size
+    return rank.device + (0 if alone else rank.evaluator)
+
+
+def engine_size(shape: Shape) -> ModelSize:
+    """The same model as an engine counts it."""
+    return ModelSize.counted(
+        parameters=shape.parameters,
+        layers=shape.layers,
+        queries=shape.query,
+        keys=shape.key,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        vocabulary=shape.vocabulary,
+    )
+
+
+def engine_plan(shape: Shape, free: int, leave: int = 0) -> str:
+    """What an engine in bfloat16 on a GPU has room for, or why it has none, in words."""
+    try:
+        return plan(engine_size(shape), free, "bfloat16", leave=leave, wide_head=True).text
+    except NoRoom as error:
+        return f"no room: {error.why}"
 
 
 def shape_of(model_dir: Path) -> Shape:

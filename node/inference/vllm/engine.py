@@ -18,6 +18,7 @@ from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished,
 from node.inference.errors import EngineError
 from node.inference.image import ImageFile, read_image
 from node.inference.model_files import read_json
+from node.inference.room import FULL_TOKENS
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import build_model, image_names
@@ -76,7 +77,7 @@ class VllmEngine:
 
     def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
         self._model_dir = model_dir
-        self._batch_tokens = settings.batch_tokens
+        self._batch_tokens = settings.batch_tokens or FULL_TOKENS
         self._tokenizer = LocalTokenizer(model_dir)
         self._names = image_names(build_model(model_dir, "meta"))
         self.device, self.dtype = settings.device, settings.dtype

@@ -18,7 +18,8 @@ from torch import Tensor
 from node.inference.device_sampling import check_finite, choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
-from node.inference.language_model import LOGIT_CELLS, bf16_bits
+from node.inference.language_model import bf16_bits
+from node.inference.room import CPU_CELLS
 from node.inference.transfer import fetched, sent
 from node.inference.transformer import linear
 from node.inference.vllm.draws import Draw, force
@@ -148,7 +149,7 @@ class Hooks:
         heads = self.watches.pop(name).heads()
         assert self._head is not None  # noqa: S101 - as in logits
         tokens = torch.from_numpy(drawn).to(heads.device)
-        size = max(1, LOGIT_CELLS // len(self._head[0]))
+        size = max(1, CPU_CELLS // len(self._head[0]))
         parts = [
             interval(self.logits(heads[at : at + size]), tokens[at : at + size], temperature)
             for at in range(0, len(drawn), size)

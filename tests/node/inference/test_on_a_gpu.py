@@ -18,6 +18,7 @@ from node.hardware.orders import Multiply, Show
 from node.inference import device_sampling
 from node.inference.engine import Completion, Engine, Finished, Request, generate
 from node.inference.errors import EngineError
+from node.inference.room import GIB, MOST_TOKENS, NoRoom
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
@@ -166,6 +167,25 @@ def test_a_gpu_without_room_for_another_engine_has_none(tiny_assets: Path, gpu: 
     assert engine.sibling("bfloat16", "sdpa") is None
     sibling = engine.sibling("bfloat16", "sdpa")
     assert sibling is not None and sibling.name.startswith("cuda-sm90/bfloat16/sdpa/ieee/tp1/torch-")
+
+
+def test_the_cache_is_as_large_as_the_gpu_has_room_for(tiny_assets: Path, gpu: PretendedGPU) -> None:
+    gpu.free_memory = 3 * GIB
+    assert f"room for {MOST_TOKENS:,} tokens" in engine_on("cuda", tiny_assets, room=0).description
+    gpu.free_memory = 640 << 20
+    small = engine_on("cuda", tiny_assets, room=0)
+    tokens = int(small.description.rpartition("room for ")[2].partition(" ")[0].replace(",", ""))
+    assert 2048 <= tokens < MOST_TOKENS
+    gpu.free_memory = 512 << 20
+    with pytest.raises(NoRoom, match="does not fit"):
+        engine_on("cuda", tiny_assets, room=0)
+    assert small.sibling("bfloat16", "sdpa") is None
+
+
+def test_an_engine_that_finds_no_room_beside_a_learner_takes_little(tiny_assets: Path, gpu: PretendedGPU) -> None:
+    gpu.free_memory = 3 * GIB
+    engine = TorchEngine(tiny_assets / "model", EngineSettings("cuda", leave=3 * GIB))
+    assert "room for 32,768 tokens" in engine.description
 
 
 def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(

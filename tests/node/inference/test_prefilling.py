@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference import device_sampling, language_model, prefilling
+from node.inference import device_sampling, prefilling
 from node.inference.engine import Finished, Prefill
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel
@@ -43,7 +43,7 @@ def test_chunks_give_what_one_pass_gives(model: LanguageModel, monkeypatch: pyte
 def test_the_head_sees_only_what_was_sampled_and_few_rows_at_a_time(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_model, "LOGIT_CELLS", 6 * VOCABULARY)
+    monkeypatch.setattr(model, "logit_cells", 6 * VOCABULARY)
     rows: list[int] = []
     real = device_sampling.interval
 

@@ -1,0 +1,133 @@
+"""What fits into a device's memory besides a model's weights: the cache, passes, logits. Pure.
+
+Counted from the model's shape for what an engine holds at its peak. What is left once weights, a pass and a table of
+logits have their room is the cache: it decides how many sequences of which length are decoded together.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from node.inference.errors import EngineError
+
+GIB = 1 << 30
+SIZES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number, by type."""
+SHARE, CPU_SHARE = 0.9, 0.8
+"""Of what is free: allocators lose a tenth, and on a CPU several engines share a machine."""
+CONTEXT = GIB // 2
+"""Bytes that CUDA's libraries take once they compute, and the sampler's blocks of weights in float64."""
+MOST_TOKENS, CPU_TOKENS = 1 << 22, 1 << 15
+"""In a cache: 256 sequences of 16,384; a CPU is full long before."""
+LEAST_TOKENS = 1 << 11
+"""A cache of fewer is no engine: one sequence of common length must fit."""
+FULL_TOKENS = 1 << 15
+"""A cache of fewer is told of: 32 sequences of a thousand tokens."""
+PASS_TOKENS, CPU_PASS_TOKENS, CHUNK_TOKENS = 8192, 1024, 1024
+"""Most and fewest tokens in one pass without a cache. More take memory, and a CPU gets slower: 4096 cost a sixth."""
+ROWS = 256
+"""Rows of logits at a time that no more of makes anything faster."""
+CPU_CELLS = 1 << 23
+"""Most logits at a time on a CPU: 32 MiB, of which its caches see much."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Numbers, not bytes. cached: of one token in the cache of all layers; widest: that a layer holds of each token at
+    once in a pass."""
+
+    parameters: int
+    layers: int
+    cached: int
+    widest: int
+    hidden: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any, parameters: int) -> Self:
+        """config: of transformers, of a dense decoder."""
+        heads = config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls.counted(
+            parameters=parameters,
+            layers=config.num_hidden_layers,
+            queries=heads * dim,
+            keys=(getattr(config, "num_key_value_heads", None) or heads) * dim,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            vocabulary=config.vocab_size,
+        )
+
+    @classmethod
+    def counted(
+        cls, *, parameters: int, layers: int, queries: int, keys: int, hidden: int, intermediate: int, vocabulary: int
+    ) -> Self:
+        """queries, keys: widths of all heads together."""
+        widest = 3 * hidden + max(3 * intermediate, 4 * queries + 4 * keys)
+        return cls(parameters, layers, 2 * layers * keys, widest, hidden, vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """weights, passes, logits, cache: bytes; batch_tokens: in the cache; pass_tokens: in one pass without a cache;
+    logit_cells: logits (rows * vocabulary) at a time."""
+
+    weights: int
+    passes: int
+    logits: int
+    cache: int
+    batch_tokens: int
+    pass_tokens: int
+    logit_cells: int
+
+    @property
+    def small(self) -> bool:
+        """Whether there is less room than an engine makes good use of."""
+        return self.batch_tokens < FULL_TOKENS
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        told = f"room for {self.batch_tokens:,} tokens"
+        return f"{told}, fewer than the {FULL_TOKENS:,} that it could use" if self.small else told
+
+
+def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool = True, wide_head: bool = False) -> Plan:
+    """How an engine divides up `free` bytes of a device, of which others will take `leave`.
+
+    wide_head: the output head is there a second time, in float32. Raises NoRoom where the model does not fit, or
+    leaves no room for a cache.
+    """
+    size = SIZES[dtype]
+    usable = int((SHARE if gpu else CPU_SHARE) * max(0, free - leave)) - (CONTEXT if gpu else 0)
+    weights = size * model.parameters + (4 * model.vocabulary * model.hidden if wide_head else 0)
+    left = usable - weights
+    pass_tokens = _pass_tokens(model, left, size, gpu=gpu)
+    cells = max(model.vocabulary, min(ROWS * model.vocabulary, left // 64) if gpu else CPU_CELLS)
+    passes, logits = pass_tokens * model.widest * size, 4 * cells
+    of_token = size * model.cached
+    growing = size * model.cached // model.layers  # a layer's cache is there twice while it grows
+    tokens = min(MOST_TOKENS if gpu else CPU_TOKENS, (left - passes - logits) // (of_token + growing))
+    if tokens < LEAST_TOKENS:
+        raise _too_little(weights + passes + logits + LEAST_TOKENS * of_token, free, leave, usable)
+    return Plan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
+
+
+def _pass_tokens(model: ModelSize, left: int, size: int, *, gpu: bool) -> int:
+    """A pass takes an eighth of what the weights leave, or as little as a chunk does."""
+    if not gpu:
+        return CPU_PASS_TOKENS
+    return max(CHUNK_TOKENS, min(PASS_TOKENS, left // 8 // (model.widest * size)))
+
+
+class NoRoom(EngineError):
+    """A device has too little memory for a model."""
+
+
+def _too_little(needed: int, free: int, leave: int, usable: int) -> NoRoom:
+    others = f", {leave / GIB:.1f} of it for learner and evaluator" if leave else ""
+    return NoRoom(
+        "the model does not fit into the device's memory",
+        f"the engine needs {needed / GIB:.1f} GiB, and may use {max(0, usable) / GIB:.1f} of the {free / GIB:.1f} GiB "
+        f"that are free{others}",
+        "use bfloat16, a smaller model or a device with more memory, or end what else is on it",
+    )
