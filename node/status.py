@@ -78,6 +78,7 @@ class StatusPage:
             "contributions": None,
             "verdicts": {"accepted": 0, "rejected": 0, "by_reason": {}, "recent": []},
             "audit": None,
+            "trainer": None,
             "tasks": {"known": [], "work": None, "own": []},
             "slashed": self._slashed(),
             "network_stats": msgspec.structs.asdict(self._member.network.stats()) if self._member else {},

@@ -46,7 +46,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit tasks slashed "
+    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer tasks slashed "
     "network_stats board engine processes restarts services last_error events"
 ).split()
 WORK = {
@@ -140,6 +140,7 @@ async def crew_of(place: Workplace) -> Crew:
                 "settling",
                 "clearing",
                 "offers",
+                "showing",
                 "training",
             ],
         ),
@@ -174,6 +175,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "settling",
             "clearing",
             "offers",
+            "showing",
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
