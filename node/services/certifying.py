@@ -141,7 +141,7 @@ class Certifying(Service):
         for id, work in list(waiting.items()):
             if jury.register.get(id) is None:
                 del waiting[id]
-            elif jury.ballots.state(id) is FileState.ACCEPTED and jury.ballots.undisputed(id):
+            elif jury.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
                 del waiting[id]
                 rollout = self._run.rollout
                 if work.task is None:
@@ -158,11 +158,15 @@ class Certifying(Service):
             verdicts.clear()
         for id, (accepts, statement) in list(verdicts.items()):
             state, work = ballots.state(id), self._station.jury.register.get(id)
-            if state in (FileState.ACCEPTED, FileState.REJECTED) and ballots.undisputed(id):
+            if state in (FileState.ACCEPTED, FileState.REJECTED) and self._is_decided(id):
                 del verdicts[id]
                 if (state is FileState.ACCEPTED) == accepts and work and self._may_certify(validator, work):
                     found.append(statement)
         return found
+
+    def _is_decided(self, id: WorkId) -> bool:
+        """A silent validator is waited for as long as the pool's window allows: the pay of the others is due in it."""
+        return self._station.jury.ballots.undisputed(id, self._station.time.certified_after)
 
     def _may_certify(self, validator: Address, work: Work) -> bool:
         """Whether a validator is paid for its verdict, as far as this node has seen: not one that may have copied it,

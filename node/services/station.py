@@ -54,6 +54,12 @@ class PoolTime:
         shortest, longest = SHOWN_EVERY
         return min(max(self._window / 16, shortest), longest)
 
+    @property
+    def certified_after(self) -> float:
+        """Seconds that a certificate waits for validators who have not spoken: it must be had, shown and tabled within
+        the window."""
+        return self._window / 4
+
     def may_certify(self, epoch: int, found_at: float | None = None) -> bool:
         """Whether work of this epoch that was found good then (None: now) may be certified: found no later than half of
         the window after its end, so that others have the time to find otherwise, and its node to show that; and no

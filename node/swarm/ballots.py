@@ -215,14 +215,14 @@ class Ballots:
         case = self._cases.get(id)
         return set(case.votes) if case else set()
 
-    def undisputed(self, id: WorkId) -> bool:
+    def undisputed(self, id: WorkId, patience: float = math.inf) -> bool:
         """Whether every living, believed validator has spoken of a work, or the time for that is over; and no dispute
-        about it is open. Only then may a stake be touched."""
+        about it is open. Only then may a stake be touched. patience: seconds, where they are fewer than the run's."""
         case = self._cases.get(id)
         if case is None or (case.disputed and case.ruled is None):
             return False
         said = {*case.votes, *case.rechecks}
-        waited = self._clock() - case.heard >= self._audit.verdict_seconds
+        waited = self._clock() - case.heard >= min(self._audit.verdict_seconds, patience)
         return waited or all(validator in said for validator in self.electorate())
 
     def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
@@ -241,8 +241,13 @@ class Ballots:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
         is expected to speak of each: twice as many as would be its share must pass. A busy one leaves out what the
         quorum has accepted meanwhile."""
-        share = share_of_files(len(self._live()), self._quorum() - 1)
-        return self._missed.get(validator, 0) >= (SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share))
+        return self._missed.get(validator, 0) >= self.files_let_pass(self._quorum() - 1)
+
+    def files_let_pass(self, looking: int) -> int:
+        """Files in a row without a word that say something of a validator, if one more than `looking` are to look at
+        each."""
+        share = share_of_files(len(self._live()), looking)
+        return SILENT_AFTER if share >= 1 else math.ceil(2 * SILENT_AFTER / share)
 
     def open_disputes(self) -> list[WorkId]:
         """What waits for re-checks; disputes whose time is over are closed by asking."""

@@ -2,10 +2,13 @@
 
 What this node says of a work is said once: the journal holds it before anybody hears it. A seal is told first; the
 verdict behind it follows when every living validator has sealed its own, or SEAL_SECONDS after the quorum has. Before
-that nothing could be decided, and a slow validator would lose its pay to whoever is fast.
+that nothing could be decided, and a slow validator would lose its pay to whoever is fast. One that has sealed none of
+the last files in that time is not waited for until it does: its silence would cost each file those seconds.
 """
 
+import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,8 @@ class Pronouncing:
         self._station = station
         self._own = station.key.address
         self._is_calm = is_calm
+        self._late: Counter[Address] = Counter()
+        """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
         self._send, self._receive = trio.open_memory_channel[tuple[WorkId, bytes, bytes]](WAITING)
 
     async def run(self) -> None:
@@ -71,16 +76,33 @@ class Pronouncing:
     async def _show(self, id: WorkId, raw: bytes) -> None:
         """Post a verdict as soon as nobody can copy it any more, or has had the time to seal its own."""
         jury, audit = self._station.jury, self._station.run.spec.audit
+        over = math.inf
         with trio.move_on_after(SEAL_SECONDS if audit.optimistic else audit.opening_seconds) as patience:
-            while not self._enough_sealed(sealed := jury.sealing(id)):
+            while True:
+                sealed = jury.sealing(id)
                 if len(sealed) >= self._station.quorum:
-                    patience.deadline = min(patience.deadline, trio.current_time() + SEAL_SECONDS)
+                    over = min(over, trio.current_time() + SEAL_SECONDS)
+                    patience.deadline = min(patience.deadline, over)
+                if self._enough_sealed(sealed):
+                    break
                 await trio.sleep(POLL)
         await self._station.board.post_raw(raw)
+        if over < math.inf:
+            await trio.sleep_until(over)
+            self._note_late(jury.sealing(id))
 
     def _enough_sealed(self, sealed: set[Address]) -> bool:
-        """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum."""
-        return len(sealed) > self._station.quorum or set(self._station.jury.ballots.electorate()) <= sealed
+        """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
+        those who have been late for some files in a row nobody, once the quorum has."""
+        electorate, quorum = set(self._station.jury.ballots.electorate()), self._station.quorum
+        if len(sealed) > quorum or electorate <= sealed:
+            return True
+        let_pass = self._station.jury.ballots.files_let_pass(quorum)
+        return len(sealed) >= quorum and {one for one in electorate if self._late[one] < let_pass} <= sealed
+
+    def _note_late(self, sealed: set[Address]) -> None:
+        for one in self._station.jury.ballots.electorate():
+            self._late[one] = 0 if one in sealed else self._late[one] + 1
 
     async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""

@@ -4,6 +4,7 @@ The poisoner says an early, empty word and later looks again unasked; the turnco
 work is paid for. Each had succeeded live with one of three validators. The control plays the same moves truthfully.
 """
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -11,15 +12,17 @@ import pytest
 import trio
 
 from node.inference.wire import Inspected
+from node.services.certifying import Certifying
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.services.judging.pronouncing import Pronouncing
+from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
+from node.services.station import PoolTime
 from node.swarm.ballots import FileState
 from node.swarm.jury import SEALS
 from node.swarm.register import Work
 from protocol.checks import Reason
 from protocol.lots import pack_groups
-from protocol.messages import Signed, VerdictIssued, VerdictRechecked, VerdictSealed, signed
+from protocol.messages import Signed, VerdictIssued, VerdictRechecked, VerdictSealed, WorkAccepted, signed
 from protocol.statements import Outcome, Rechecked, Verdict, work_id
 from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, TruthfulEngine, changed
 
@@ -244,6 +247,67 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
             assert work is not None and seat.jury.is_withheld(LIAR, work) == (kind is Choosy)
             assert (LIAR in seat.jury.sealing(last)) == (kind is Pronouncing)
             assert not any(seat.jury.is_withheld(key.address, work) for key in VALIDATORS[1:])
+        nursery.cancel_scope.cancel()
+
+
+class Mute(Pronouncing):
+    """Looks at everything, and says nothing of it."""
+
+    async def say(self, work: Work, message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("kind", [Mute, Pronouncing])
+async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_pay_of_a_short_window(
+    autojump_clock: Any, kind: type[Pronouncing]
+) -> None:
+    """Before, each file waited three seconds for it, and its certificate for verdict_seconds: too late for a table."""
+    court = Court([Validator] * 3, verdict_seconds=3600.0)
+    court.validators[0]._pronouncing = kind(court.seats[0].station)
+    ballots, waited = court.trainer.jury.ballots, list[float]()
+    async with trio.open_nursery() as nursery:
+        for seat in court.seats[1:]:
+            seat.station.time = PoolTime(window=20, wall=trio.current_time)
+            nursery.start_soon(Certifying(seat.station).run)
+        await court.open(nursery)
+        certified = court.workers[0].board.subscribe(WorkAccepted)
+        for index in range(6):
+            id = await court.commit(index=index)
+            began = trio.current_time()
+            while ballots.state(id) is FileState.OPEN:  # noqa: ASYNC110 - the clock jumps
+                await trio.sleep(0.05)
+            waited.append(trio.current_time() - began)
+            await trio.sleep(5)
+        assert all(took > SEAL_SECONDS for took in waited[:4]) == (kind is Mute)
+        assert all(took < SEAL_SECONDS / 3 for took in waited[4:])
+        assert not ballots.is_silent(LIAR)  # what is known of it after an hour, and costs it its say
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    told = [one async for one in _until_empty(certified)]
+    units = Counter(one.work for signed in told for one in signed.message.certificates)
+    assert sum(votes >= 2 for votes in units.values()) >= 6
+
+
+async def _until_empty(reader: Any) -> Any:
+    with trio.move_on_after(1):
+        async for one in reader:
+            yield one
+
+
+async def test_who_is_two_seconds_slower_than_the_quorum_is_waited_for_and_paid_for_ever(autojump_clock: Any) -> None:
+    """The control of the one above: also after a time in which it said nothing."""
+    court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=0.01 if number else 2.0))
+    slow = court.validators[0]
+    spoken, slow._pronouncing = slow._pronouncing, Mute(court.seats[0].station)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        nursery.start_soon(spoken.run)
+        for index in range(10):
+            if index == 5:
+                slow._pronouncing = spoken
+            id = await court.commit(index=index)
+            await trio.sleep(8)
+        assert court.trainer.jury.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
