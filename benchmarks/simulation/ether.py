@@ -17,7 +17,7 @@ from benchmarks.simulation.mesh import Mesh
 from benchmarks.simulation.scenario import Scenario
 from node.network.contacts import Told
 from node.network.errors import PeerUnavailable, RequestTimedOut
-from node.network.gossip.heard import TOLD_TICKS
+from node.network.gossip.messages import TOLD_TICKS
 from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from protocol.identity import Address

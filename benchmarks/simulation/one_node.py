@@ -37,7 +37,7 @@ from trio.testing import MockClock
 from benchmarks.simulation.seats import EPOCH_BEGAN, key_of
 from node.network.gossip import messages
 from node.network.gossip.gossip import MAX_PACKET, Gossip
-from node.network.gossip.heard import TOLD_TICKS
+from node.network.gossip.messages import TOLD_TICKS
 from node.network.gossip.trees import DIGEST_PEERS
 from node.network.gossip.trees import TICK as TICK_SECONDS
 from node.network.host import Libp2pNetwork

@@ -1,9 +1,11 @@
 """Gossip of one node: streams to and from its peers, and the trees that decide what goes where.
 
-Knows streams, budgets by way of `admit`, and when a message counts; leaves who gets what to `trees`.
+What is to be sent to a peer waits in a `Line`, what it says in an `Inbox`. Knows streams, budgets by way of `admit`,
+and when a message counts; leaves who gets what to `trees`.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import SystemRandom
@@ -19,11 +21,184 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
+from node.network.budget import TokenBucket
 from node.network.gossip import messages
-from node.network.gossip.inbox import Inbox
-from node.network.gossip.line import Line
 from node.network.gossip.trees import TICK, Trees
-from node.network.yamux import stream_below
+from node.network.packets import Cutter
+from node.network.yamux import BODY_BYTES, Stream, stream_below
+
+MOST_BYTES = 4 * 1024**2
+"""Waiting for one peer: who takes nothing for so long is left, and greeted anew."""
+AT_ONCE = BODY_BYTES
+"""Bytes of waiting packets that are written together: one frame."""
+
+
+class Line:
+    """What is to be sent to one peer: a bounded queue, and whoever writes it into a stream. scope: of the task that keeps
+    it."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.stream: Stream | None = None
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._news = trio.Event()
+        self._writing = self._turned = False
+
+    def begin(self, stream: Stream) -> None:
+        """What is sent from now on goes there."""
+        self._waiting.clear()
+        self._bytes = 0
+        self.stream = stream
+
+    def turn(self) -> None:
+        """There may be a better way."""
+        self._turned = True
+        self._news.set()
+
+    def stop(self) -> None:
+        self.stream = None
+
+    def send(self, packet: bytes) -> None:
+        """With the next `flush`. Dropped while there is no stream: a greeted peer is told what it missed."""
+        if self.stream is not None:
+            self._waiting.append(packet)
+            self._bytes += len(packet)
+
+    def flush(self) -> None:
+        """Write what waits, in as few pieces as it takes. What the connection does not take now is its task's to write,
+        who would need two turns of the event loop for all of it."""
+        while self._waiting and self.stream is not None:
+            if self._writing or self._turned or not self._write_now(self.stream):
+                self._news.set()
+                return
+
+    def _write_now(self, stream: Stream) -> bool:
+        batch = self._taken()
+        if stream.write_now(batch):
+            return True
+        self._waiting.appendleft(batch)
+        self._bytes += len(batch)
+        return False
+
+    async def write(self) -> bool:
+        """Until the peer takes no more, or there may be a better way: whether that is why. Raises MuxedStreamError."""
+        while (stream := self.stream) and not stream.send_closed and self._bytes < MOST_BYTES:
+            if self._turned:
+                self._turned = False
+                return True
+            if self._waiting:
+                self._writing = True
+                try:
+                    await stream.write(self._taken())
+                finally:
+                    self._writing = False
+            else:
+                self._news = trio.Event()
+                await self._news.wait()
+        return False
+
+    def _taken(self) -> bytes:
+        first = self._waiting.popleft()
+        packets, size = [first], len(first)
+        while self._waiting and size + len(self._waiting[0]) <= AT_ONCE:
+            packets.append(self._waiting.popleft())
+            size += len(packets[-1])
+        self._bytes -= size
+        return b"".join(packets)
+
+    def look(self) -> None:
+        """Its connection may be gone."""
+        self._news.set()
+
+
+PIECES_AT_ONCE = 8
+"""Pieces that are worked off without letting others run."""
+PIECE_BYTES = 2048
+"""Of a packet: one that is longer counts for more pieces."""
+HEARD = (400.0, 2000.0)
+"""Pieces of one peer, per second and in a burst. Who says more is heard later: a message that came before costs no
+signature, and no other budget."""
+
+
+class Inbox:
+    """What one peer says on its stream: heard by the connection's reader as it comes, and by a task what is much.
+
+    A task that is woken for each packet costs a turn of the event loop, which is more than a packet does. hear: works a
+    packet off, in one piece at least; heard: called after several pieces. Both are quick.
+    """
+
+    def __init__(
+        self, stream: Stream, limit: int, hear: Callable[[bytes], Iterator[None]], heard: Callable[[], None]
+    ) -> None:
+        self._scope = trio.CancelScope()
+        self._closed = False
+        self._stream = stream
+        self._hear = hear
+        self._heard = heard
+        self._pieces = self._cut(Cutter(limit))
+        self._budget = TokenBucket(*HEARD)
+        self._behind = trio.Event()
+        self._ended: Exception | None = None
+
+    async def run(self) -> None:
+        """Until it is closed. Raises what ended the stream, or `hear`, and ValueError for a packet beyond the limit."""
+        try:
+            with self._scope:
+                self._stream.listen(self._arrived)
+                while True:
+                    await self._behind.wait()
+                    if self._ended is not None:
+                        raise self._ended
+                    await trio.sleep(self._debt())
+                    self._work()
+        finally:
+            self._closed = True
+
+    def close(self) -> None:
+        """Nothing is heard from now on."""
+        self._closed = True
+        self._scope.cancel()
+
+    def _arrived(self) -> None:
+        if self._closed or self._behind.is_set():
+            return
+        if self._debt():
+            self._behind.set()
+        else:
+            self._work()
+
+    def _debt(self) -> float:
+        """Seconds until more may be heard."""
+        return self._budget.delay(trio.current_time())
+
+    def _work(self) -> None:
+        """Some pieces; `_behind` says whether more are here."""
+        try:
+            room = PIECES_AT_ONCE
+            while room > 0 and (count := next(self._pieces)):
+                room -= count
+            self._budget.charge(PIECES_AT_ONCE - room)
+            if room <= 0:
+                self._behind.set()
+            elif self._behind.is_set():
+                self._behind = trio.Event()
+        except Exception as error:
+            self._ended = error
+            self._behind.set()
+        self._heard()
+
+    def _cut(self, cutter: Cutter) -> Iterator[int]:
+        """How many pieces each counts for, once it is worked off; 0 whenever nothing is left."""
+        while True:
+            while not (data := self._stream.read_now()):
+                yield 0
+            for packet in cutter.cut(data):
+                count = 1 + len(packet) // PIECE_BYTES
+                for _ in self._hear(packet):
+                    yield count
+                    count = 1
+
 
 log = structlog.get_logger(__name__)
 

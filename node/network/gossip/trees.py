@@ -25,8 +25,7 @@ from google.protobuf.message import Message
 from libp2p.pubsub.pb import rpc_pb2
 
 from node.network.budget import TokenBucket
-from node.network.gossip.heard import Heard
-from node.network.gossip.messages import Form, form_of, formed, name_of, specified
+from node.network.gossip.messages import Form, Heard, form_of, formed, name_of, specified
 from node.network.packets import packet
 from node.recent import Recent
 

@@ -7,8 +7,7 @@ import pytest
 import trio
 
 from node.network.contacts import MAX_CONTACTS_EACH
-from node.network.lan import MAX_HEARD, _Ear, contacts_in, neighbourhood, service_of
-from node.services.membership.lan import Lan
+from node.services.membership.lan import MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 

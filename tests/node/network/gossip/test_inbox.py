@@ -8,8 +8,8 @@ import trio.testing
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.utils import encode_varint_prefixed
 
-from node.network.gossip import inbox
-from node.network.gossip.inbox import Inbox
+from node.network.gossip import gossip
+from node.network.gossip.gossip import Inbox
 
 
 class Stream:
@@ -68,7 +68,9 @@ async def test_a_packet_is_heard_at_once_and_no_task_is_woken(nursery: trio.Nurs
     assert node.packets[2:] == [b"three"]
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, inbox.AT_ONCE), (inbox.PIECE_BYTES * inbox.AT_ONCE, 1)])
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, gossip.PIECES_AT_ONCE), (gossip.PIECE_BYTES * gossip.PIECES_AT_ONCE, 1)]
+)
 async def test_of_many_packets_others_run_between(nursery: trio.Nursery, size: int, most: int) -> None:
     node, seen = Heard(), [0]
     nursery.start_soon(node.inbox.run)
@@ -123,13 +125,13 @@ async def test_once_it_is_closed_nothing_is_heard(nursery: trio.Nursery) -> None
 async def test_who_says_more_than_its_budget_is_heard_later_and_nothing_is_lost(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    rate, burst = inbox.HEARD
+    rate, burst = gossip.HEARD
     node = Heard()
     nursery.start_soon(node.inbox.run)
     await trio.testing.wait_all_tasks_blocked()
     for _ in range(int(burst)):
         node.stream.brings(b"x", b"x")
     await trio.sleep(0.5)
-    assert burst <= len(node.packets) <= burst + 0.5 * rate + 2 * inbox.AT_ONCE
+    assert burst <= len(node.packets) <= burst + 0.5 * rate + 2 * gossip.PIECES_AT_ONCE
     await trio.sleep(burst / rate + 1)
     assert len(node.packets) == 2 * burst

@@ -2,8 +2,7 @@
 
 from libp2p.pubsub.pb import rpc_pb2
 
-from node.network.gossip.heard import MAX_BYTES, Heard
-from node.network.gossip.messages import name_of
+from node.network.gossip.messages import MAX_BYTES, Heard, name_of
 
 
 def test_a_message_that_comes_again_takes_its_room_once() -> None:
