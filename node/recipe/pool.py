@@ -6,7 +6,7 @@ step that would train on it, and nothing staler than the run allows leaves the p
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -113,6 +113,13 @@ class RolloutPool:
     def forget(self, name: bytes) -> int:
         """Remove the groups of a work that wait; how many there were."""
         keys = [key for key in self._groups if key[0] == name]
+        for key in keys:
+            del self._groups[key]
+        return len(keys)
+
+    def forget_made_with(self, gone: Callable[[bytes], bool]) -> int:
+        """Remove the groups that policies made which are none any more, by their roots; how many there were."""
+        keys = [key for key, one in self._groups.items() if one.origin and gone(one.origin.commitment.policy_root)]
         for key in keys:
             del self._groups[key]
         return len(keys)

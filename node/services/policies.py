@@ -26,11 +26,19 @@ class Following(Service):
 
     async def run(self) -> None:
         """Until the trainer contradicts itself: then nobody can say which of its policies is the run's."""
+        self._station.membership.terms.follow(self._on_terms)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
             nursery.start_soon(self._tell_of_the_first)
             await self._station.jury.distrust.wait()
             nursery.cancel_scope.cancel()
+
+    def _on_terms(self) -> None:
+        """The chain told of a term: policies that it takes back are none to work with, and others may be now."""
+        for policy in self._station.shelf.held:
+            if self._station.jury.policies.is_orphan(policy.root):
+                self._station.shelf.orphan(policy.root)
+        self._follower.look_again()
 
     async def _tell_of_the_first(self) -> None:
         progress = self._station.progress

@@ -104,7 +104,8 @@ class Jury:
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
-        self.policies = PolicyClock(clock, stated=run.pretraining is None)
+        self.policies = PolicyClock(clock, membership.terms, stated=run.pretraining is None)
+        membership.terms.follow(self._on_terms)
         self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
         self.register = Register(run, self.policies, clock, self.tasks)
         self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)
@@ -214,6 +215,12 @@ class Jury:
             self._board.pin(self.policies.fork.evidence)
             self._judged.set()
             self.distrust.set()
+
+    def _on_terms(self) -> None:
+        """The chain told of a term: what was said before that may count now, or count no more."""
+        self.policies.begin_term()
+        for signed in self._board.messages(PolicyAnnounced):
+            self._on_policy(signed)
 
     def learn(self, step: int, root: bytes) -> None:
         """This node knows a policy by itself: the outer state of a round that it applied."""

@@ -15,6 +15,7 @@ from node.clock import Seconds
 from node.network.contacts import Told
 from node.swarm.board import Board
 from node.swarm.neighbours import Neighbours
+from node.swarm.terms import Terms
 from protocol.checks import reason_name
 from protocol.identity import Address
 from protocol.liveness import Members, MemberState
@@ -72,7 +73,7 @@ class Membership:
         self.slashed: list[SlashRecord] = []
         self.own = own
         self._network = contacts
-        self._trainer = trainer
+        self.terms = Terms(trainer, clock)
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum
         self._contacts: dict[Address, tuple[str, ...]] = {}
@@ -86,6 +87,7 @@ class Membership:
         """The number of the heartbeat that told a contact."""
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
         self._neighbours = Neighbours(own, trainer, validators)
+        self.terms.follow(self._want)
         self._dialled: Set[Address] = frozenset()
         self._looked_at = 0.0
         self.evicted = trio.Event()
@@ -110,7 +112,10 @@ class Membership:
     def appoint(self, validators: Iterable[Address], quorum: int) -> None:
         """Others take office. What those before them said in theirs stays said."""
         self._validators, self.quorum = dict.fromkeys(validators), quorum
-        self._neighbours.want(self._trainer, self._validators)
+        self._want()
+
+    def _want(self) -> None:
+        self._neighbours.want(self.trainer, self._validators)
         self._draw()
 
     def is_validator(self, address: Address) -> bool:
@@ -134,8 +139,9 @@ class Membership:
         return address == self.own or self.is_trainer(address) or self.may_validate(address)
 
     def who_uses_work(self) -> list[Address]:
-        """The trainer, and the validators that are in the pool."""
-        return [self._trainer, *(address for address in self._validators if self.is_validator(address))]
+        """The trainers, who leads first, and the validators that are in the pool."""
+        trainers = dict.fromkeys((self.trainer, *self.terms.trainers))
+        return [*trainers, *(address for address in self._validators if self.is_validator(address))]
 
     def live_validators(self, now: float) -> list[Address]:
         """Those that are alive: found without a look at everybody else."""
@@ -148,10 +154,15 @@ class Membership:
 
     @property
     def trainer(self) -> Address:
-        return self._trainer
+        """Who leads now, as far as the chain has told."""
+        return self.terms.now.holder
+
+    def leads(self, address: Address) -> bool:
+        return address == self.trainer
 
     def is_trainer(self, address: Address) -> bool:
-        return address == self._trainer
+        """Whether it leads, led, or stands by."""
+        return self.terms.is_trainer(address)
 
     def addresses(self) -> list[Address]:
         """The other members, the ones heard of lately first."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from node.recent import Recent
+from node.swarm.terms import Terms
 from protocol.messages import PolicyAnnounced, Signed
 
 KNOWN = 4096
@@ -29,18 +30,22 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class KnownPolicy(msgspec.Struct, frozen=True):
-    """at: when it was first heard of, by the clock."""
+    """at: when it was first heard of, by the clock; orphaned_at: when a later term began before it, None if none did.
+    What was made with an orphaned policy until a little later is judged and paid, and not trained on."""
 
     step: int
     at: float
+    orphaned_at: float | None = None
 
 
 class PolicyClock:
-    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; stated: whether only
-    policies count about which their trainer signed a statement; that of step 0 follows from the start model."""
+    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: whose word
+    counts, None: everybody's who may announce at all; stated: whether only policies count about which their trainer
+    signed a statement; that of step 0 follows from the start model."""
 
-    def __init__(self, clock: Callable[[], float], *, stated: bool = False) -> None:
+    def __init__(self, clock: Callable[[], float], terms: Terms | None = None, *, stated: bool = False) -> None:
         self._clock = clock
+        self._terms = terms
         self._stated = stated
         self.unstated = 0
         """Announcements that were not followed for want of a statement."""
@@ -58,13 +63,50 @@ class PolicyClock:
         if self._stated and message.step > 0 and message.statement is None:
             self.unstated += 1
             return False
-        if self.fork is not None or self._contradicts(signed):
+        if self.fork is not None or not self._counts(signed) or self._contradicts(signed):
             return False
         if message.policy_root in self._known:
             return False
         self._by_root[message.policy_root] = self._by_step[message.step] = signed
         self.learn(message.step, message.policy_root)
         return True
+
+    def _counts(self, signed: Signed[PolicyAnnounced]) -> bool:
+        """Whether it is its author's to say. Of a term that the chain has not told yet it is heard again later
+        (`Jury`); what a term said beyond its end is known as an orphan, if it is heard soon after that."""
+        message = signed.message
+        if self._terms is None or self._terms.counts(signed.author, message.term, message.step, message.parent):
+            return True
+        began = self._terms.now.at
+        if self._terms.is_over(message.term, message.step) and self._clock() - began <= GRACE_SECONDS:
+            self._by_root.setdefault(message.policy_root, signed)
+            self._known.setdefault(message.policy_root, KnownPolicy(message.step, self._clock(), began))
+        return False
+
+    def begin_term(self) -> None:
+        """A term began: what those before it said from its first policy on is orphaned."""
+        if self._terms is None:
+            return
+        first = self._terms.now.from_step
+        for step in [step for step in self._by_step if step >= first]:
+            signed = self._by_step[step]
+            if self._terms.is_over(signed.message.term, step):
+                del self._by_step[step]
+                self._orphan(signed.message.policy_root)
+
+    def _orphan(self, root: bytes) -> None:
+        known = self._known.get(root)
+        if known is None or known.orphaned_at is not None:
+            return
+        self._known[root] = msgspec.structs.replace(known, orphaned_at=self._clock())
+        self._settling = deque(one for one in self._settling if one is not known)
+        left = [one.step for one in self._known.values() if one.orphaned_at is None]
+        self.newest_step = max(left, default=-1)
+        self._settled = min(self._settled, self.newest_step)
+
+    def is_orphan(self, root: bytes) -> bool:
+        known = self._known.get(root)
+        return known is not None and known.orphaned_at is not None
 
     def learn(self, step: int, root: bytes) -> None:
         """Note a policy that nobody announces: the outer state of a round, which follows from the round before."""

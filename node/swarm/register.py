@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from node.recent import Recent
-from node.swarm.policies import PolicyClock
+from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.taskbook import Task, TaskBook
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.earnings import most_files
@@ -216,7 +216,8 @@ class Register:
         node = self._submissions(commitment.node)
         node.early.pop(id, None)
         known, task = self._policies.find(commitment.policy_root), self._task(commitment.policy_root)
-        if (known is None and task is None) or commitment.index >= self._places(task):
+        late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
+        if late or (known is None and task is None) or commitment.index >= self._places(task):
             self._set_aside(node, id, early, wait=known is None and task is None)
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])

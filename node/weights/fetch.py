@@ -213,6 +213,12 @@ class PolicyFollower:
                     self._note(self._announcements.receive_nowait())
             self._wanted.set()
 
+    def look_again(self) -> None:
+        """Other announcements may count now."""
+        self._news.set()
+        self._news = trio.Event()
+        self._wanted.set()
+
     def _note(self, signed: Signed[PolicyAnnounced]) -> None:
         self._clock.announce(signed)
         if self._clock.fork is not None:

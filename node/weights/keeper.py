@@ -39,14 +39,17 @@ class PolicyShelf:
     def __init__(self, keep: int, pins: Pins) -> None:
         self._keep = keep
         self._pins = pins
-        self._held: dict[int, HeldPolicy] = {}
+        self._held: dict[bytes, HeldPolicy] = {}
+        """By root: of one step there may be an orphan and its heir."""
+        self._orphans: set[bytes] = set()
         self._referred: frozenset[bytes] = frozenset()
         self._wanted: set[bytes] = set()
         self._changed = trio.Event()
 
     @property
     def newest(self) -> HeldPolicy | None:
-        return self._held[max(self._held)] if self._held else None
+        """Of those that no later term took back."""
+        return max((one for one in self._held.values() if one.root not in self._orphans), key=_step, default=None)
 
     @property
     def count(self) -> int:
@@ -55,10 +58,16 @@ class PolicyShelf:
     @property
     def held(self) -> tuple[HeldPolicy, ...]:
         """All of them, oldest first."""
-        return tuple(self._held[step] for step in sorted(self._held))
+        return tuple(sorted(self._held.values(), key=_step))
 
     def by_root(self, root: bytes) -> HeldPolicy | None:
-        return next((policy for policy in self._held.values() if policy.root == root), None)
+        return self._held.get(root)
+
+    def orphan(self, root: bytes) -> None:
+        """A later term took this policy back: it can still be asked for, and is not the newest."""
+        self._orphans.add(root)
+        self._changed.set()
+        self._changed = trio.Event()
 
     @property
     def keep(self) -> int:
@@ -76,9 +85,9 @@ class PolicyShelf:
 
     def put(self, policy: HeldPolicy) -> None:
         """Add one; the oldest that nobody works with goes when there are too many."""
-        if policy.step in self._held:
+        if policy.root in self._held:
             return
-        self._held[policy.step] = policy
+        self._held[policy.root] = policy
         self._pins.pin(policy.manifest.image_root)
         self._drop_old()
         self._keep_what_is_referred_to()
@@ -86,14 +95,19 @@ class PolicyShelf:
         self._changed = trio.Event()
 
     def _drop_old(self) -> None:
-        for step in sorted(self._held)[: -self._keep]:
-            if self._held[step].root not in self._wanted:
-                self._pins.unpin(self._held.pop(step).manifest.image_root)
+        for policy in self.held[: -self._keep]:
+            if policy.root not in self._wanted:
+                self._let_go_of(policy)
+
+    def _let_go_of(self, policy: HeldPolicy) -> None:
+        del self._held[policy.root]
+        self._orphans.discard(policy.root)
+        self._pins.unpin(policy.manifest.image_root)
 
     def make_room(self) -> bool:
         """Let go of the oldest policy, or at last of what is kept for others only; False if there is nothing left."""
         if len(self._held) > 1:
-            self._pins.unpin(self._held.pop(min(self._held)).manifest.image_root)
+            self._let_go_of(self.held[0])
             return True
         referred, self._referred = self._referred, frozenset()
         for root in referred:
@@ -127,6 +141,10 @@ class PolicyShelf:
         for root in self._referred - wanted:
             self._pins.unpin(root)
         self._referred = wanted
+
+
+def _step(policy: HeldPolicy) -> int:
+    return policy.step
 
 
 def referred(policy: HeldPolicy) -> frozenset[bytes]:

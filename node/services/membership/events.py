@@ -4,7 +4,19 @@ from typing import Any
 
 import trio
 
-from contracts.bindings import Event, Joined, Left, Slashed, SlashOverturned, ValidatorsSet, ValidatorStruck
+from contracts.bindings import (
+    Event,
+    Joined,
+    Left,
+    Slashed,
+    SlashOverturned,
+    TermEnded,
+    TermHeld,
+    TermTaken,
+    TrainersSeated,
+    ValidatorsSet,
+    ValidatorStruck,
+)
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
@@ -100,6 +112,14 @@ class Events(Service):
                     self._membership.unslash(node, record.transaction)
             case ValidatorsSet(validators=validators, threshold=threshold):
                 self._membership.appoint(validators, threshold)
+            case TrainersSeated():
+                self._membership.terms.seat(event.trainers, event.lease_seconds, event.grace_seconds)
+            case TermTaken():
+                self._membership.terms.take(event.term, event.holder, event.from_step, event.parent, event.until)
+            case TermHeld(term=term, until=until):
+                self._membership.terms.hold(term, until)
+            case TermEnded(term=term, ended_at=ended_at):
+                self._membership.terms.end(term, ended_at)
             case ValidatorStruck(validator=struck):
                 members = self._membership
                 members.appoint([one for one in members.validators if one != struck], members.quorum)
@@ -114,6 +134,8 @@ class Events(Service):
                 self._membership.joined(node, "")
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
+            case TermTaken(term=term):
+                self._membership.terms.undo(term)
             case ValidatorsSet() if self.ledger.benches:
                 self._membership.appoint(self.ledger.benches[-1].validators, self.ledger.benches[-1].threshold)
             case ValidatorStruck(validator=back):

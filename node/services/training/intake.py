@@ -161,7 +161,7 @@ class Intake:
             return
         believed = self._spec.audit.optimistic and state is FileState.OPEN and bool(ballots.accepting(id))
         usable = believed or state is FileState.ACCEPTED
-        if id in self._taken or not usable or self._register.is_contested(work):
+        if id in self._taken or not usable or self._register.is_contested(work) or self._is_orphan(work):
             return
         self._taken[id] = None
         self._open.pop(id, None)
@@ -171,6 +171,10 @@ class Intake:
         except trio.WouldBlock:
             del self._taken[id]
             self.lost += 1
+
+    def _is_orphan(self, work: Work) -> bool:
+        """Of a policy that a later term took back: paid, and not trained on."""
+        return self._station.jury.policies.is_orphan(work.commitment.policy_root)
 
     async def _invalidate(self, id: WorkId) -> None:
         """A file that was taken is rejected after all: out of the queue, and on record if it trained a step already."""
@@ -191,7 +195,7 @@ class Intake:
                 self.lost += 1
             elif self._station.jury.ballots.state(work.id) is not FileState.REJECTED:
                 self._journeys.reached(work.id, "fetch")
-                self._taken_in(groups)
+                self._taken_in([] if self._is_orphan(work) else groups)
                 if unjudged is not None:
                     self._to_judge(unjudged)
 

@@ -1,0 +1,112 @@
+"""Who may lead: the terms of a pool's trainers, as the chain tells them.
+
+A term is one trainer's. What it says of a policy counts from the term's first policy on, up to the first one of the
+next term; a pool without a chair has one term, its manager's, for good. Pure: the clock is an argument.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from protocol.identity import Address
+
+FOREVER = 2**63
+MAX_TERMS = 1024
+"""Remembered, the newest."""
+
+
+class Term(msgspec.Struct, frozen=True):
+    """from_step: the first policy that is the holder's; parent: root of the one before it, zeros if there is none;
+    until: end of the lease or of the term, unix seconds of the chain; at: when this node heard of it, monotonic."""
+
+    number: int
+    holder: Address
+    from_step: int = 0
+    parent: bytes = bytes(32)
+    until: int = FOREVER
+    ended: bool = False
+    at: float = 0.0
+
+
+Listener = Callable[[], object]
+
+
+class Terms:
+    """manager: who leads a pool that nobody seated; trainers: in the order of their turn; lease, grace: seconds."""
+
+    def __init__(self, manager: Address, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._terms: list[Term] = [Term(0, manager)]
+        self._listeners: list[Listener] = []
+        self.trainers: tuple[Address, ...] = (manager,)
+        self.seated = False
+        self.lease = self.grace = 0
+
+    @property
+    def now(self) -> Term:
+        """The newest term."""
+        return self._terms[-1]
+
+    def follow(self, listener: Listener) -> None:
+        """Told after every change."""
+        self._listeners.append(listener)
+
+    def is_trainer(self, address: Address) -> bool:
+        """Whether it leads, led, or stands by: what it said in its term stays said."""
+        return address in self.trainers or any(term.holder == address for term in self._terms)
+
+    def counts(self, author: Address, number: int, step: int, parent: bytes = b"") -> bool:
+        """Whether a word about policy `step` is its author's to say. parent: of the policy, where it is stated: the
+        first policy of a term must come after the one that the taker named."""
+        for term, after in zip(self._terms, [*self._terms[1:], None], strict=True):
+            if term.number == number:
+                within = term.from_step <= step and (after is None or step < after.from_step)
+                first = step == term.from_step and step > 0 and number > 0
+                return author == term.holder and within and (not first or parent == term.parent)
+        return False
+
+    def is_over(self, number: int, step: int) -> bool:
+        """Whether a later term begins at or before this policy: then nobody counts what this term says of it."""
+        return any(term.number > number and term.from_step <= step for term in self._terms)
+
+    def turn(self, trainer: Address) -> int | None:
+        """From when a standby may take the next term, unix seconds of the chain; None for who is none."""
+        if not self.seated or trainer not in self.trainers:
+            return None
+        count = len(self.trainers)
+        holder = self.trainers.index(self.now.holder) if self.now.holder in self.trainers else count - 1
+        return self.now.until + (self.trainers.index(trainer) - holder - 1) % count * self.grace
+
+    # from the chain
+
+    def seat(self, trainers: Sequence[Address], lease: int, grace: int) -> None:
+        self.trainers, self.lease, self.grace, self.seated = tuple(trainers), lease, grace, True
+        self._tell()
+
+    def take(self, number: int, holder: Address, from_step: int, parent: bytes, until: int) -> None:
+        """A term begins. The first one that is told takes the place of the manager's."""
+        kept = [term for term in self._terms if term.number < number][-MAX_TERMS:]
+        self._terms = [*kept, Term(number, holder, from_step, parent, until, at=self._clock())]
+        self._tell()
+
+    def hold(self, number: int, until: int) -> None:
+        self._change(number, until=until)
+
+    def end(self, number: int, ended_at: int) -> None:
+        self._change(number, until=ended_at, ended=True)
+
+    def undo(self, number: int) -> None:
+        """The block in which a term was taken was replaced."""
+        kept = [term for term in self._terms if term.number < number]
+        if kept:
+            self._terms = kept
+            self._tell()
+
+    def _change(self, number: int, **changes: object) -> None:
+        if self.now.number == number:
+            self._terms[-1] = msgspec.structs.replace(self.now, **changes)
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()

@@ -1,0 +1,125 @@
+"""Whose word counts: terms as the chain tells them, and the policies that a clock keeps and orphans by them."""
+
+from typing import Any
+
+from node.swarm.policies import GRACE_SECONDS, PolicyClock
+from node.swarm.terms import FOREVER, Terms
+from protocol.identity import Address
+from protocol.messages import PolicyAnnounced, Signed
+
+A, B, C = (Address("0x" + digit * 40) for digit in "abc")
+NOBODY = Address("0x" + "9" * 40)
+ROOTS = [bytes([step]) * 32 for step in range(1, 40)]
+
+
+class Scene:
+    """A pool of three trainers, of which the first leads, and one node's clock."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.terms = Terms(NOBODY, lambda: self.time)
+        self.terms.take(0, A, 0, bytes(32), 200)
+        self.terms.seat((A, B, C), 200, 30)
+        self.clock = PolicyClock(lambda: self.time, self.terms)
+        self.terms.follow(self.clock.begin_term)
+
+    def say(self, by: Address, term: int, step: int, root: bytes | None = None, **more: Any) -> bool:
+        root = root or ROOTS[step]
+        message = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=root, manifest_size=1, term=term)
+        changed = {name: value for name, value in more.items()}
+        message = PolicyAnnounced(**{**{f: getattr(message, f) for f in message.__struct_fields__}, **changed})
+        return self.clock.announce(Signed(by, message, bytes([term, step]) + root))
+
+    def lead_to(self, step: int) -> None:
+        for one in range(step + 1):
+            assert self.say(A, 0, one)
+
+
+def test_a_pool_that_nobody_seated_is_its_managers_for_good() -> None:
+    terms = Terms(A, lambda: 0.0)
+    assert terms.now.holder == A and terms.now.until == FOREVER and terms.trainers == (A,)
+    assert terms.counts(A, 0, 7) and not terms.counts(B, 0, 7) and not terms.counts(A, 1, 7)
+    assert terms.turn(A) is None and terms.is_trainer(A) and not terms.is_trainer(B)
+
+
+def test_a_term_is_its_holders_from_its_first_policy_to_the_next_terms() -> None:
+    scene = Scene()
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    terms = scene.terms
+    assert terms.counts(A, 0, 4) and not terms.counts(A, 0, 5)
+    assert terms.counts(B, 1, 5, ROOTS[4]) and terms.counts(B, 1, 9) and not terms.counts(B, 1, 4)
+    assert not terms.counts(C, 1, 5, ROOTS[4]) and not terms.counts(B, 2, 5)
+    assert terms.is_trainer(A) and terms.now.holder == B
+
+
+def test_a_terms_first_policy_comes_after_the_one_that_was_named_on_chain() -> None:
+    scene = Scene()
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert not scene.terms.counts(B, 1, 5, ROOTS[3]) and scene.terms.counts(B, 1, 6, ROOTS[3])
+
+
+def test_standbys_have_their_turn_one_grace_after_the_other_and_the_last_holder_comes_last() -> None:
+    terms = Scene().terms
+    assert [terms.turn(one) for one in (B, C, A)] == [200, 230, 260]
+    terms.hold(0, 300)
+    assert terms.turn(B) == 300
+    terms.end(0, 250)
+    assert terms.turn(B) == 250 and terms.now.ended
+    terms.take(1, C, 3, ROOTS[2], 500)
+    assert [terms.turn(one) for one in (A, B, C)] == [500, 530, 560] and not terms.now.ended
+
+
+def test_words_about_an_older_term_change_nothing() -> None:
+    terms = Scene().terms
+    terms.take(1, B, 5, ROOTS[4], 400)
+    terms.end(0, 100)
+    terms.hold(0, 900)
+    assert terms.now.until == 400 and not terms.now.ended
+
+
+def test_what_an_old_term_said_beyond_the_new_ones_start_is_orphaned_and_what_it_says_then_is_no_policy() -> None:
+    scene = Scene()
+    scene.lead_to(6)
+    scene.time = 50.0
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert scene.clock.newest_step == 4 and scene.clock.of_step(5) is None
+    assert scene.clock.is_orphan(ROOTS[5]) and scene.clock.is_orphan(ROOTS[6]) and not scene.clock.is_orphan(ROOTS[4])
+    assert scene.clock.announcement(ROOTS[5]) is not None  # whoever judges files of it can still fetch it
+    assert not scene.say(A, 0, 7) and scene.clock.is_orphan(ROOTS[7])  # on its way when the term ended
+    scene.time += GRACE_SECONDS + 1
+    assert not scene.say(A, 0, 8) and scene.clock.find(ROOTS[8]) is None
+
+
+def test_the_new_term_says_the_step_again_and_that_is_no_fork() -> None:
+    scene = Scene()
+    scene.lead_to(5)
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert scene.say(B, 1, 5, ROOTS[30], parent=ROOTS[4])
+    assert scene.clock.fork is None and scene.clock.newest_step == 5
+    assert scene.clock.of_step(5).message.policy_root == ROOTS[30]  # type: ignore[union-attr]
+    assert not scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4]) and scene.clock.fork is not None  # two in one term are
+
+
+def test_a_standby_says_nothing_that_counts_and_a_term_that_nobody_knows_yet_is_heard_again() -> None:
+    scene = Scene()
+    scene.lead_to(4)
+    assert not scene.say(B, 0, 5) and not scene.say(B, 1, 5, ROOTS[30], parent=ROOTS[4])
+    assert scene.clock.newest_step == 4 and scene.clock.find(ROOTS[30]) is None
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert scene.say(B, 1, 5, ROOTS[30], parent=ROOTS[4])
+
+
+def test_a_term_whose_block_was_replaced_never_was() -> None:
+    scene = Scene()
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    scene.terms.undo(1)
+    assert scene.terms.now.holder == A and scene.terms.counts(A, 0, 5)
+
+
+def test_settled_policies_are_none_that_were_orphaned() -> None:
+    scene = Scene()
+    scene.lead_to(6)
+    scene.time = 100.0
+    assert scene.clock.settled_step == 6
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert scene.clock.settled_step == 4
