@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
+from cli.daemon_status import PretrainingPart
 from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
@@ -99,7 +100,9 @@ async def _perform(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
             if latecomer:
-                nursery.start_soon(_churn, participants[1], latecomer, scene, supervisor, starting, view)
+                nursery.start_soon(
+                    _churn, participants[1], participants[0], latecomer, scene, supervisor, starting, view
+                )
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
@@ -123,22 +126,30 @@ async def _perform(
 
 async def _churn(
     victim: Participant,
+    witness: Participant,
     latecomer: Participant,
     scene: Scene,
     supervisor: Supervisor,
     starting: Callable[[Participant], None],
     view: View,
 ) -> None:
-    """Kill a peer while it trains its second round or a later one, for good, and let another come in its place."""
-    socket = socket_of(scene.state_dir(victim.name))
-    while True:
-        status = await get_status_async(socket)
-        if status and status.pretraining and status.pretraining.training and status.pretraining.round > 0:
-            break
-        await trio.sleep(CHURN_POLL)
+    """Kill a peer while it trains its second round or a later one, for good, and let another come in its place when
+    the others are two rounds on: it takes their state instead of making it."""
+    killed = await _round_of(victim, scene, lambda part: part.training and part.round > 0)
     supervisor.kill(victim.name)
-    view.say(f"{victim.name} is killed while it trains round {status.pretraining.round + 1}; {latecomer.name} joins")
+    view.say(f"{victim.name} is killed while it trains round {killed + 1}")
+    here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
+    view.say(f"{latecomer.name} joins in round {here + 1}")
     starting(latecomer)
+
+
+async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
+    """The round in which a node is once something is true of it."""
+    while True:
+        status = await get_status_async(socket_of(scene.state_dir(one.name)))
+        if status and status.pretraining and true(status.pretraining):
+            return status.pretraining.round
+        await trio.sleep(CHURN_POLL)
 
 
 async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:

@@ -98,11 +98,14 @@ class Jobs:
     async def ask(self, name: str, job: Job) -> dict[str, Any]:
         """What comes of a job. Raises TrainingError if it cannot be done."""
         asked, answered = self._directory / f"{name}.json", self._answer(name)
-        write_whole(asked, msgspec.json.encode(job))
         try:
+            write_whole(asked, msgspec.json.encode(job))
             while not answered.exists():  # noqa: ASYNC110 - another process writes it
                 await trio.sleep(POLL)
             answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+        except OSError as error:
+            why = f"{self._directory}: {error.strerror or error}"
+            raise TrainingError("the learner cannot be asked", why, "free space there; it is tried again") from error
         finally:
             asked.unlink(missing_ok=True)
             answered.unlink(missing_ok=True)

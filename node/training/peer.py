@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from node.state.files import mapped
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
@@ -22,7 +23,9 @@ from protocol.errors import IntellectError
 from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
 
+log = structlog.get_logger()
 POLL = 0.02
+WAIT = 1.0
 SURE = 2.0
 """Standard errors by which the loss must fall, or the steps are made again: an honest contribution may fall short of
 that, and is then found to be honest."""
@@ -46,8 +49,13 @@ class Peer(Pretrainer):
                 time.sleep(POLL)
                 continue
             answer = self._answer(job)
-            if self._world.first:
+            if not self._world.first:
+                continue
+            try:
                 jobs.answer(name, answer)
+            except OSError as error:  # a job without an answer is done again
+                log.warning("job.not_answered", name=name, why=str(error))
+                time.sleep(WAIT)
 
     def _answer(self, job: Job) -> Answer:
         """A job that fails is over, too: the daemon says why, and asks for the next."""

@@ -35,6 +35,9 @@ from protocol.pretraining import Diloco
 log = structlog.get_logger()
 FETCH_TIMEOUT = 60.0
 PAUSE = 1.0
+POLL = 0.1
+CATCH_UP = 10.0
+"""Seconds, at most, in which a node that begins hears how far the others are."""
 KEPT_STATES = 2
 REMEMBERED = 256
 """Rounds whose agreement, root and figures are kept."""
@@ -90,6 +93,7 @@ class Rounds(Service):
         self._agreements: Recent[int, Agreement] = Recent(REMEMBERED)
         self._roots: Recent[int, bytes] = Recent(REMEMBERED)
         self._moved = trio.Event()
+        self.caught_up = trio.Event()
 
     @classmethod
     async def open(cls, place: Any) -> Self:
@@ -113,10 +117,30 @@ class Rounds(Service):
         self._station.progress.enter("rounds", self.doing)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear)
+            await self._catch_up()
             while not self.over:
                 moved = self._moved
                 if not await self._advance():
                     await moved.wait()
+
+    async def _catch_up(self) -> None:
+        """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
+        history."""
+        with trio.move_on_after(CATCH_UP):
+            while not self._has_heard():  # noqa: ASYNC110 - heartbeats and cuts of many
+                await trio.sleep(POLL)
+        self.caught_up.set()
+
+    def _has_heard(self) -> bool:
+        """Whether the newest cut is here, going by the round in which a quorum of validators says to be."""
+        membership, own = self._station.membership, self._station.key.address
+        members = [membership.table.get(node) for node in membership.validators if node != own]
+        said = [self.newest] * (own in membership.validators)
+        rounds = sorted(said + [one.beat.policy_step for one in members if one and one.beat], reverse=True)
+        if len(rounds) < self.quorum:
+            return False
+        decided = [at for at, one in self._agreements.items() if one.decided]
+        return rounds[self.quorum - 1] <= max([self.newest + 1, *(at + 1 for at in decided)])
 
     @property
     def quorum(self) -> int:
@@ -126,6 +150,11 @@ class Rounds(Service):
     @property
     def over(self) -> bool:
         return self.outer is not None and self.outer.round >= self.last
+
+    @property
+    def newest(self) -> int:
+        """The round that runs here, -1 before the first."""
+        return self.outer.round if self.outer else -1
 
     @property
     def parameters(self) -> int:
@@ -204,9 +233,10 @@ class Rounds(Service):
                 await self._apply(proposal)
             else:
                 await self._jump(newest, decided[newest])
-        except IntellectError as error:
-            log.warning("round.not_applied", round=own, what=error.what, why=error.why)
-            self._station.progress.trouble(f"round {own}: {error.what}: {error.why}")
+        except (IntellectError, OSError) as error:
+            why = in_words(error)
+            log.warning("round.not_applied", round=own, why=why)
+            self._station.progress.trouble(f"round {own} is not applied yet: {why}")
             await trio.sleep(PAUSE)
         return True
 
@@ -381,6 +411,13 @@ class Rounds(Service):
             for work in register.of(node)
             if work.commitment.policy_root in known and work.commitment.file_root not in self.included
         ]
+
+
+def in_words(error: IntellectError | OSError) -> str:
+    """What hinders a round for now."""
+    if isinstance(error, IntellectError):
+        return f"{error.what}: {error.why}"
+    return f"{error.filename or 'the disk'}: {error.strerror or error}; free space there, it is tried again"
 
 
 def _place(message: CutSigned) -> tuple[int, int, bool]:

@@ -8,6 +8,8 @@ apart as honest ones are, and what is further costs the pay.
 import struct
 from typing import Any, Self
 
+import trio
+
 from node.chain.keeper import CaseKeeper
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
@@ -29,7 +31,10 @@ from protocol.statements import Outcome
 MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Half of the steps are further away
 (cosine 0.89, measured: 0.46); honest float32 of two machines was not measured yet."""
+POLL = 0.1
 CLAIMS = 4096
+CLAIM_SECONDS = 6.0
+"""So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves."""
 
 
 class Looks:
@@ -62,7 +67,14 @@ class Looks:
         replay = order.groups is None or bool(order.groups)
         job = Check(policy.step, order.path, others, replay)
         found = await self._rounds.jobs.ask(f"check-{order.file_root.hex()[:32]}-{int(replay)}", job)
+        if "seat" in found:
+            await self._hear_claim((parse_address(order.node), found["seat"]))
         return self._inspected(order, found)
+
+    async def _hear_claim(self, claim: tuple[Address, int]) -> None:
+        with trio.move_on_after(CLAIM_SECONDS):
+            while claim not in self._claims:  # noqa: ASYNC110 - `hear_seats` writes it
+                await trio.sleep(POLL)
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)

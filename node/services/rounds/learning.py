@@ -7,7 +7,7 @@ import trio
 
 from node.services.base import Service
 from node.services.committing import Made, commit, slot_name
-from node.services.rounds.applying import Outer, Rounds
+from node.services.rounds.applying import Outer, Rounds, in_words
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -19,6 +19,8 @@ from protocol.statements import work_id
 
 log = structlog.get_logger()
 POLL = 0.2
+MOST_PAUSE = 60.0
+"""Seconds, at most, between two tries of a round whose contribution could not be made."""
 SAID = 2
 """Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
 REPEATED = 4
@@ -56,21 +58,27 @@ class Learning(Service):
 
     async def _contribute(self) -> None:
         """A contribution to every round that this node lives to see begin."""
-        round_ = -1
+        round_, pause = -1, 1.0
+        await self._rounds.caught_up.wait()
         while not self._rounds.over:
-            outer = await self._rounds.newer_than(round_)
-            round_ = outer.round
-            journal, slot = self._station.journal, slot_name(outer.root, 0)
-            if self._rounds.over or await journal.do(journal.said, "commitment", slot):
-                continue  # made before a restart: a second one would be a fault
             while self.seat < 0 or self._said < SAID:  # noqa: ASYNC110 - heartbeats of any others may free one
                 await trio.sleep(POLL)
-            self._training = round_
+            outer = await self._rounds.newer_than(round_)
+            journal, slot = self._station.journal, slot_name(outer.root, 0)
+            if self._rounds.over or await journal.do(journal.said, "commitment", slot):
+                round_ = outer.round  # made before a restart: a second one would be a fault
+                continue
+            self._training = outer.round
             try:
                 await self._train(outer)
-            except IntellectError as error:
-                log.warning("contribution.failed", round=round_, why=error.why)
-                self._station.progress.trouble(f"no contribution to round {round_}: {error.what}: {error.why}")
+            except (IntellectError, OSError) as error:
+                log.warning("contribution.failed", round=outer.round, why=in_words(error))
+                self._station.progress.trouble(f"no contribution to round {outer.round} yet: {in_words(error)}")
+                # again, in this round if it still runs: one that nobody contributes to would never end
+                await trio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE)
+            else:
+                round_, pause = outer.round, 1.0
             finally:
                 self._training = -1
 
@@ -78,6 +86,9 @@ class Learning(Service):
         clock = self._station.clock
         until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
         found = await self._rounds.train(outer.round, self.seat, until)
+        if outer.round + 1 < self._rounds.newest:  # the node was stopped meanwhile: nobody would count it
+            self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
+            return
         made = Made(found["path"], found["tokens"])
         commitment = await commit(self._station, outer.root, 0, made, outer.round)
         self._open[work_id(commitment)] = outer.round

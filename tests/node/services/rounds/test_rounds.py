@@ -4,7 +4,9 @@ Boards, juries, judges, cuts, seats and outer steps are the real ones, and so is
 threads and the chain are doubles. Time jumps.
 """
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.services.station import take_station
+from node.state import files
 from node.swarm.membership import Membership
 from node.training.errors import TrainingError
 from node.training.jobs import Check, Job, Train
@@ -44,7 +47,7 @@ from tests.node.training.texts import compiled, spool_of
 
 ROUND, GRACE = 12.0, 4.0
 HOW = 'exchange = "int8"\ninner_state = "reset"\nround_seconds = 12\ngrace_seconds = 4'
-Bend = Callable[["Lab", Job, dict[str, Any]], None]
+Bend = Callable[["Lab", Job, dict[str, Any]], Awaitable[None]]
 
 
 class Lab:
@@ -71,7 +74,7 @@ class Lab:
         if answer.what:
             raise TrainingError(answer.what, answer.why, answer.remedy)
         if self.bend is not None:
-            self.bend(self, job, answer.found)
+            await self.bend(self, job, answer.found)
         return answer.found
 
 
@@ -230,8 +233,48 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
     assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
 
 
-def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_more_than_its_round(
+    tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = Town(tmp_path, validators=2, steps=7)
+    steady, stopped = town.add(2), town.add(3, bend=stopped_over_rounds)
+    late: list[Node] = []
+    told: list[str] = []
+    monkeypatch.setattr(steady.station.progress, "trouble", told.append)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await until(lambda: steady.rounds.outer is not None and steady.rounds.outer.round == 4)
+        monkeypatch.setattr(files.os, "fsync", full_disk)  # everybody's: neither steps nor states can be written
+        await trio.sleep(ROUND)
+        monkeypatch.undo()
+        monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+        late.append(town.add(5))
+        nursery.start_soon(late[0].live)
+
+    await town.play(story)
+    roots = town.roots()
+    assert set(roots) == set(range(8)) and all(len(each) == 1 for each in roots.values()), roots
+    assert any("No space left on device" in text and "round 4" in text for text in told), told
+    assert steady.counts() == {"accepted": 7}  # the full disk's round, too: it was made again
+    assert 1 not in late[0].roots and 2 not in late[0].roots and late[0].counts()["accepted"] >= 1  # it jumped
+    counts = stopped.counts()
+    assert counts["accepted"] >= 4 and set(counts) <= {"accepted", "committed"}, counts  # late by two rounds: unpaid
+    assert not [one for node in town.nodes for one in node.court.slashed]
+
+
+async def stopped_over_rounds(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+    """SIGSTOP after the steps of round 1, SIGCONT two rounds later."""
+    if isinstance(job, Train) and job.round == 1:
+        await trio.sleep(3 * (ROUND + GRACE))
+
+
+def full_disk(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
     """Another node's contribution with 5 % of noise, under its own seat."""
+    await trio.lowlevel.checkpoint()
     if not isinstance(job, Train):
         return
     peer = lab.town.peer
@@ -243,7 +286,7 @@ def noisy_copy(lab: Lab, job: Job, found: dict[str, Any]) -> None:
     for name, values in tensors.items():
         tensors[name] = values + np.float32(0.05 * values.std()) * source.normal(size=values.size).astype(np.float32)
     header = msgspec.structs.replace(other.header, seat=job.seat)
-    Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))
+    Path(found["path"]).write_bytes(b"".join(encode_contribution(header, tensors, other.form)))  # noqa: ASYNC240
 
 
 async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_its_stake(
