@@ -22,12 +22,15 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import ProtocolError
-from protocol.policy import U16, bf16_bits
+from protocol.policy import U16
 
 WINDOW = 1 << 16
 """Numbers that are merged together: the buffers stay in the processor's cache."""
+SAMPLE = 1 << 15
+"""Numbers that say between which bounds TIES' threshold lies."""
 MAX_MODELS = 64
 MAX_WEIGHT = 1 << 14
+_SIZE = np.uint32(0x7FFFFFFF)
 _DRAW = "intellect-node merge draw v1"
 F32 = NDArray[np.float32]
 METHODS = ("average", "ties", "dare")
@@ -68,10 +71,11 @@ class Merge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thresholds:
-    """Of one tensor of each model: from which |t| on TIES keeps a number. Two passes over histograms, exact."""
+    """Of one tensor of each model: from which bits of |t| on TIES keeps a number. Exact."""
 
     def __init__(self, merge: Merge, base: U16, models: Sequence[U16]) -> None:
-        self.least = [_least(base, model, max(1, round(merge.density * base.size))) for model in models]
+        kept = max(1, round(merge.density * base.size))
+        self.least = [_least(base, model, kept) if base.size else 0 for model in models]
 
 
 def merged(
@@ -83,52 +87,81 @@ def merged(
     just that.
     """
     end = models[0].size if stop is None else stop
-    if merge.method == "average" or base is None:
-        yield from _averaged(merge, [model[start:end] for model in models])
-        return
-    thresholds = Thresholds(merge, base, models).least if merge.method == "ties" else []
+    size = max(0, min(WINDOW, end - start))
+    room, found = _Room(size, len(models)), np.empty(size, np.uint16)
+    least = Thresholds(merge, base, models).least if base is not None and merge.method == "ties" else []
     for begin in range(start, end, WINDOW):
         cut = slice(begin, min(begin + WINDOW, end))
-        before, parts = _values(base[cut]), [model[cut] for model in models]
-        with _whatever_comes():
-            if merge.method == "ties":
-                added = _elected(merge, before, parts, thresholds)
+        use, out = room.first(cut.stop - begin), found[: cut.stop - begin]
+        parts = [model[cut] for model in models]
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and what is no number are merged like all else
+            if merge.method == "average" or base is None:
+                _average(merge, parts, use)
             else:
-                added = _drawn(merge, name, before, parts, begin)
-            window = bf16_bits(np.add(before, np.float32(merge.scale) * added, dtype=np.float32))
-        yield window
-
-
-def _whatever_comes() -> np.errstate:
-    """Infinities and what is no number are merged like all else."""
-    return np.errstate(over="ignore", invalid="ignore")
-
-
-# average
-
-
-def _averaged(merge: Merge, models: Sequence[U16]) -> Iterator[U16]:
-    size = min(WINDOW, models[0].size)
-    total, spare, found = np.empty(size, np.float32), np.empty(size, np.uint32), np.empty(size, np.uint16)
-    whole = np.float32(sum(merge.weights))
-    for begin in range(0, models[0].size, WINDOW):
-        count = min(size, models[0].size - begin)
-        acc, room, out = total[:count], spare[:count], found[:count]
-        with _whatever_comes():
-            for place, (model, weight) in enumerate(zip(models, merge.weights, strict=True)):
-                room[...] = model[begin : begin + count]
-                np.left_shift(room, 16, out=room)
-                values = room.view(np.float32)
-                if weight != 1:
-                    np.multiply(values, np.float32(weight), out=values)
-                if place:
-                    np.add(acc, values, out=acc)
+                _widen(base[cut], use.before)
+                if merge.method == "ties":
+                    _elect(merge, parts, least, use)
                 else:
-                    acc[...] = values
-            if whole != 1:
-                np.divide(acc, whole, out=acc)
-            _round(acc, room, out)
+                    _draw(merge, name, parts, begin, use)
+                np.multiply(use.total, np.float32(merge.scale), out=use.total)
+                np.add(use.before, use.total, out=use.total)
+            _round(use.total, use.sizes, out)
         yield out
+
+
+class _Room:
+    """Buffers of one window, used again and again, so that everything stays in the processor's cache."""
+
+    def __init__(self, size: int, models: int) -> None:
+        self.before, self.total, self.share, self.spare = (np.empty(size, np.float32) for _ in range(4))
+        self.several = [np.empty(size, np.float32) for _ in range(models)]
+        self.sizes = np.empty(size, np.uint32)
+        self.kept, self.other, self.up, self.down = (np.empty(size, np.bool_) for _ in range(4))
+
+    def first(self, count: int) -> "_Room":
+        """The same memory, shorter for a last window."""
+        if count == len(self.total):
+            return self
+        found = _Room(0, 0)
+        for name, buffer in vars(self).items():
+            setattr(found, name, [one[:count] for one in buffer] if name == "several" else buffer[:count])
+        return found
+
+
+def _widen(bits: U16, out: F32) -> None:
+    """bf16 patterns as float32."""
+    room = out.view(np.uint32)
+    room[...] = bits
+    np.left_shift(room, 16, out=room)
+
+
+def _keep(values: F32, kept: NDArray[np.bool_]) -> None:
+    """+0 where not kept: a product of the bits, since infinity times 0 is no number."""
+    bits = values.view(np.uint32)
+    np.multiply(bits, kept, out=bits)
+
+
+def _times(values: F32, weight: int) -> None:
+    if weight != 1:
+        np.multiply(values, np.float32(weight), out=values)
+
+
+def _add_to(total: F32, values: F32, place: int) -> None:
+    """In the order of the models; the first one is where the sum begins."""
+    if place:
+        np.add(total, values, out=total)
+    else:
+        total[...] = values
+
+
+def _average(merge: Merge, parts: Sequence[U16], use: _Room) -> None:
+    """Into use.total."""
+    for place, (part, weight) in enumerate(zip(parts, merge.weights, strict=True)):
+        _widen(part, use.several[0])
+        _times(use.several[0], weight)
+        _add_to(use.total, use.several[0], place)
+    if sum(merge.weights) != 1:
+        np.divide(use.total, np.float32(sum(merge.weights)), out=use.total)
 
 
 def _round(values: F32, room: NDArray[np.uint32], out: U16) -> None:
@@ -148,24 +181,72 @@ def _round(values: F32, room: NDArray[np.uint32], out: U16) -> None:
 # TIES
 
 
-def _elected(merge: Merge, before: F32, parts: Sequence[U16], least: Sequence[int]) -> F32:
-    kept = [_kept(_values(part) - before, border) for part, border in zip(parts, least, strict=True)]
-    weighted = [values * np.float32(weight) for values, weight in zip(kept, merge.weights, strict=True)]
-    sign = np.sign(_sum(weighted))
-    total, share = np.zeros_like(before), np.zeros_like(before)
-    for values, weight in zip(weighted, merge.weights, strict=True):
-        agrees = (np.sign(values) == sign) & (values != 0)
-        total += np.where(agrees, values, np.float32(0))
-        share += np.where(agrees, np.float32(weight), np.float32(0))
-    return np.divide(total, np.maximum(share, np.float32(1)), dtype=np.float32)
-
-
-def _kept(values: F32, least: int) -> F32:
-    return np.where(_sizes(values) >= least, values, np.float32(0))
+def _elect(merge: Merge, parts: Sequence[U16], least: Sequence[int], use: _Room) -> None:
+    """Into use.total: the mean of what agrees with the sign of the sum."""
+    elected, agrees, other = use.spare, use.kept, use.other
+    for place, (part, values) in enumerate(zip(parts, use.several, strict=True)):
+        _widen(part, values)
+        np.subtract(values, use.before, out=values)
+        np.bitwise_and(values.view(np.uint32), _SIZE, out=use.sizes)
+        np.greater_equal(use.sizes, np.uint32(least[place]), out=use.kept)
+        _keep(values, use.kept)
+        _times(values, merge.weights[place])
+        _add_to(elected, values, place)
+    up, down = np.greater(elected, 0, out=use.up), np.less(elected, 0, out=use.down)
+    for place, (values, weight) in enumerate(zip(use.several, merge.weights, strict=True)):
+        np.greater(values, 0, out=agrees)
+        np.bitwise_and(agrees, up, out=agrees)
+        np.less(values, 0, out=other)
+        np.bitwise_and(other, down, out=other)
+        np.bitwise_or(agrees, other, out=agrees)
+        _keep(values, agrees)
+        np.add(use.total, values, out=use.total) if place else np.add(values, np.float32(0), out=use.total)
+        np.multiply(agrees, np.float32(weight), out=values)
+        _add_to(use.share, values, place)
+    np.maximum(use.share, np.float32(1), out=use.share)
+    np.divide(use.total, use.share, out=use.total)
 
 
 def _least(base: U16, model: U16, kept: int) -> int:
-    """The bits of the `kept`-th largest |model - base|: sizes of float32 numbers have the order of their bits."""
+    """The bits of the `kept`-th largest |model - base|: sizes of float32 numbers have the order of their bits.
+
+    A sample says between which bounds it lies; one pass counts what is above and gathers what is between.
+    """
+    low, high = _bounds(base, model, kept)
+    above, between, found = 0, 0, list[NDArray[np.uint32]]()
+    mask = np.empty(min(WINDOW, base.size), np.bool_)
+    for sizes in _sizes(base, model):
+        few = mask[: len(sizes)]
+        above += int(np.count_nonzero(np.greater(sizes, high, out=few)))
+        np.subtract(sizes, low, out=sizes)  # what is below `low` becomes larger than all
+        np.less_equal(sizes, high - low, out=few)
+        if low == high:
+            between += int(np.count_nonzero(few))
+        else:
+            found.append(sizes[few])
+            between += len(found[-1])
+    if not above < kept <= above + between:
+        return _counted(base, model, kept)  # the sample was not like the rest
+    return int(low) if low == high else int(low) + int(_largest(np.concatenate(found), kept - above))
+
+
+def _largest(sizes: NDArray[np.uint32], place: int) -> np.uint32:
+    """The `place`-th largest, from 1."""
+    return np.partition(sizes, len(sizes) - place)[len(sizes) - place]
+
+
+def _bounds(base: U16, model: U16, kept: int) -> tuple[np.uint32, np.uint32]:
+    """Between which bits the `kept`-th largest size lies, by every n-th number: six standard errors to each side."""
+    every = max(1, base.size // SAMPLE)
+    (sizes,) = _sizes(base[::every], model[::every], window=base.size)
+    share, count = kept / base.size, len(sizes)
+    wide = 6 * (share * (1 - share) * count) ** 0.5 + 2
+    places = (max(1, int(share * count - wide)), min(count, int(share * count + wide) + 1))
+    return _largest(sizes, places[1]), _largest(sizes, places[0])
+
+
+def _counted(base: U16, model: U16, kept: int) -> int:
+    """As `_least`, by two passes over histograms, whatever the numbers are."""
     upper, above = _reached(_histogram(base, model, None), kept)
     return upper << 16 | _reached(_histogram(base, model, upper), kept - above)[0]
 
@@ -173,10 +254,7 @@ def _least(base: U16, model: U16, kept: int) -> int:
 def _histogram(base: U16, model: U16, upper: int | None) -> NDArray[np.int64]:
     """How often each upper half of the sizes' bits occurs; or each lower half of those that have this upper one."""
     found = np.zeros(1 << 16, dtype=np.int64)
-    for begin in range(0, base.size, WINDOW):
-        cut = slice(begin, begin + WINDOW)
-        with _whatever_comes():
-            sizes = _sizes(_values(model[cut]) - _values(base[cut]))
+    for sizes in _sizes(base, model):
         halves = sizes >> 16
         if upper is not None:
             halves = sizes[halves == upper] & 0xFFFF
@@ -191,33 +269,36 @@ def _reached(counts: NDArray[np.int64], wanted: int) -> tuple[int, int]:
     return len(counts) - 1 - place, int(running[place - 1]) if place else 0
 
 
-def _sizes(values: F32) -> NDArray[np.uint32]:
-    return values.view(np.uint32) & np.uint32(0x7FFFFFFF)
+def _sizes(base: U16, model: U16, window: int = 0) -> Iterator[NDArray[np.uint32]]:
+    """Bits of |model - base|, window by window; a window is overwritten by the next."""
+    step = window or WINDOW
+    before, values = np.empty(min(step, base.size), np.float32), np.empty(min(step, base.size), np.float32)
+    for begin in range(0, base.size, step):
+        count = min(step, base.size - begin)
+        _widen(base[begin : begin + count], before[:count])
+        _widen(model[begin : begin + count], values[:count])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(values[:count], before[:count], out=values[:count])
+        sizes = values[:count].view(np.uint32)
+        yield np.bitwise_and(sizes, _SIZE, out=sizes)
 
 
 # DARE
 
 
-def _drawn(merge: Merge, name: str, before: F32, parts: Sequence[U16], begin: int) -> F32:
+def _draw(merge: Merge, name: str, parts: Sequence[U16], begin: int, use: _Room) -> None:
+    """Into use.total."""
     words = round(merge.density * (1 << 16))
-    rest, scaled = np.float32(words / (1 << 16)), list[F32]()
+    rest = np.float32(words / (1 << 16))
     for number, (part, weight) in enumerate(zip(parts, merge.weights, strict=True)):
         place = merge.seed.to_bytes(8, "little") + number.to_bytes(2, "little") + name.encode()
-        stream = blake3(place, derive_key_context=_DRAW).digest(2 * before.size, seek=2 * begin)
-        keep = np.frombuffer(stream, dtype="<u2") < words if words < 1 << 16 else np.True_
-        scaled.append(np.where(keep, (_values(part) - before) * np.float32(weight) / rest, np.float32(0)))
-    return _sum(scaled) / np.float32(sum(merge.weights))
-
-
-def _sum(parts: Sequence[F32]) -> F32:
-    """In their order."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def _values(bits: U16) -> F32:
-    found = bits.astype(np.uint32)
-    found <<= 16
-    return found.view(np.float32)
+        stream = blake3(place, derive_key_context=_DRAW).digest(2 * len(use.total), seek=2 * begin)
+        _widen(part, use.several[0])
+        np.subtract(use.several[0], use.before, out=use.several[0])
+        _times(use.several[0], weight)
+        np.divide(use.several[0], rest, out=use.several[0])
+        if words < 1 << 16:
+            np.less(np.frombuffer(stream, dtype="<u2"), np.uint16(words), out=use.kept)
+            _keep(use.several[0], use.kept)
+        _add_to(use.total, use.several[0], number)
+    np.divide(use.total, np.float32(sum(merge.weights)), out=use.total)

@@ -64,6 +64,23 @@ def test_ties_keeps_the_largest_elects_a_sign_and_takes_the_mean_of_those_that_a
     assert (found != expected).mean() < 1e-3 and (found != base).mean() > 0.3
 
 
+@pytest.mark.parametrize("density", [1e-6, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["even", "equal", "unlike its sample", "not finite"])
+def test_the_threshold_of_ties_is_exact_whatever_the_numbers_are(density: float, kind: str) -> None:
+    source = np.random.default_rng(3)
+    t = source.normal(0, 1e-3, 1 << 17).astype(np.float32)
+    if kind == "equal":
+        t = np.float32(2**-10) * source.integers(0, 3, t.size).astype(np.float32)
+    elif kind == "unlike its sample":
+        t[:: t.size // merging.SAMPLE] = 0  # just the numbers that are looked at first
+    elif kind == "not finite":
+        t[:9] = np.inf
+    model, base = bf16_bits(t), np.zeros(t.size, np.uint16)
+    place = max(1, round(density * t.size))
+    exact = np.sort(bf16_values(model).view(np.uint32) & 0x7FFFFFFF)[-place]
+    assert Thresholds(Merge("ties", (1,), density), base, [model]).least == [exact]
+
+
 def test_dare_keeps_by_a_draw_that_can_be_had_anywhere_and_scales_what_it_keeps() -> None:
     base, *several = models()
     merge, t = Merge("dare", (1, 1, 1), density=0.25, seed=9), differences(base, several)
