@@ -17,12 +17,16 @@ from benchmarks.measuring import Clock, clock_of, peak, reset_peak
 from node.inference import device_sampling
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Finished, Request
+from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
 from node.inference.proofs import prove_all
+from node.inference.room import PASS_TOKENS, ROWS
 
 VOCABULARY, LARGE_VOCABULARY = 1024, 151_936
 PROMPT = 16
+ON_A_GPU = {"pass_tokens": PASS_TOKENS, "logit_cells": ROWS * LARGE_VOCABULARY}
+"""What node.inference.room gives a card with room."""
 Run = Callable[[list[int]], int]
 """Decodes as many tokens as each number says, all at a time; returns how many those were."""
 
@@ -35,10 +39,12 @@ def configuration(shape: dict[str, Any], vocabulary: int, *, tied: bool = True) 
     )
 
 
-def model_of(config: Qwen3Config, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LanguageModel:
+def model_of(
+    config: Qwen3Config, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+) -> LanguageModel:
     with torch.device("meta"):
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model = LanguageModel(shell, device, dtype, "sdpa")
+    model = model_for(shell, device, dtype, attention, **({} if device == "cpu" else ON_A_GPU))
     weights = shell.to_empty(device=device)
     fill(weights.named_parameters())
     with torch.no_grad():

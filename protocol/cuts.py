@@ -12,3 +12,9 @@ class Cuts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     mantissa_median: float = 0.5
     sampling_mean: float = 1e-4
     sampling_outside: float = 0.01
+
+
+EXACT = Cuts(
+    exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0, sampling_mean=2.0**-40, sampling_outside=0.0
+)
+"""Where honest work is equal: what is left is how float64 rounds the sums of a draw, which are compared to u."""

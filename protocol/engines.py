@@ -8,12 +8,15 @@ somebody's own may leave the last three away.
 Two engines of one class round alike; of two classes they need not, float32 included: on a GPU a kernel may multiply
 float32 in TF32 and say nothing of it. So no class stands for another: a run knows the pairs of classes that were
 calibrated, and admits no class besides them. A rollout file declares the class of the engine that made it, and a
-verifier computes as the worker did, wherever it can. The name is the worker's word: who states another is met there.
+verifier computes as the worker did, wherever it can; of the kernel `fixed` that gives the same bits, and nothing is
+forgiven. The name is the worker's word: who states another is met there.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 
+FIXED = "fixed"
+"""The kernel of batch-invariant arithmetic (node.inference.fixed); on a GPU its number of multiprocessors follows."""
 _PART = r"[a-z0-9][a-z0-9_.+-]{0,31}"
 _CLASS = re.compile(rf"{_PART}/{_PART}/{_PART}(/{_PART}){{0,3}}")
 _PATTERN = re.compile(rf"({_PART}|\*)/({_PART}|\*)/({_PART}|\*)(/({_PART}|\*)){{0,3}}")
@@ -57,6 +60,12 @@ def with_arithmetic(name: str, way: tuple[str, str]) -> str:
     """The class of the same engine on the same device, computing in another way."""
     hardware, _, _, *rest = name.split("/")
     return "/".join((hardware, *way, *rest))
+
+
+def is_exact(worker: str, verifier: str) -> bool:
+    """Whether honest work by one class is equal, bit for bit, to what the other recomputes: both are one class, whose
+    arithmetic does not depend on the batch nor on how a token came into it."""
+    return worker == verifier and is_engine_class(worker) and arithmetic(worker)[1].partition("-")[0] == FIXED
 
 
 def kind(name: str) -> str:

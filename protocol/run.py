@@ -12,7 +12,7 @@ import msgspec
 
 from protocol.audit import AuditSpec
 from protocol.codec import decode_json
-from protocol.cuts import Cuts
+from protocol.cuts import EXACT, Cuts
 from protocol.decision import MAX_TABLES, DecisionError, DecisionSpec
 from protocol.engines import (
     MAX_PATTERNS,
@@ -20,6 +20,7 @@ from protocol.engines import (
     classes,
     is_engine_class,
     is_engine_pattern,
+    is_exact,
     is_pair,
     missing_pairs,
     pair,
@@ -211,7 +212,9 @@ class VerificationSpec(Cuts, frozen=True):
 
     def cuts(self, worker: str, verifier: str) -> Cuts:
         """The cuts for a file of one class of engine in the eyes of another. The section's own, a calibrated run's
-        loosest, where the pair has none."""
+        loosest, where the pair has none; equality where that is what the class stands for."""
+        if is_exact(worker, verifier):
+            return EXACT
         return self.pairs.get(pair(worker, verifier), self)
 
     def rules(self) -> list[Rule]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CAPABILITY = (9, 0)
+MULTIPROCESSORS = 132
 MEMORY_SEEN = 1 << 30
 
 _aten: Any = torch.ops.aten
@@ -205,7 +207,8 @@ class PretendedGPU(TorchDispatchMode):
     def _compute(self, func: Any, args: Any, kwargs: dict[str, Any], own: Any, place: torch.device | None) -> Any:
         if place is not None and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
-        found = func(*_changed(args, _values), **{name: _changed(one, _values) for name, one in kwargs.items()})
+        compute = _with_float32_sums if func is _aten.mm.dtype else func
+        found = compute(*_changed(args, _values), **{name: _changed(one, _values) for name, one in kwargs.items()})
         for one in own:
             assert one.shape == one.values.shape, f"{func} changes the shape of a tensor, which is not pretended"
         if place is None:
@@ -333,6 +336,11 @@ def _values(tensor: Tensor) -> Tensor:
     return tensor.values if isinstance(tensor, PretendedTensor) else tensor
 
 
+def _with_float32_sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
+    """`torch.mm(..., out_dtype=torch.float32)`, of which a CPU has no kernel."""
+    return torch.mm(one.to(dtype), other.to(dtype))
+
+
 @cache
 def _is_made_of_others(func: Any) -> bool:
     """Inference mode asks for these as a whole, and has no kernel for them."""
@@ -391,6 +399,7 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "device": lambda device: nullcontext(),
         "get_device_name": lambda device=None: "NVIDIA Pretended",
         "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=MULTIPROCESSORS),
         "synchronize": lambda device=None: gpu.wait(),
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda device=None: MEMORY_SEEN,

@@ -6,6 +6,8 @@
   reads (2,048 and 32,768 tokens), beside transformers' `generate`; peak memory;
 - proofs: TOPLOC of decoding against prefill and the sampler's statistics, honest under two attention kernels, and
   with every cheat of the calibration (int8, int4, fp8, old weights, other draws): distances, how many are caught;
+- invariance: under the kernel `fixed` and the ordinary one, how many rows are equal in decoding at batch 1, 8, 64 and
+  256 and in reading, and tokens per second;
 - learner: tokens per second, MFU and memory at 0.6 and 1.5 B parameters, FSDP2 over one card;
 - costs: shares of a step of decoding that replayable drawing and activation proofs take;
 - swap: a policy's image into a running engine, from disk and from the page cache, and what becomes of a request;
@@ -18,7 +20,7 @@ device has done what it was given. On a CPU, or with --quick, models are tiny an
 
 **What a borrowed machine must have** beside this tree, torch, transformers (with tokenizers), safetensors and numpy:
 
-    engine, costs           blake3, msgspec, structlog
+    engine, costs, invariance   blake3, msgspec, structlog
     swap                    + platformdirs
     proofs, learner         + base58, coincurve (cffi), eth-hash, eth-typing, eth-utils, pycryptodome, toolz
     challenge               + psutil, pydantic-settings (python-dotenv)

@@ -16,9 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.checks import sampling_statistics
-from protocol.cuts import Cuts
+from node.inference.errors import EngineError
+from protocol.checks import check_activations, check_sampling, sampling_statistics
+from protocol.cuts import EXACT, Cuts
 from protocol.decision import SampleStatistics
+from protocol.engines import classes, is_exact
 from protocol.run import RunSpec, VerificationSpec
 
 F64 = NDArray[np.float64]
@@ -55,10 +57,26 @@ def hard_cuts(run: RunSpec, honest: Looks, seed: int) -> VerificationSpec:
     loosest = Cuts(**{name: max(getattr(cuts, name) for cuts in pairs.values()) for name in Cuts.__struct_fields__})
     of_proofs = {name: getattr(loosest, name) for name in FLOORS}
     for name, samples in honest.items():
-        if not _always_agreed(samples):
+        if is_exact(*classes(name)):
+            pairs[name] = _equal(name, samples)
+        elif not _always_agreed(samples):
             pairs[name] = msgspec.structs.replace(pairs[name], **of_proofs)
     tighter = {name: cuts for name, cuts in pairs.items() if cuts != loosest}
     return msgspec.structs.replace(run.verification, **msgspec.structs.asdict(loosest), pairs=tighter)
+
+
+def _equal(name: str, samples: Sequence[SampleStatistics]) -> Cuts:
+    """The cuts of a pair of which equality is asked. Raises EngineError if it is not what was seen."""
+    errors = [error for sample in samples for error in sample.errors]
+    distances = np.concatenate([sample.distances for sample in samples])
+    fault = check_activations(errors, EXACT) or check_sampling(distances, EXACT)
+    if fault is None:
+        return EXACT
+    raise EngineError(
+        "a class of batch-invariant arithmetic is not what it says",
+        f"honest work of {classes(name)[0]} differed where it was looked at again: {fault.detail}",
+        "leave the kernel 'fixed' out for this hardware, and report it",
+    )
 
 
 def draw_files(run: RunSpec, samples: int, seed: int, files: int) -> np.ndarray:

@@ -17,10 +17,11 @@ from node.inference.transformer import Shape
 # the last one. Room is taken for what sequences reach, not for the longest that a run allows (8,192 tokens allowed, 600
 # used). Pages instead of rows have no kernel on CPUs, and gathering pages copies what a pass reads anyway.
 class KVCache:
-    """keys, values: per layer [rows, kv heads, span, D]; what no sequence wrote is arbitrary but finite."""
+    """keys, values: per layer [rows, kv heads, span or a little more, D], a whole number of blocks of positions; what
+    no sequence wrote is arbitrary but finite."""
 
-    def __init__(self, shape: Shape, device: str, dtype: torch.dtype) -> None:
-        self._shape, self._device, self._dtype = shape, device, dtype
+    def __init__(self, shape: Shape, device: str, dtype: torch.dtype, block: int = 1) -> None:
+        self._shape, self._device, self._dtype, self.block = shape, device, dtype, block
         self.rows = self.span = 0
         self.keys = [self._empty(0, 0) for _ in range(shape.layers)]
         self.values = [self._empty(0, 0) for _ in range(shape.layers)]
@@ -41,8 +42,9 @@ class KVCache:
 
     def _empty(self, rows: int, span: int) -> Tensor:
         """Zeros: a masked position must hold no NaN, which a weight of 0 would not remove."""
+        whole = -(-span // self.block) * self.block
         return torch.zeros(
-            rows, self._shape.kv_heads, span, self._shape.head_dim, dtype=self._dtype, device=self._device
+            rows, self._shape.kv_heads, whole, self._shape.head_dim, dtype=self._dtype, device=self._device
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from node.environments.base import Tokenizer
 from node.inference.engine import Engine
 from node.inference.errors import EngineError
-from node.inference.settings import DEFAULT, EngineSettings
+from node.inference.settings import ATTENTIONS, DEFAULT, EngineSettings
 from node.inference.vllm import installed
 
 # Freed memory stays with an engine's process. The C library would hand it back after every layer and fetch it again,
@@ -81,7 +81,7 @@ def _splits(device: str) -> Sequence[int]:
     return [1 << power for power in range(max(gpus, 1).bit_length() - 1, -1, -1)]
 
 
-TORCH = EngineKind("torch", ("sdpa", "eager"), torch_engine, lambda _: None, lambda _: True)
+TORCH = EngineKind("torch", ATTENTIONS, torch_engine, lambda _: None, lambda _: True)
 VLLM = EngineKind("vllm", ("vllm",), vllm_engine, installed.check, lambda device: device.startswith("cuda"), _splits)
 ENGINES: dict[str, EngineKind] = {VLLM.name: VLLM, TORCH.name: TORCH}
 """By name, best first."""

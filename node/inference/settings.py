@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from node.inference.vllm.installed import found
+from protocol.engines import FIXED
 
 DTYPES = ("float32", "bfloat16")
-ATTENTIONS = ("sdpa", "eager")
+ATTENTIONS = ("sdpa", "eager", FIXED)
 """Of the torch engine; those of others are in node.inference.engines."""
 
 
@@ -40,6 +41,8 @@ class EngineSettings:
         kernel, precision, build = self.attention, "ieee", f"torch-{version('torch')}"
         if self.attention not in ATTENTIONS:
             kernel, precision, build = self._of_vllm()
+        elif self.attention == FIXED and self.device.startswith("cuda"):
+            kernel = f"{FIXED}-{_multiprocessors(self.device)}"  # by how many there are, libraries choose their kernels
         return f"{hardware(self.device)}/{self.dtype}/{kernel}/{precision}/tp{self.parallel}/{build}".lower()
 
     def _of_vllm(self) -> tuple[str, str, str]:
@@ -78,6 +81,12 @@ def hardware(device: str) -> str:
     if kind.type != "cpu":
         return kind.type
     return re.sub(r"[^a-z0-9_-]", "", f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower())
+
+
+def _multiprocessors(device: str) -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def free_memory(device: str) -> int:

@@ -21,8 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
 from node.inference.errors import EngineError, ModelError
+from node.inference.fixed import model_for
 from node.inference.image import read_image
-from node.inference.language_model import LanguageModel, bf16_bits
+from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import left_out, ran_out
@@ -31,6 +32,7 @@ from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.transformer import FAMILIES, unsupported
+from protocol.engines import arithmetic
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]
 
@@ -81,8 +83,9 @@ def image_names(model: Any) -> dict[str, Tensor]:
 
 def _plan(model: ModelSize, settings: EngineSettings) -> Plan:
     """What a device has room for, before anything is put there. Raises NoRoom."""
-    gpu, bfloat16 = settings.device != "cpu", settings.dtype == "bfloat16"
-    divide = partial(plan, model, free_memory(settings.device), settings.dtype, gpu=gpu, wide_head=bfloat16)
+    gpu = settings.device != "cpu"
+    wide = not gpu and settings.dtype == "bfloat16"
+    divide = partial(plan, model, free_memory(settings.device), settings.dtype, gpu=gpu, wide_head=wide)
     try:
         fits = divide(leave=settings.leave)
     except NoRoom as error:
@@ -109,14 +112,8 @@ class TorchEngine:
         self._names = image_names(shell)
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         fits = _plan(ModelSize.of(shell.config, self.parameters), settings)
-        self._model = LanguageModel(
-            shell,
-            settings.device,
-            getattr(torch, settings.dtype),
-            settings.attention,
-            logit_cells=fits.logit_cells,
-            pass_tokens=fits.pass_tokens,
-        )
+        limits = {"logit_cells": fits.logit_cells, "pass_tokens": fits.pass_tokens}
+        self._model = model_for(shell, settings.device, getattr(torch, settings.dtype), settings.attention, **limits)
         self._batch_tokens = settings.batch_tokens or fits.batch_tokens
         self._prefiller = Prefiller(self._model, min(fits.pass_tokens, self._batch_tokens))
         self._decoders: WeakSet[TorchDecoder] = WeakSet()
@@ -135,9 +132,12 @@ class TorchEngine:
 
     def sibling(self, dtype: str, attention: str) -> "TorchEngine | None":
         """None also where there is no memory for another."""
-        if dtype not in DTYPES or attention not in ATTENTIONS:
+        kernel = attention.partition("-")[0]
+        if dtype not in DTYPES or kernel not in ATTENTIONS:
             return None
-        settings = replace(self._settings, dtype=dtype, attention=attention)
+        settings = replace(self._settings, dtype=dtype, attention=kernel)
+        if arithmetic(settings.name) != (dtype, attention):
+            return None  # of a GPU with other multiprocessors
         try:
             return TorchEngine(self._model_dir, settings)
         except NoRoom as error:

@@ -17,6 +17,7 @@ PARTS = (
     Part("challenge", "the timed product of matrices that a claim of a GPU is checked by", 1, 0.3),
     Part("engine", "tokens per second drawn and read, beside transformers", 7, 2),
     Part("proofs", "decoding against prefill, honest and with cheats, under calibrated rules", 7, 3),
+    Part("invariance", "batch-invariant arithmetic: which rows are equal, and its cost", 4, 1),
     Part("learner", "tokens per second, share of the device's peak and memory of the learner", 6, 2),
     Part("costs", "what replayable drawing and activation proofs take", 2, 0.5),
     Part("swap", "a policy's image into a running engine", 3, 1),

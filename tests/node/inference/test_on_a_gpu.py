@@ -23,7 +23,7 @@ from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
 from protocol import sampling
-from protocol.engines import pair, with_arithmetic
+from protocol.engines import is_exact, pair, with_arithmetic
 from protocol.freivalds import Challenge, check_product, chosen_rows, decode_digests, decode_rows
 from protocol.lora import tensors_of
 from protocol.run import RunSpec
@@ -165,12 +165,15 @@ def test_a_gpu_without_room_for_another_engine_has_none(tiny_assets: Path, gpu: 
 
     gpu.before_memory = run_out
     assert engine.sibling("bfloat16", "sdpa") is None
+    assert engine.sibling("bfloat16", "fixed-108") is None, "of another GPU"
+    exact = engine.sibling("bfloat16", "fixed-132")
+    assert exact is not None and "/bfloat16/fixed-132/" in exact.name and is_exact(exact.name, exact.name)
     sibling = engine.sibling("bfloat16", "sdpa")
     assert sibling is not None and sibling.name.startswith("cuda-sm90/bfloat16/sdpa/ieee/tp1/torch-")
 
 
 def test_the_cache_is_as_large_as_the_gpu_has_room_for(tiny_assets: Path, gpu: PretendedGPU) -> None:
-    gpu.free_memory = 3 * GIB
+    gpu.free_memory = 8 * GIB
     assert f"room for {MOST_TOKENS:,} tokens" in engine_on("cuda", tiny_assets, room=0).description
     gpu.free_memory = 640 << 20
     small = engine_on("cuda", tiny_assets, room=0)

@@ -1,0 +1,156 @@
+"""Batch-invariant arithmetic: what a token's row comes to does not depend on what is computed beside it.
+
+A matrix product of 7 rows is not summed as one of 64 is, nor is a prompt's pass as a single token's. So here there is
+one pass only: TILE tokens, each at its place of its own row of the cache, whatever they belong to. Too few are filled
+up. Every operation then meets one shape, and so one kernel that sums in one order. Attention goes through a token's
+cache in blocks of BLOCK places from the first on, in float32; a block that a token does not see changes nothing of it,
+to the bit. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/verification.md).
+
+That a kernel treats all slots of a tile alike is its maker's doing: it is tried with the weights in use after each
+load, and an engine for which it is not so has no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.inference.attention import KVCache
+from node.inference.errors import EngineError
+from node.inference.language_model import I64, LanguageModel
+from protocol.engines import FIXED
+
+TILE, CPU_TILE = 128, 16
+"""Tokens of one pass: on a GPU so many cost about what one does, since weights are read once for all; a CPU works for
+each."""
+BLOCK, CPU_BLOCK = 512, 64
+"""Places of the cache that attention looks at together."""
+TABLE = 4096
+"""Tables of positions grow by so many, so that no entry is ever a remainder of a vector."""
+
+
+def model_for(model: Any, device: str, dtype: torch.dtype, attention: str, **limits: int) -> LanguageModel:
+    """The `LanguageModel` that computes as `attention`, a kernel of the torch engine, stands for."""
+    if attention == FIXED:
+        return FixedModel(model, device, dtype, **limits)
+    return LanguageModel(model, device, dtype, attention, **limits)
+
+
+class FixedModel(LanguageModel):
+    """`LanguageModel` by passes of one shape."""
+
+    def __init__(self, model: Any, device: str, dtype: torch.dtype, **limits: int) -> None:
+        super().__init__(model, device, dtype, "eager", **limits)  # a kernel that is not called
+        small = torch.device(device).type == "cpu"
+        self.tile, self.block = (CPU_TILE, CPU_BLOCK) if small else (TILE, BLOCK)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Raises EngineError where this device's kernels make a difference between the slots of a tile."""
+        super().load(weights)
+        tokens = np.random.default_rng(0).integers(self.vocabulary, size=(2, self.tile))
+        first, turned = self._tried(tokens), self._tried(np.roll(tokens, 1, axis=1))
+        if not _same_bits(first.roll(1, 0), turned):
+            raise EngineError(
+                "this device does not compute alike for every row of a batch",
+                "the same tokens in another order gave other bits, so its kernels are not batch-invariant",
+                "use --attention sdpa; if the weights are not finite, the policy is broken",
+            )
+
+    @torch.inference_mode()
+    def _tried(self, tokens: I64) -> Tensor:
+        """Last hidden states and logits of as many sequences of two tokens as a tile has slots, each in its own."""
+        cache = self.cache()
+        cache.resize(self.tile, 2, 0, 0)
+        for place, some in enumerate(tokens):
+            hidden = self.step(cache, some.tolist(), [place] * self.tile)
+        return torch.cat((hidden.float(), self._logits(hidden)), 1)
+
+    def cache(self) -> KVCache:
+        return KVCache(self._transformer.shape, self._device, self._transformer.dtype, self.block)
+
+    def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
+        cache = self.cache()
+        cache.resize(len(batch), max(map(len, batch)), 0, 0)
+        return self.chunk(cache, 0, 0, batch)
+
+    def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
+        lengths = [len(one) for one in batch]
+        rows = np.repeat(np.arange(len(batch)), lengths)
+        places = np.concatenate([np.arange(length) for length in lengths])
+        found = self._computed(cache, np.concatenate([*map(np.asarray, batch)]), rows + first, places + start)
+        hidden = found.new_zeros(len(batch), max(lengths), self.hidden)
+        where = self.numbers(np.stack((rows, places)))
+        hidden[where[0], where[1]] = found
+        return hidden
+
+    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        return self._computed(cache, np.asarray(tokens), np.arange(len(tokens)), np.asarray(places))
+
+    def _computed(self, cache: KVCache, tokens: I64, rows: I64, places: I64) -> Tensor:
+        """[n, hidden] of tokens at their places of their rows; of one row, in order."""
+        cuts = (slice(at, at + self.tile) for at in range(0, len(tokens), self.tile))
+        return torch.cat([self._pass(cache, tokens[cut], rows[cut], places[cut]) for cut in cuts])
+
+    def _pass(self, cache: KVCache, tokens: I64, rows: I64, places: I64) -> Tensor:
+        used = len(tokens)
+        whole = np.zeros((3, self.tile), dtype=np.int64)
+        whole[:, :used] = tokens, rows, places
+        fed, at_rows, at_places = self.numbers(whole)
+        farthest = int(places.max())
+        attend = Blocks(cache, at_rows, at_places, used, farthest // self.block + 1)
+        end = -(-(farthest + 1) // TABLE) * TABLE
+        return self._transformer(fed[:, None], at_places[:, None], end, attend)[:used, 0]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        parts = [_filled(some, self.tile) for some in hidden.split(self.tile)]
+        return torch.cat([super(FixedModel, self)._logits(some) for some in parts])[: len(hidden)]
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """[count, ...]: zeros behind what is there."""
+    if len(rows) == count:
+        return rows
+    whole = rows.new_zeros(count, *rows.shape[1:])
+    whole[: len(rows)] = rows
+    return whole
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return bool((one.view(torch.int32) == other.view(torch.int32)).all().item())
+
+
+class Blocks:
+    """`Attend` of one tile. rows, places: int64[tile], of which the first `used` are tokens; blocks: that the farthest
+    of them sees."""
+
+    def __init__(self, cache: KVCache, rows: Tensor, places: Tensor, used: int, blocks: int) -> None:
+        self._cache, self._rows, self._used = cache, rows, used
+        self._own = rows[:used], places[:used]
+        seen = torch.arange(blocks * cache.block, device=rows.device) <= places[:, None]
+        self._unseen = (~seen)[:, None, None].split(cache.block, dim=3)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        rows, places = self._own
+        keys[rows, :, places], values[rows, :, places] = k[: self._used, :, 0], v[: self._used, :, 0]
+        tile, heads, _, dim = q.shape
+        grouped = q.reshape(tile, k.shape[1], -1, dim).float() * dim**-0.5
+        return self._seen(grouped, keys, values).reshape(tile, heads, 1, dim).to(q.dtype)
+
+    def _seen(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Softmax over what each token sees, block by block (Milakov and Gimelshein 2018). q: float32[tile, kv heads,
+        heads of each, D]."""
+        top = q.new_full((*q.shape[:3], 1), -torch.inf)
+        total, summed = torch.zeros_like(top), torch.zeros_like(q)
+        for number, unseen in enumerate(self._unseen):
+            part = slice(number * unseen.shape[3], (number + 1) * unseen.shape[3])
+            some_keys, some_values = (kept[self._rows, :, part].float() for kept in (keys, values))
+            scores = (q @ some_keys.transpose(-1, -2)).masked_fill_(unseen, -torch.inf)
+            higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+            weights, shrunk = (scores - higher).exp_(), (top - higher).exp_()
+            total = total * shrunk + weights.sum(-1, keepdim=True)
+            summed = summed * shrunk + weights @ some_values
+            top = higher
+        return summed / total
