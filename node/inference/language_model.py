@@ -1,6 +1,5 @@
 """What decoding and verification have in common: passes over tokens, and what the output head says of the results.
 
-The output head computes in float32 whatever the layers do: sampling is decided by the last digits of its logits.
 Logits of a few rows exist at a time.
 """
 
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
+from node.inference.head import Head
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import Transformer, linear
+from node.inference.transformer import Transformer
 
 T = TypeVar("T")
 I64 = NDArray[np.int64]
@@ -40,16 +40,15 @@ class LanguageModel:
     ) -> None:
         self._transformer = Transformer(model, device, dtype)
         self._kernel = KERNELS[attention]
-        self._head = self._transformer.head.float()
+        self._head = Head(self._transformer.head)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
-        self.vocabulary, self.hidden = self._head.shape
+        self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Compute with these from now on. weights: name -> values of each parameter, asked for once each."""
         self._transformer.load(weights)
-        if self._head is not self._transformer.head:
-            self._head.copy_(self._transformer.head)
+        self._head.load()
 
     def cache(self) -> KVCache:
         return KVCache(self._transformer.shape, self._device, self._transformer.dtype)
@@ -116,7 +115,7 @@ class LanguageModel:
         return torch.arange(start, end, device=self._device)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden.float(), self._head)
+        return self._head(hidden)
 
 
 def bf16_bits(values: Tensor) -> U16:

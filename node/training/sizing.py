@@ -209,7 +209,7 @@ def engine_size(shape: Shape) -> ModelSize:
 def engine_plan(shape: Shape, free: int, leave: int = 0) -> str:
     """What an engine in bfloat16 on a GPU has room for, or why it has none, in words."""
     try:
-        return plan(engine_size(shape), free, "bfloat16", leave=leave, wide_head=True).text
+        return plan(engine_size(shape), free, "bfloat16", leave=leave).text
     except NoRoom as error:
         return f"no room: {error.why}"
 

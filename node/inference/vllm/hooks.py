@@ -3,8 +3,8 @@
 vLLM calls `logits` with the rows to draw from (in place of the model's own head) and, right behind it, a logits
 processor with the result, in the same order: that one calls `draw`. So a token, its row and its place belong together.
 
-The head is our own, in fp32: a validator decides by its last digits, and vLLM's own, tied to the embedding and packed
-for a CPU, keeps its old weights when others are loaded.
+The head is our own (node.inference.head), in fp32: a validator decides by its last digits, and vLLM's own, tied to the
+embedding and packed for a CPU, keeps its old weights when others are loaded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,10 @@ from torch import Tensor
 from node.inference.device_sampling import check_finite, choose, interval
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
+from node.inference.head import Head
 from node.inference.language_model import bf16_bits
-from node.inference.room import CPU_CELLS
+from node.inference.room import CPU_CELLS, ROWS
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import linear
 from node.inference.vllm.draws import Draw, force
 
 
@@ -95,19 +95,27 @@ class Hooks:
         self.recorder = Recorder()
         self.watches: dict[str, Watch] = {}
         self.load = 0
-        self._head: tuple[Tensor, Tensor | None] | None = None
+        self._given: tuple[Tensor, Tensor | None] | None = None
+        self._head: Head | None = None
         self._hidden: Tensor | None = None
 
     def use_head(self, weight: Tensor, bias: Tensor | None, load: int) -> None:
         """weight: [vocabulary, hidden], bias: [vocabulary], of any type, on the device of the model."""
-        self._head = weight.float(), None if bias is None else bias.float()
+        self._given, self._head = (weight, bias), None
         self.load = load
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32[n, vocabulary] of rows [n, hidden]."""
-        assert self._head is not None, "no weights were loaded"  # noqa: S101 - the engine refuses requests until then
         self._hidden = hidden
-        return linear(hidden.float(), *self._head)
+        return self._head_for(hidden)(hidden)
+
+    def _head_for(self, hidden: Tensor) -> Head:
+        """Made when the first rows say what the layers compute in."""
+        if self._head is None:
+            assert self._given is not None, "no weights were loaded"  # noqa: S101 - requests are refused until then
+            weight, bias = self._given
+            self._head, self._given = Head(weight.to(hidden.dtype), bias), None
+        return self._head
 
     def draw(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw], places: Sequence[int]) -> None:
         """Draw the token of some rows of `logits`, leave a greedy sampler no other, and keep what they were drawn from.
@@ -147,9 +155,8 @@ class Hooks:
         Raises EngineError for logits that are not finite.
         """
         heads = self.watches.pop(name).heads()
-        assert self._head is not None  # noqa: S101 - as in logits
         tokens = torch.from_numpy(drawn).to(heads.device)
-        size = max(1, CPU_CELLS // len(self._head[0]))
+        size = ROWS if heads.is_cuda else max(1, CPU_CELLS // self._head_for(heads).vocabulary)
         parts = [
             interval(self.logits(heads[at : at + size]), tokens[at : at + size], temperature)
             for at in range(0, len(drawn), size)
