@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -44,6 +44,7 @@ _WAITING = {
 }
 """Operations whose result, or the size of it, the process has to know before it goes on."""
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+_WITHOUT_KERNEL = {_aten.empty, _aten.empty_strided, _aten.empty_like, _aten._unsafe_view, _aten.resize_}
 _TAKES_SCALARS = {_aten.where, _aten.masked_fill, _aten.masked_fill_, _aten.fill, _aten.fill_}
 _WITHOUT_ORDER = {_aten.cumsum, _aten.kthvalue, _aten.put_, _aten.histc, _aten.median}
 """Of floating point numbers, CUDA has no kernel for these that always adds in the same order."""
@@ -145,24 +146,28 @@ def _moved(tensor: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tenso
 
 
 class PretendedGPU(TorchDispatchMode):
-    """waits: why a process waited for the device -> how often; operations: how many the device was given;
-    score_tables: how often attention had no kernel but the one that writes down all scores; before_memory: called with
-    the name of each operation that needs memory for its result, and may raise what a GPU would; free_memory: bytes that
-    the device says it has."""
+    """waits: why a process waited for the device -> how often; operations: how many the device was given; launches:
+    those of them that are kernels or copies, a graph being one; score_tables: how often attention had no kernel but the
+    one that writes down all scores; before_memory: called with the name of each operation that needs memory for its
+    result, and may raise what a GPU would; free_memory: bytes that the device says it has; tape: of a graph that is
+    being captured."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.operations = 0
+        self.operations = self.launches = 0
         self.score_tables = 0
         self.before_memory: Callable[[str], None] = lambda name: None
         self.free_memory = 1 << 34
+        self.tape: list[_Noted] | None = None
         self._pinned: set[StorageWeakRef] = set()
         self._arriving: list[tuple[Tensor, Tensor]] = []
         self._leaving: list[tuple[Tensor, Tensor]] = []
 
     def wait(self, why: str = "synchronize") -> None:
         """All that was begun is over."""
+        if self.tape is not None:
+            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
         self.waits[why] += 1
         arriving, leaving = self._arriving, self._leaving
         self._arriving, self._leaving = [], []
@@ -195,8 +200,11 @@ class PretendedGPU(TorchDispatchMode):
         if not own and place is None:
             return self._on_host(func, args, kwargs)
         self.operations += 1
+        self.launches += not func.is_view and func.overloadpacket not in _WITHOUT_KERNEL and self.tape is None
         if all(one.alias_info is None for one in func._schema.returns):
             self.before_memory(str(func.overloadpacket))
+        if self.tape is not None and _crosses(func, own, place):
+            raise RuntimeError("a copy between the CPU and the device is captured: it would be done once")
         if func is _aten._to_copy.default and not (own and place):
             return self._carried(args[0], place, kwargs)
         if func is _aten.copy_.default and len(own) == 1:
@@ -208,7 +216,10 @@ class PretendedGPU(TorchDispatchMode):
         if place is not None and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         compute = _with_float32_sums if func is _aten.mm.dtype else func
-        found = compute(*_changed(args, _values), **{name: _changed(one, _values) for name, one in kwargs.items()})
+        values = _changed(args, _values), {name: _changed(one, _values) for name, one in kwargs.items()}
+        found = compute(*values[0], **values[1])
+        if self.tape is not None:
+            self.tape.append(_Noted(compute, *values, found))
         for one in own:
             assert one.shape == one.values.shape, f"{func} changes the shape of a tensor, which is not pretended"
         if place is None:
@@ -336,6 +347,11 @@ def _values(tensor: Tensor) -> Tensor:
     return tensor.values if isinstance(tensor, PretendedTensor) else tensor
 
 
+def _crosses(func: Any, own: Sequence[Tensor], place: torch.device | None) -> bool:
+    """Whether an operation carries numbers between the CPU and the device."""
+    return (func is _aten._to_copy.default and not (own and place)) or (func is _aten.copy_.default and len(own) == 1)
+
+
 def _with_float32_sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """`torch.mm(..., out_dtype=torch.float32)`, of which a CPU has no kernel."""
     return torch.mm(one.to(dtype), other.to(dtype))
@@ -378,6 +394,55 @@ class _Stream:
     def wait_event(self, event: Any) -> None: ...
 
 
+class _Graph:
+    """Operations that are noted down and done again, on the same tensors, when it is replayed."""
+
+    _gpu: PretendedGPU
+
+    def __init__(self) -> None:
+        self._tape: list[_Noted] = []
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """What is computed meanwhile has no values before a replay."""
+        self._gpu.wait("a capture")
+        self._gpu.tape = self._tape
+        try:
+            yield
+        finally:
+            self._gpu.tape = None
+        for one in self._tape:
+            for made in one.made():
+                made.fill_(torch.nan if made.is_floating_point() else 77)
+
+    def replay(self) -> None:
+        self._gpu.operations += 1
+        self._gpu.launches += 1
+        for one in self._tape:
+            one.again()
+
+
+class _Noted(NamedTuple):
+    """An operation on values, and what it gave."""
+
+    compute: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    found: Any
+
+    def made(self) -> list[Tensor]:
+        """Results that are in memory of their own."""
+        known = {one.untyped_storage().data_ptr() for one in _leaves(self.args) if isinstance(one, Tensor)}
+        results = [one for one in _leaves((self.found,)) if isinstance(one, Tensor)]
+        return [one for one in results if one.untyped_storage().data_ptr() not in known]
+
+    def again(self) -> None:
+        results = _leaves((self.compute(*self.args, **self.kwargs),))
+        for one, result in zip(_leaves((self.found,)), results, strict=True):
+            if isinstance(one, Tensor) and one.data_ptr() != result.data_ptr():
+                one.copy_(result)
+
+
 def _with_gloo(backend: str, *args: Any, init: Any = distributed.init_process_group, **kwargs: Any) -> None:
     """Collective operations on the values."""
     init(backend.replace("nccl", "gloo"), *args, **kwargs)
@@ -406,6 +471,9 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "mem_get_info": lambda device=None: (gpu.free_memory, gpu.free_memory),
         "get_rng_state": lambda device="cuda": torch.arange(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": _check_random_state(state),
+        "CUDAGraph": type("CUDAGraph", (_Graph,), {"_gpu": gpu}),
+        "graph": lambda graph, pool=None: graph.capturing(),
+        "graph_pool_handle": lambda: object(),
         "current_stream": lambda device=None: own_stream(),
         "stream": lambda stream: nullcontext(),
         "Stream": own_stream,

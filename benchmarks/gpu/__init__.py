@@ -9,7 +9,8 @@
 - invariance: under the kernel `fixed` and the ordinary one, how many rows are equal in decoding at batch 1, 8, 64 and
   256 and in reading, and tokens per second;
 - learner: tokens per second, MFU and memory at 0.6 and 1.5 B parameters, FSDP2 over one card;
-- costs: shares of a step of decoding that replayable drawing and activation proofs take;
+- costs: tokens per second with and without CUDA graphs; shares of a step of decoding that replayable drawing and
+  activation proofs take;
 - swap: a policy's image into a running engine, from disk and from the page cache, and what becomes of a request;
 - vllm: vLLM's own tokens per second and those of our engine on it, the cost of our hooks, a policy loaded in flight;
 - smollm: SmolLM2-135M-Instruct learns sums for 40 steps, with the reward on problems that are held back;

@@ -4,7 +4,7 @@ Heads that share keys are not repeated in memory if that can be helped: at one t
 were positions.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class KVCache:
 
     def __init__(self, shape: Shape, device: str, dtype: torch.dtype, block: int = 1) -> None:
         self._shape, self._device, self._dtype, self.block = shape, device, dtype, block
+        self.captured: dict[tuple[int, int], Any] = {}
+        """Over these tensors, by rows and positions (node.inference.graphs)."""
         self.rows = self.span = 0
         self.keys = [self._empty(0, 0) for _ in range(shape.layers)]
         self.values = [self._empty(0, 0) for _ in range(shape.layers)]
@@ -29,6 +31,7 @@ class KVCache:
     def resize(self, rows: int, span: int, kept_rows: int, kept_span: int) -> None:
         """Make room for rows x span tokens, with what the first rows have in their first positions."""
         self.rows, self.span = rows, span
+        self.captured.clear()
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
                 new = self._empty(rows, span)

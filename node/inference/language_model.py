@@ -14,6 +14,7 @@ from torch import Tensor
 
 from node.inference import device_sampling
 from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
+from node.inference.graphs import Graphs
 from node.inference.head import Head
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
@@ -43,6 +44,7 @@ class LanguageModel:
         self._head = Head(self._transformer.head)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
+        self.graphs = Graphs(self._transformer, self._kernel, device)
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -67,6 +69,8 @@ class LanguageModel:
 
     def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
         """One token of each of the cache's first rows, at its place: [rows, hidden]."""
+        if self.graphs.works and (found := self.graphs.step(cache, tokens, places)) is not None:
+            return found
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
         return self._transformer(fed[:, None], positions[:, None], end, attend)[:, 0]

@@ -99,8 +99,6 @@ def _plan(model: ModelSize, settings: EngineSettings) -> Plan:
     return fits
 
 
-# No CUDA graphs and no compile: both want fixed shapes, and a GPU to try them on. One wait a step leaves a GPU idle
-# while Python works, 5 to 10 ms at 24 layers; graphs would remove that.
 class TorchEngine:
     """`node.inference.engine.Engine` for one model directory."""
 

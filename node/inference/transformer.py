@@ -161,9 +161,14 @@ class Rotation:
 
     def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """(cos, sin) [..., 1, D] of positions below `end`; sin with the sign that a half turned around needs."""
+        cos, sin = self.tables(end)
+        return cos[positions][..., None, :], sin[positions][..., None, :]
+
+    def tables(self, end: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [at least end, D]; others take their place when positions grow."""
         if len(self._cos) < end:
             self._grow(max(1024, 2 * end))
-        return self._cos[positions][..., None, :], self._sin[positions][..., None, :]
+        return self._cos, self._sin
 
     def _grow(self, count: int) -> None:
         angles = torch.arange(count).float()[:, None] * self._frequencies
@@ -234,6 +239,10 @@ class Transformer:
         self._fused.load(weights)
         for layer in self._layers:
             layer.load(weights)
+
+    def tables(self, end: int) -> tuple[Tensor, ...]:
+        """What a pass over positions below `end` reads besides weights, for whoever must see that it stays."""
+        return self._rotation.tables(end)
 
     def __call__(self, tokens: Tensor, positions: Tensor, end: int, attend: Attend) -> Tensor:
         """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`."""

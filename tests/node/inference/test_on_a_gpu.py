@@ -122,7 +122,7 @@ def test_a_step_waits_once_for_the_gpu_and_so_does_a_pass_that_looks(tiny_assets
     while len(decoder):
         done |= decoder.step()
         steps += 1
-    assert gpu.waits == {"a copy to the CPU": steps}
+    assert gpu.waits == {"a copy to the CPU": steps, "a capture": 1, "aten.equal": 1}, "one more, once: see graphs"
     gpu.waits.clear()
     engine.prefill(finished(asked, [done[number] for number in sorted(done)]), 0.9)
     assert gpu.waits == {"a copy to the CPU": 1}
