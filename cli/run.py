@@ -398,6 +398,7 @@ def _rows(part: "PartFacts") -> list[tuple[str, int]]:
 _DEPENDENCE = {
     "exact": "exact, from the answer alone",
     "bounded": "bounded, from the answer and from limits that are counted alike everywhere",
+    "witnessed": "witnessed: what a server says counts where a quorum of validators hears the same",
     "judged": "judged, so validators leave them open until judges have scored them",
 }
 

@@ -31,7 +31,9 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     hearsay_costs: what a gap in the indices or an old policy costs, 'pay' (default) or 'stake': then every living
     validator must have seen it, since such facts rest on what was heard;
     judges: rewards that validators leave open are asked of judges, whom the pool pays. Only for runs with a judged
-    environment: elsewhere a validator that leaves open what it could score would spend the pool's money.
+    environment: elsewhere a validator that leaves open what it could score would spend the pool's money;
+    witnessed: whether environments behind servers are taken, whose words count as far as a quorum hears the same:
+    'no' (default), 'alone' (and no other environment beside them), or 'mixed' with others.
     """
 
     window: int = 8
@@ -45,6 +47,7 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     logprob_tolerance: float = 0.05
     hearsay_costs: str = "pay"
     judges: bool = False
+    witnessed: str = "no"
 
     @property
     def hearsay_slashes(self) -> bool:
@@ -68,6 +71,12 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             ("audit.probation", 0 <= self.probation <= 1_000_000, "must be 0 to 1000000"),
             ("audit.trust", self.trust in ("verified", "optimistic"), "must be 'verified' or 'optimistic'"),
             ("audit.hearsay_costs", self.hearsay_costs in ("pay", "stake"), "must be 'pay' or 'stake'"),
+            ("audit.witnessed", self.witnessed in ("no", "alone", "mixed"), "must be 'no', 'alone' or 'mixed'"),
+            (
+                "audit.trust",
+                self.witnessed == "no" or not self.optimistic,
+                "must be 'verified' where environments are witnessed: one validator alone is no quorum",
+            ),
             ("audit.verdict_seconds", 1 <= self.verdict_seconds <= 86_400, "must be 1 to 86400"),
             ("audit.delivery_seconds", 1 <= self.delivery_seconds <= 86_400, "must be 1 to 86400"),
             ("audit.scoring_seconds", 1 <= self.scoring_seconds <= 3_600, "must be 1 to 3600"),

@@ -51,6 +51,8 @@ class Reason(IntEnum):
     """of a contribution: who makes the same steps in the same arithmetic comes to other bits"""
     NO_GAIN = 23
     """of a contribution: it does not lower the loss on its own rows"""
+    HEARD_OTHERWISE = 24
+    """of rollouts behind a server (class witnessed): it says, or pays, something else when it is asked again"""
 
 
 OBJECTIVE = frozenset(
@@ -77,6 +79,7 @@ HEARSAY = frozenset(
         Reason.SUSPECTED,
         Reason.CONVICTED,
         Reason.NOT_LEASED,
+        Reason.HEARD_OTHERWISE,
     }
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They

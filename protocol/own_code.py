@@ -8,6 +8,8 @@ import re
 
 DESK_ENVIRONMENTS = frozenset({"verifiers"})
 """Environments whose code comes from neither the program nor the run: what a member would run, nobody can tell."""
+SERVED_ENVIRONMENTS = frozenset({"server"})
+"""Environments of class witnessed: a server says what follows an answer, and what it is worth."""
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*){0,2}:[A-Za-z_]\w*", re.ASCII)
 

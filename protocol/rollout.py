@@ -33,7 +33,8 @@ class MalformedRollout(ProtocolError):
 class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """policy_root: 32 bytes as hex; capacity: class of the machine, which bounds its length budgets
     (protocol.budgets); freshness: see protocol.freshness; engine: class of the engine that made the file
-    (protocol.engines); the rest as in the WorkCommitment."""
+    (protocol.engines); heard: tag (protocol.values) of the rewards that servers gave for it, as hex, empty where none
+    is asked; the rest as in the WorkCommitment."""
 
     pool: int
     node: Address
@@ -43,6 +44,7 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: int = 0
     freshness: str = ""
     engine: str = DEFAULT_CLASS
+    heard: str = ""
 
 
 class SampleRow(msgspec.Struct, frozen=True):
@@ -122,8 +124,10 @@ _REPORT: Columns = (("group", "int32"), ("sample", "int32"), ("reward", "float")
 
 
 def encode(batch: RolloutBatch) -> bytes:
-    columns = with_segments(_ROLLOUT, batch.rows)
-    return encode_table(columns, msgspec.json.encode(batch.header), batch.rows)
+    header = msgspec.to_builtins(batch.header)
+    if not batch.header.heard:
+        del header["heard"]  # programs of before know no such field
+    return encode_table(with_segments(_ROLLOUT, batch.rows), msgspec.json.encode(header), batch.rows)
 
 
 def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:

@@ -28,7 +28,7 @@ from protocol.engines import (
     with_arithmetic,
 )
 from protocol.errors import ProtocolError
-from protocol.own_code import DESK_ENVIRONMENTS, is_import_path
+from protocol.own_code import DESK_ENVIRONMENTS, SERVED_ENVIRONMENTS, is_import_path
 from protocol.pretraining import Diloco, Pretraining, kind_rules, why_no_swarm
 from protocol.recipe import Recipe
 from protocol.sections import (
@@ -297,6 +297,7 @@ YOUNGER: dict[str, Any] = {
     "rollout.max_environment_tokens": RolloutSpec().max_environment_tokens,
     "recipe.lora": None,
     "audit.judges": False,
+    "audit.witnessed": "no",
     "pretraining": None,
     "diloco": None,
 }
@@ -351,6 +352,7 @@ class RunSpec(RunSections, frozen=True):
     def _check_for_a_swarm(self) -> None:
         if self.pretraining is not None:
             self._check_contributions()
+        self._check_witnessed()
         for name in self.desk_environments():
             raise RunError(
                 "this run can be trained at a desk only",
@@ -364,6 +366,19 @@ class RunSpec(RunSections, frozen=True):
                 f"{setting} = {path!r} is code that the run brings along, and members of a swarm run nobody's",
                 "name one of ours for a loss or an advantage; make an environment package of a reward "
                 "(intellect-node env new)",
+            )
+
+    def _check_witnessed(self) -> None:
+        """Raise RunError where rewards that a server gives would be trained on without the run saying so."""
+        trained = [part.name for part in self.environment.parts] or [self.environment.name]
+        served = [name in SERVED_ENVIRONMENTS for name in trained]
+        allowed = {"no": not any(served), "alone": all(served), "mixed": any(served) and not all(served)}
+        if not allowed[self.audit.witnessed]:
+            right = "mixed" if any(served) and not all(served) else "alone" if any(served) else "no"
+            raise RunError(
+                "unusable run: audit.witnessed",
+                f"it is {self.audit.witnessed!r}, and {sum(served)} of {len(served)} environments are behind a server",
+                f'set witnessed = "{right}" in [audit]: nobody can recompute what a server says',
             )
 
     def _check_contributions(self) -> None:

@@ -12,10 +12,11 @@ from typing import Literal, Protocol, Self
 from node.environments.errors import Undecided
 from protocol.audit import MAX_ANSWER_CHARACTERS
 
-Determinism = Literal["exact", "bounded", "judged"]
+Determinism = Literal["exact", "bounded", "judged", "witnessed"]
 """What `step` and `score` depend on. exact: on their arguments alone; bounded: on limits that are counted, too, such
-as fuel, so that what runs into one ends the same way everywhere; judged: on somebody's opinion. What depends on a clock
-or a machine is *undecided*: `step` raises Undecided, `score` counts it in `gave_up`."""
+as fuel, so that what runs into one ends the same way everywhere; judged: on somebody's opinion; witnessed: on what a
+server says to whoever asks it. What depends on a clock or a machine is *undecided*: `step` raises Undecided, `score`
+counts it in `gave_up`."""
 
 
 class EnvironmentSettings(Protocol):
@@ -135,6 +136,9 @@ class Defaults:
     def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
         return self.determinism == "judged"
 
+    def is_witnessed(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
+        return self.determinism == "witnessed"
+
     def another(self) -> Self | None:
         return None
 
@@ -186,6 +190,10 @@ class Environment(Protocol):
 
     def is_judged(self, problem: Problem) -> bool:
         """Whether the reward for this problem is a matter of opinion: nothing here decides it."""
+        ...
+
+    def is_witnessed(self, problem: Problem) -> bool:
+        """Whether a server says what follows an answer and what it is worth: that counts where a quorum hears it."""
         ...
 
     @property

@@ -51,6 +51,7 @@ BUILTIN = {
             "dataset", "rows of a JSONL or parquet file, as INTELLECT-2 published", "node.environments.dataset", "path"
         ),
         Builtin("repository", "mend a small repository, hidden tests", "node.environments.repository", "path"),
+        Builtin("server", "behind an OpenEnv or MCP server, witnessed", "node.environments.server.environment", "path"),
         Builtin("reasoning_gym", "a data set of reasoning-gym (an extra)", "node.environments.reasoning.environment"),
         Builtin(
             "verifiers", "a package of verifiers v1 (an extra; at a desk)", "node.environments.verifiers.environment"

@@ -21,7 +21,7 @@ SIZE = 1 << 62
 environments of up to a billion problems)."""
 
 
-LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "judged")
+LEAST_DEPENDABLE_LAST: tuple[Determinism, ...] = ("exact", "bounded", "witnessed", "judged")
 
 
 def least_dependable(kinds: Iterable[Determinism]) -> Determinism:
@@ -127,6 +127,10 @@ class MixEnvironment:
     def is_judged(self, problem: Problem) -> bool:
         label, inner = self._inner(problem)
         return self._environments[label].is_judged(inner)
+
+    def is_witnessed(self, problem: Problem) -> bool:
+        label, inner = self._inner(problem)
+        return self._environments[label].is_witnessed(inner)
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)

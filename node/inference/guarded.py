@@ -62,6 +62,9 @@ class Guarded:
     def is_judged(self, problem: Problem) -> bool:
         return self.within.is_judged(problem)
 
+    def is_witnessed(self, problem: Problem) -> bool:
+        return self.within.is_witnessed(problem)
+
     def problem(self, number: int) -> Problem:
         with self._lock:
             return self.within.problem(number)

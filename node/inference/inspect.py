@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from node.inference.engine import Engine, Finished, Prefill
+from node.inference.errors import EngineError
 from node.inference.proofs import compare_all
 from node.inference.replay import replay_turns, transcript_of
 from node.inference.session import Session, checked_address
-from node.inference.tasks import Tasks
+from node.inference.tasks import Tasks, heard
 from node.inference.wire import Inspect, Inspected
 from node.state.files import write_whole
 from protocol import checks, freshness
@@ -116,19 +117,31 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
         return proofs
     drawn = range(session.run.rollout.prompts_per_file) if order.groups is None else order.groups
     until = time.monotonic() + session.run.audit.scoring_seconds
-    fault, found.unreplayed = replay_turns(session, batch, tasks, first=drawn, until=until)
-    if fault:
-        return fault
+    otherwise, found.unreplayed = replay_turns(session, batch, tasks, first=drawn, until=until)
+    if otherwise and otherwise.outcome is Outcome.SLASH:
+        return otherwise
     left = until - time.monotonic()  # the prefill waits for its turn on the engine, which is not the file's doing
     found.groups = tuple(sorted(set(drawn)))
     fault = _replay_tokens(session, order, batch, proofs, found) if found.groups else None
-    if fault:
-        return fault
+    if fault or otherwise:
+        return fault or otherwise
     until = time.monotonic() + left
     found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
     found.judged = {
         group for group in found.undecided - found.unreplayed if session.environment.is_judged(tasks.problems[group])
     }
+    return _check_heard(session, batch, tasks, found)
+
+
+def _check_heard(session: Session, batch: RolloutBatch, tasks: Tasks, found: Findings) -> Fault | None:
+    """Servers pay what the file says that they paid. Raises EngineError where one did not say it: another recorder may
+    hear it, and this one has no word about the file."""
+    witnessed = tasks.witnessed(session.environment)
+    if found.undecided.intersection(witnessed):
+        why = f"of {len(witnessed)} groups {len(found.undecided.intersection(witnessed))} got no answer in time"
+        raise EngineError("what a server said cannot be heard again", why, "see whether the server answers from here")
+    if heard(witnessed, found.rewards, found.group_size) != batch.header.heard:
+        return Fault(Reason.HEARD_OTHERWISE, "the servers pay otherwise than the file says")
     return None
 
 
@@ -216,6 +229,8 @@ def _tasks(session: Session, order: Inspect, batch: RolloutBatch) -> Tasks | Fau
 def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Tasks) -> list[list[Proof]] | Fault:
     """Everything that needs no model: form, units, draw, termination, the proofs' form."""
     run = session.run
+    if batch.header.heard and not tasks.witnessed(session.environment):
+        return Fault(Reason.MALFORMED, "the header speaks of servers, and no problem of the file has one")
     fault = (
         checks.check_groups(batch, run)
         or checks.check_form(batch, run, session.engine.vocabulary, session.bounds.turns)

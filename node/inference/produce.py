@@ -11,7 +11,7 @@ from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
 from node.inference.session import Session, checked_address
-from node.inference.tasks import Tasks
+from node.inference.tasks import Tasks, heard
 from node.inference.turns import Rollout, play
 from node.inference.wire import Produce, Produced
 from node.state.files import write_whole
@@ -35,10 +35,11 @@ def produce(session: Session, order: Produce) -> Produced:
     header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
     rows = tuple(_rows(session, header, tasks, rollouts))
     key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
-    header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key))
+    rewards = _rewards(session, tasks, groups, rollouts)
+    told = heard(tasks.witnessed(session.environment), rewards, session.run.rollout.group_size)
+    header = msgspec.structs.replace(header, freshness=session.answer(order.policy_root, key), heard=told)
     batch = RolloutBatch(header, rows)
     write_whole(Path(order.out_path), encode(batch))
-    rewards = np.array(tasks.rewards(session.environment, groups, [rollout.transcript for rollout in rollouts]))
     return Produced(
         id=order.id,
         path=order.out_path,
@@ -46,9 +47,20 @@ def produce(session: Session, order: Produce) -> Produced:
         samples=len(rollouts),
         tokens=sum(len(row.prompt) + len(row.output) for row in rows),
         seconds=time.monotonic() - started,
-        reward_estimate=float(rewards.mean()),
-        informative=float(np.mean(np.ptp(rewards.reshape(len(tasks.prompts), -1), axis=1) > 0)),
+        reward_estimate=float(np.mean(rewards)),
+        informative=float(np.mean(np.ptp(np.reshape(rewards, (len(tasks.prompts), -1)), axis=1) > 0)),
     )
+
+
+def _rewards(session: Session, tasks: Tasks, groups: Sequence[int], rollouts: Sequence[Rollout]) -> list[float]:
+    """By this node's own reckoning. Raises EngineError where a server did not say them: the file could not tell what it
+    paid, so nobody would take it."""
+    environment = session.environment
+    before = environment.gave_up
+    rewards = tasks.rewards(environment, groups, [rollout.transcript for rollout in rollouts])
+    if environment.gave_up != before and tasks.witnessed(environment):
+        raise EngineError("a server does not say its rewards", "it did not answer in time", "see whether it is up")
+    return rewards
 
 
 def _tasks(session: Session, order: Produce, node: Address) -> Tasks:

@@ -1,8 +1,8 @@
 """What the environment said in a rollout, said again: of all groups of a file, those of the lot first.
 
 A turn that the environment would not have said, one that is missing and one too many are objective faults, because
-its replies follow from bytes that the worker signed. Whoever cannot replay a group (out of time, or a part of the
-environment is missing here) says nothing about it.
+its replies follow from bytes that the worker signed; behind a server (class witnessed) they are hearsay. Whoever cannot
+replay a group (out of time, or a part of the environment is missing here) says nothing about it.
 
 Rollouts are replayed turn by turn, some groups together, so that an environment is asked about many at once; what is
 found is what would be found one by one.
@@ -17,7 +17,7 @@ from node.environments.errors import Undecided
 from node.inference.session import Session
 from node.inference.tasks import Tasks, sampled_tokens
 from node.inference.turns import Due, replies
-from protocol.checks import Fault, check_turn
+from protocol.checks import Fault, Reason, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
 
@@ -34,24 +34,27 @@ def replay_turns(
     session: Session, batch: RolloutBatch, tasks: Tasks, *, first: Collection[int], until: float
 ) -> tuple[Fault | None, set[int]]:
     """(the first forged turn, groups that could not be replayed before the clock said `until`). The rows' form has
-    passed protocol.checks."""
+    passed protocol.checks. What a server said otherwise is told where nothing is forged: nobody's proven fault."""
     if session.bounds.turns == 1:
         return None, set()
     groups, size = range(len(tasks.problems)), session.run.rollout.group_size
     if session.environment.determinism == "judged":
         return None, set(groups)
     unreplayed: set[int] = set()
+    otherwise: Fault | None = None
     drawn, others = [group for group in groups if group in first], [group for group in groups if group not in first]
     for some in (*_together(drawn, size), *_together(others, size)):
         replays = [_replay_of(tasks, row) for group in some for row in batch.rows if row.group == group]
         _replay(session, replays, until)
         for group in some:
             found = next((one.found for one in replays if one.row.group == group and one.found), None)
-            if isinstance(found, Fault):
+            if isinstance(found, Fault) and not session.environment.is_witnessed(tasks.problems[group]):
                 return found, unreplayed
-            if found is not None:
+            if isinstance(found, Fault):
+                otherwise = otherwise or Fault(Reason.HEARD_OTHERWISE, found.detail, group)
+            elif found is not None:
                 unreplayed.add(group)
-    return None, unreplayed
+    return otherwise, unreplayed
 
 
 def _together(groups: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -11,6 +11,7 @@ from node.environments.base import Environment, Problem, Transcript
 from protocol.budgets import draw_targets, limits, shaped, told
 from protocol.identity import Address
 from protocol.run import RunSpec
+from protocol.values import reward_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,19 @@ class Tasks:
             shaped(budget, score, sampled_tokens(transcript), self.targets[group])
             for score, transcript, group in zip(scores, transcripts, groups, strict=True)
         ]
+
+    def witnessed(self, environment: Environment) -> list[int]:
+        """The groups whose rewards a server says."""
+        return [group for group, problem in enumerate(self.problems) if environment.is_witnessed(problem)]
+
+
+def heard(witnessed: Sequence[int], rewards: Sequence[float], group_size: int) -> str:
+    """What a file's header says of the rewards of such groups, among all of the file; empty where there are none.
+
+    Whoever comes to the same words about the file has heard the same rewards.
+    """
+    told = [reward for group in witnessed for reward in rewards[group * group_size : (group + 1) * group_size]]
+    return reward_tag(told).hex() if told else ""
 
 
 def sampled_tokens(transcript: Transcript) -> int:

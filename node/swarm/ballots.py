@@ -227,8 +227,9 @@ class Ballots:
 
     def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
-        alive, at least one. Who rejects by hearsay then counts as if it had not spoken."""
-        if self._clock() - case.heard < self._audit.verdict_seconds:
+        alive, at least one. Who rejects by hearsay then counts as if it had not spoken. A run with servers always waits
+        for its quorum: nobody alone is a witness."""
+        if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum()
         abstaining = {author for author, one in rejecting.items() if hearsay(one)}
         return max(1, min(self._quorum(), len(set(self.electorate()) - abstaining)))

@@ -86,6 +86,10 @@ def _check_keys(data: Any, kind: type[msgspec.Struct]) -> None:
 def _check(manifest: Manifest) -> None:
     if not _NAME.fullmatch(manifest.name):
         raise _unusable(f"its name is {manifest.name[:80]!r}", "use lower-case letters, digits, '-' and '_'")
+    if manifest.determinism == "witnessed":
+        raise _unusable(
+            "its class is 'witnessed', but code in the sandbox asks no server", "use exact, bounded or judged"
+        )
     if manifest.name in _RESERVED:
         raise _unusable(f"{manifest.name!r} is the name of a built-in environment", "give it another name")
     if not 1 <= manifest.turns <= MAX_TURNS:

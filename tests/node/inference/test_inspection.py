@@ -262,6 +262,9 @@ def _cannot_tell(session: Session, monkeypatch: pytest.MonkeyPatch, judged: str 
         def is_judged(self, problem: Any) -> bool:
             return problem.problem_id == judged
 
+        def is_witnessed(self, problem: Any) -> bool:
+            return False
+
     monkeypatch.setattr(session, "environment", Unsure())
     monkeypatch.setattr(session, "problems", lambda *place: _problems(inner, session, *place))
 

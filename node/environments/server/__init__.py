@@ -1,0 +1,1 @@
+"""Environments behind a server: what it says is witnessed by a quorum, and never recomputed."""

@@ -1,0 +1,65 @@
+"""Connections to a server that a run names, and the bounds that they have.
+
+A run's owner chooses the address, and every member connects to it. So only addresses of the public internet are
+dialled, compared after the name is resolved: a run must not reach what stands beside a member. LOCAL_SERVERS lifts that
+for one's own machine.
+"""
+
+import ipaddress
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import SplitResult, urlsplit
+
+LOCAL_SERVERS = "INTELLECT_NODE_LOCAL_SERVERS"
+MAX_REPLY_BYTES = 1 << 20
+PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+def split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
+    """Raises ValueError for a URL that is not one of a server."""
+    parts = urlsplit(url)
+    if parts.scheme not in schemes or not parts.hostname or parts.username is not None or parts.fragment:
+        raise ValueError(f"url = {url[:80]!r} is none: {' or '.join(schemes)}, a host, no password")
+    if parts.port == 0:  # one beyond 65535 raises by itself
+        raise ValueError(f"url = {url[:80]!r} names port 0")
+    return parts
+
+
+def dial(parts: SplitResult, seconds: float) -> socket.socket:
+    """A connection to a server, encrypted for https and wss. Raises OSError."""
+    host, port = str(parts.hostname), parts.port or PORTS[parts.scheme]
+    *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if not (ipaddress.ip_address(address[0]).is_global or os.environ.get(LOCAL_SERVERS) == "1"):
+        raise OSError(f"{host} is {address[0]}, not on the public internet; {LOCAL_SERVERS}=1 permits it here")
+    plain = socket.create_connection((str(address[0]), port), timeout=seconds)
+    if parts.scheme not in ("https", "wss"):
+        return plain
+    try:
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+
+
+@contextmanager
+def within(connection: socket.socket, seconds: float) -> Iterator[float]:
+    """The time (monotonic) at which the connection is cut: a server may send a byte now and then for ever."""
+    timer = threading.Timer(seconds, _cut, (connection,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield time.monotonic() + seconds
+    finally:
+        timer.cancel()
+
+
+def _cut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is over already

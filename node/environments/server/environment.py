@@ -1,0 +1,247 @@
+"""`server`: problems of the run, replies and rewards of a server (class witnessed).
+
+Prompts stand in the run's own file, so what a group is about never depends on the server. What it says in a turn
+becomes part of the rollout file; what it pays, of the file's header. A validator plays the same answers to it and
+accepts what it hears alike. A server that does not answer in time, or not in form, is undecided: nobody's fault.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
+from node.environments.dataset import data_file, read_rows, unusable_rows
+from node.environments.errors import DatasetError, EnvironmentFault, Undecided
+from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.server.base import Episode, Heard
+from node.environments.server.dial import split_url
+from node.environments.server.mcp import SCHEMES as HTTP
+from node.environments.server.mcp import McpEpisode
+from node.environments.server.openenv import SCHEMES as WEBSOCKET
+from node.environments.server.openenv import OpenEnvEpisode
+from node.environments.split import is_held_back, numbered
+from node.environments.tools.form import tell_result
+from node.errors import Finding, Findings
+from node.recent import Recent
+
+AT_ONCE = 8
+"""Episodes that a server is asked about side by side."""
+KEPT = 64
+"""Episodes that wait for their next turn."""
+_REMEMBERED = 1 << 12
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """path: below the run's assets; url: of the server; protocol: 'openenv' (ws, wss) or 'mcp' (http, https); turns:
+    most answers of a rollout; seconds: that the server may take over one; result_characters: of what it says that are
+    told; action, shown: of OpenEnv, the action's field for an answer and the observation's that is told; score_tool: of
+    MCP, the tool that grades; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation."""
+
+    path: str
+    url: str
+    protocol: str = "openenv"
+    turns: int = 8
+    seconds: float = 10.0
+    result_characters: int = 2000
+    action: str = "message"
+    shown: str = "message"
+    score_tool: str = "score"
+    template: str = "plain"
+    held_back_share: float = 0.05
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """reset: with what the server begins an episode, such as its seed."""
+
+    problem_id: str
+    prompt: Any
+    reset: dict[str, Any] = {}
+
+
+_Key = tuple[str, tuple[str, ...]]
+"""(problem id, answers so far)."""
+
+
+class ServerEnvironment(Defaults):
+    name = "server"
+    determinism: Determinism = "witnessed"
+
+    def __init__(self, rows: Sequence[_Row], tokenizer: Tokenizer, arguments: Arguments) -> None:
+        """Raises ValueError for a prompt that cannot be used."""
+        self.turns = arguments.turns
+        self._arguments, self._tokenizer = arguments, tokenizer
+        self._chat = arguments.template == "chat"
+        self._rows = {row.problem_id: row for row in rows}
+        problems = [self._problem(row) for row in rows]
+        held = [is_held_back(one.problem_id, arguments.held_back_share) for one in problems]
+        self._training = [one for one, back in zip(problems, held, strict=True) if not back]
+        self._held_back = [one for one, back in zip(problems, held, strict=True) if back]
+        self.size, self.held_back = len(self._training), len(self._held_back)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.gave_up = 0
+        self._lock = threading.Lock()
+        self._open: dict[_Key, Episode] = {}
+        self._said: Recent[_Key, Heard] = Recent(_REMEMBERED)
+
+    def _problem(self, row: _Row) -> Problem:
+        before, prompt = read_prompt(row.prompt)
+        problem = Problem(row.problem_id, prompt, (), before=before)
+        check_template(problem, chat=self._chat)
+        return problem
+
+    def problem(self, number: int) -> Problem:
+        return numbered(self._training, number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        return numbered(self._held_back, number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return encode_prompt(problem, self._tokenizer, chat=self._chat)
+
+    def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
+        """Raises Undecided."""
+        heard = self._heard(problem.problem_id, self._answers(transcript))
+        if heard.done:
+            return None
+        encode = self._tokenizer.encode_reply if self._chat else self._tokenizer.encode
+        return encode(tell_result(heard.shown, self._arguments.result_characters))
+
+    def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(self._reply, problems, transcripts))
+
+    def _reply(self, problem: Problem, transcript: Transcript) -> Reply:
+        try:
+            return self.step(problem, transcript)
+        except Undecided as undecided:
+            return undecided
+
+    def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+        """The server's last reward; 0 for none, for one that is not of 0 to 1, and for answers that were cut off."""
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            found = list(threads.map(self._reward, problems, transcripts))
+        self.gave_up += found.count(None)
+        return [reward or 0.0 for reward in found]
+
+    def _reward(self, problem: Problem, transcript: Transcript) -> float | None:
+        if answer_of(self._tokenizer, transcript) is None:
+            return 0.0
+        try:
+            reward = self._heard(problem.problem_id, self._answers(transcript)).reward
+        except Undecided:
+            return None
+        return reward if reward is not None and math.isfinite(reward) and 0 <= reward <= 1 else 0.0
+
+    def _answers(self, transcript: Transcript) -> tuple[str, ...]:
+        return tuple(self._tokenizer.decode(one.tokens) for one in transcript if one.sampled)
+
+    def _heard(self, problem_id: str, answers: tuple[str, ...]) -> Heard:
+        """What the server says behind the last of these answers, asked once. Raises Undecided."""
+        key = problem_id, answers
+        with self._lock:
+            known = self._said.get(key)
+            episode = self._open.pop((problem_id, answers[:-1]), None) if known is None else None
+        if known is not None:
+            return known
+        if episode is None:
+            episode, heard = self._played(problem_id, answers)
+        else:
+            heard = self._say(episode, answers[-1])
+        with self._lock:
+            self._said[key] = heard
+        self._keep(key, episode)
+        return heard
+
+    def _played(self, problem_id: str, answers: tuple[str, ...]) -> tuple[Episode, Heard]:
+        """An episode from its beginning."""
+        one = self._arguments
+        episode: Episode = (
+            OpenEnvEpisode(one.url, one.seconds, one.action, one.shown)
+            if one.protocol == "openenv"
+            else McpEpisode(one.url, one.seconds, problem_id, one.score_tool)
+        )
+        try:
+            episode.begin(self._rows[problem_id].reset)
+            return episode, [episode.say(answer) for answer in answers][-1]
+        except Undecided:
+            episode.close()
+            raise
+
+    def _say(self, episode: Episode, answer: str) -> Heard:
+        try:
+            return episode.say(answer)
+        except Undecided:
+            episode.close()
+            raise
+
+    def _keep(self, key: _Key, episode: Episode) -> None:
+        """For its next turn; those that waited longest are given up, and would be played again."""
+        with self._lock:
+            spare = [self._open.pop(key)] if key in self._open else []
+            self._open[key] = episode
+            spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - KEPT)]
+        for one in spare:
+            one.close()
+
+    def another(self) -> Self:
+        other = copy(self)
+        other._begin()
+        return other
+
+    def close(self) -> None:
+        with self._lock:
+            episodes, self._open = list(self._open.values()), {}
+        for episode in episodes:
+            episode.close()
+
+
+def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> ServerEnvironment:
+    """Read and check the whole file; the server is not asked. Raises DatasetError, EnvironmentFault."""
+    _check(arguments)
+    path, found, rows = data_file(assets, arguments.path), Findings(), {}
+
+    def bad(line: int, what: str) -> None:
+        found.add(Finding(f"{path}, line {line}", what, "correct the row: problem_id, prompt, reset"))
+
+    for line, raw in read_rows(path, bad):
+        try:
+            row = msgspec.convert(raw, _Row)
+            if not row.problem_id or rows.setdefault(row.problem_id, row) is not row:
+                raise ValueError(f"problem_id {row.problem_id[:80]!r} is empty, or appears a second time")
+            read_prompt(row.prompt)
+        except ValueError as error:
+            bad(line, str(error))
+    if found.total:
+        raise unusable_rows(found)
+    try:
+        environment = ServerEnvironment(list(rows.values()), tokenizer, arguments)
+    except ValueError as error:
+        raise DatasetError("the dataset cannot be used", str(error), "set template = 'chat'") from None
+    if not environment.size or not environment.held_back:
+        why = f"{path}: {environment.size} problems to train on and {environment.held_back} held back for evaluation"
+        raise DatasetError("the dataset cannot be used", why, "add rows, or change held_back_share")
+    return environment
+
+
+def _check(arguments: Arguments) -> None:
+    schemes = {"openenv": WEBSOCKET, "mcp": HTTP}.get(arguments.protocol)
+    try:
+        if schemes is None:
+            raise ValueError(f"protocol = {arguments.protocol[:40]!r} is neither 'openenv' nor 'mcp'")
+        split_url(arguments.url, schemes)
+        if arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1:
+            raise ValueError("template is 'plain' or 'chat', held_back_share lies between 0 and 1")
+        if not 1 <= arguments.turns <= 64 or not 0.1 <= arguments.seconds <= 60:
+            raise ValueError("turns are 1 to 64, seconds 0.1 to 60")
+        if not 16 <= arguments.result_characters <= 1 << 18:
+            raise ValueError("result_characters are 16 to 262144")
+    except ValueError as error:
+        raise EnvironmentFault("environment 'server' cannot be loaded", str(error), "correct args") from None

@@ -1,0 +1,160 @@
+"""MCP's tools (specification 2025-06-18) over Streamable HTTP: JSON-RPC messages by POST, one session per rollout.
+
+An answer that ends with <call>{"name": ..., "arguments": {...}}</call> calls a tool; any other answer is the last one,
+and the tool that grades is asked what it is worth. The model cannot call that tool. MCP over stdio is a program on a
+member's own machine, which nobody runs for a stranger.
+"""
+
+import json
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+
+import msgspec
+
+from node.environments.server.base import FAILED, Heard, silent
+from node.environments.server.dial import MAX_REPLY_BYTES, dial, split_url, within
+from node.environments.tools.form import parse_call
+
+SCHEMES = ("http", "https")
+VERSION = "2025-06-18"
+_CALL = "call"
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Result(msgspec.Struct):
+    content: list[_Block] = []
+    isError: bool = False  # noqa: N815 - MCP's own name
+
+    @property
+    def text(self) -> str:
+        return "\n".join(block.text for block in self.content if block.type == "text")
+
+
+class _Reply(msgspec.Struct):
+    """result: empty where there is an error instead."""
+
+    id: int | None = None
+    result: msgspec.Raw = msgspec.Raw()
+
+
+class McpEpisode:
+    """score_tool: called as {"problem_id", "answer"}; its text is the reward."""
+
+    def __init__(self, url: str, seconds: float, problem_id: str, score_tool: str) -> None:
+        self._parts = split_url(url, SCHEMES)
+        self._seconds, self._problem_id, self._score_tool = seconds, problem_id, score_tool
+        self._session, self._number = "", 0
+
+    def begin(self, reset: dict[str, Any]) -> None:
+        """reset: the client's `_meta` of the session. Raises Undecided."""
+        client = {"name": "intellect-node", "version": "1"}
+        asked = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": client}
+        self._ask("initialize", asked | ({"_meta": reset} if reset else {}))
+        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def say(self, answer: str) -> Heard:
+        """Raises Undecided."""
+        call = parse_call(answer, (_CALL,))
+        if call is None:
+            graded = self._tool(self._score_tool, {"problem_id": self._problem_id, "answer": answer})
+            return FAILED if graded.isError else Heard("", True, _number(graded.text))
+        try:
+            wanted = msgspec.json.decode(call.text, type=_Call)
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            return Heard("the call is no JSON object with name and arguments", False, None)
+        if wanted.name == self._score_tool:
+            return Heard(f"there is no tool {wanted.name!r}", False, None)
+        return Heard(self._tool(wanted.name, wanted.arguments).text, False, None)
+
+    def close(self) -> None:
+        """Servers forget sessions by themselves."""
+
+    def _tool(self, name: str, arguments: dict[str, Any]) -> _Result:
+        reply = self._ask("tools/call", {"name": name, "arguments": arguments})
+        if not reply.result:  # an unknown tool, or arguments that it does not take
+            return _Result([_Block("text", "the tool cannot be called so")], isError=True)
+        try:
+            return msgspec.json.decode(reply.result, type=_Result)
+        except msgspec.MsgspecError as error:
+            raise silent(str(error)) from error
+
+    def _ask(self, method: str, params: dict[str, Any]) -> _Reply:
+        self._number += 1
+        reply = self._post({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        if reply is None or (not reply.result and method == "initialize"):
+            raise silent(f"it gives no result to {method}")
+        return reply
+
+    def _post(self, message: dict[str, Any]) -> _Reply | None:
+        parts = self._parts
+        link = HTTPConnection(str(parts.hostname), parts.port)
+        try:
+            link.sock = dial(parts, self._seconds)
+            with within(link.sock, self._seconds):
+                path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+                link.request("POST", path, json.dumps(message).encode(), self._headers())
+                return self._read(link.getresponse(), message.get("id"))
+        except (OSError, HTTPException, msgspec.MsgspecError, UnicodeError) as error:
+            raise silent(str(error)) from error
+        finally:
+            link.close()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if self._session:
+            headers |= {"Mcp-Session-Id": self._session}
+        return headers | ({"MCP-Protocol-Version": VERSION} if self._number > 1 else {})
+
+    def _read(self, response: HTTPResponse, number: int | None) -> _Reply | None:
+        if not 200 <= response.status < 300:
+            raise silent(f"it answers {response.status}")
+        self._session = self._session or response.getheader("Mcp-Session-Id", "")[:1024]
+        if number is None:
+            return None
+        if response.getheader("Content-Type", "").startswith("text/event-stream"):
+            return _from_events(response, number)
+        data = response.read(MAX_REPLY_BYTES + 1)
+        if len(data) > MAX_REPLY_BYTES:
+            raise silent("its answer is too long")
+        return _fitting(data, number)
+
+
+def _from_events(response: HTTPResponse, number: int) -> _Reply:
+    """The reply among server-sent events; others are notifications."""
+    room, data = MAX_REPLY_BYTES, b""
+    while room > 0:
+        line = response.readline(room)
+        room -= len(line)
+        if line.startswith(b"data:"):
+            data += line[5:].strip()
+        elif not line.strip() and data:
+            reply = msgspec.json.decode(data, type=_Reply)
+            if reply.id == number:
+                return reply
+            data = b""
+        if not line:
+            break
+    raise silent("its events hold no answer")
+
+
+def _fitting(data: bytes, number: int) -> _Reply:
+    reply = msgspec.json.decode(data, type=_Reply)
+    if reply.id != number:
+        raise silent("its answer is to another request")
+    return reply
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

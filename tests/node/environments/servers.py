@@ -1,0 +1,99 @@
+"""Real servers on this machine, in the words of OpenEnv and of MCP: guess a digit from hints."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from websockets.sync.server import ServerConnection, serve
+
+SECRET = "the grader's secret"
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+"""What a hostile server makes of an observation message, before it is sent."""
+
+
+@contextmanager
+def openenv(change: Change = lambda told: told) -> Iterator[str]:
+    """The URL of a server as OpenEnv's `/ws`."""
+
+    def episode(link: ServerConnection) -> None:
+        goal = 0
+        for raw in link:
+            message = json.loads(raw)
+            if message["type"] == "reset":
+                goal, told = message["data"]["seed"], _observed("guess", None, False)
+            elif "message" not in message["data"]:
+                link.send(json.dumps({"type": "error", "data": {"message": "no", "code": "VALIDATION_ERROR"}}))
+                continue
+            else:
+                guess = message["data"]["message"].strip()
+                right = guess == str(goal)
+                told = _observed("right" if right else f"not {guess[:8]}", float(right), right)
+            link.send(json.dumps(change({"type": "observation", "data": told})))
+
+    with serve(episode, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _observed(message: str, reward: float | None, done: bool) -> dict[str, Any]:
+    return {"observation": {"message": message, "solution": SECRET}, "reward": reward, "done": done}
+
+
+class _Mcp(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["method"] != "initialize" and self.headers["Mcp-Session-Id"] != "s1":
+            self.send_error(400)
+        elif "id" not in asked:
+            self.send_response(202)
+            self.end_headers()
+        else:
+            self._tell(asked)
+
+    def _tell(self, asked: dict[str, Any]) -> None:
+        reply = json.dumps({"jsonrpc": "2.0", "id": asked["id"], **_answered(asked)}).encode()
+        events = asked["method"] == "tools/call"  # one as JSON, the other as events: a server may do either
+        body = b"event: message\ndata: " + reply + b"\n\n" if events else reply
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream" if events else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Mcp-Session-Id", "s1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def _answered(asked: dict[str, Any]) -> dict[str, Any]:
+    if asked["method"] == "initialize":
+        return {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {}}}
+    call = asked["params"]
+    if call["name"] == "double":
+        text = str(2 * call["arguments"]["n"])
+    elif call["name"] == "score":
+        text = "1.0" if call["arguments"]["answer"] == "8" else "0.0"
+    else:
+        return {"error": {"code": -32602, "message": "unknown tool"}}
+    return {"result": {"content": [{"type": "text", "text": text}], "isError": False}}
+
+
+@contextmanager
+def mcp() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Mcp)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/mcp"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

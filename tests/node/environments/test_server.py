@@ -1,0 +1,127 @@
+"""Environments behind real servers: what is heard, what is not told, and what a bad server does to nobody."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.environments.base import Segment, Transcript
+from node.environments.errors import EnvironmentFault, Undecided
+from node.environments.registry import load_environment
+from node.environments.server.dial import LOCAL_SERVERS
+from node.environments.server.environment import ServerEnvironment
+from protocol.run import EnvironmentSpec
+from tests.node.environments.servers import SECRET, mcp, openenv
+from tests.node.environments.tokens import Characters
+
+
+@pytest.fixture(autouse=True)
+def local_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCAL_SERVERS, "1")
+
+
+def load(folder: Path, url: str, **args: Any) -> ServerEnvironment:
+    rows = [{"problem_id": str(n), "prompt": f"digit {n}?", "reset": {"seed": n}} for n in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"path": "rows.jsonl", "url": url, "turns": 3, "held_back_share": 0.5, "seconds": 5.0, **args}
+    found = load_environment(EnvironmentSpec(name="server", args=given), folder, Characters())
+    assert isinstance(found, ServerEnvironment)
+    return found
+
+
+def play(environment: ServerEnvironment, *said: str) -> tuple[Transcript, float]:
+    """(the rollout, its reward) of the first problem."""
+    transcript: list[Segment] = []
+    for text in said:
+        transcript.append(Segment(Characters().encode(f"{text}\n"), sampled=True))
+        reply = environment.step(environment.problem(0), transcript) if text is not said[-1] else None
+        if reply:
+            transcript.append(Segment(reply, sampled=False))
+    return transcript, environment.score([environment.problem(0)], [transcript])[0]
+
+
+def told(transcript: Transcript) -> str:
+    return "".join(Characters().decode(one.tokens) for one in transcript if not one.sampled)
+
+
+def test_an_openenv_episode_goes_on_over_its_turns_and_shows_one_field_only(tmp_path: Path) -> None:
+    with openenv() as url:
+        environment = load(tmp_path, url)
+        right = environment.problem(0).problem_id
+        rollout, reward = play(environment, "9", right)
+        assert "not 9" in told(rollout) and SECRET not in told(rollout)
+        assert reward == 1.0 and environment.step(environment.problem(0), rollout) is None
+        assert play(environment, "9", "8 or so")[1] == 0.0 and environment.gave_up == 0
+        environment.close()
+
+
+def test_an_episode_that_was_not_kept_is_played_again_from_its_answers(tmp_path: Path) -> None:
+    with openenv() as url:
+        environment = load(tmp_path, url)
+        rollout, _ = play(environment, "9", "8", "7")
+        again = environment.another()
+        assert again.step(environment.problem(0), rollout[:3]) == rollout[3].tokens
+        assert again.score([environment.problem(0)], [rollout]) == [0.0]
+        environment.close()
+        again.close()
+
+
+def test_mcp_tools_are_called_and_the_grader_is_out_of_the_models_reach(tmp_path: Path) -> None:
+    with mcp() as url:
+        environment = load(tmp_path, url, protocol="mcp")
+        call = '<call>{"name": "double", "arguments": {"n": 4}}</call>'
+        rollout, reward = play(environment, call, "8")
+        assert "<result> 8 </result>" in " ".join(told(rollout).split()) or "<result>8</result>" in told(rollout)
+        assert reward == 1.0 and play(environment, call, "9")[1] == 0.0
+        asked, _ = play(environment, '<call>{"name": "score", "arguments": {"answer": "8"}}</call>', "7")
+        assert "there is no tool 'score'" in told(asked)
+        assert "cannot be called so" in told(play(environment, '<call>{"name": "none"}</call>', "7")[0])
+        environment.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: (time.sleep(2), told)[1],
+        lambda told: told | {"data": told["data"] | {"observation": {"message": "x" * (2 << 20)}}},
+        lambda told: told | {"data": {"observation": []}},
+        lambda told: told | {"type": "state"},
+        lambda told: {"type": "error", "data": {"message": "", "code": "CAPACITY_REACHED"}},
+    ],
+    ids=["slow", "endless", "another form", "another message", "full"],
+)
+def test_a_server_in_trouble_is_undecided_and_pays_nobody(tmp_path: Path, change: Any) -> None:
+    with openenv(change) as url:
+        environment = load(tmp_path, url, seconds=0.5)
+        answer = [Segment(Characters().encode("1\n"), sampled=True)]
+        with pytest.raises(Undecided):
+            environment.step(environment.problem(0), answer)
+        assert environment.score([environment.problem(0)], [answer]) == [0.0] and environment.gave_up == 1
+        environment.close()
+
+
+@pytest.mark.parametrize("reward", [1.5, -1.0, float("nan"), None])
+def test_a_reward_that_is_none_is_the_floor(tmp_path: Path, reward: float | None) -> None:
+    with openenv(lambda told: told | {"data": told["data"] | {"reward": reward}}) as url:
+        environment = load(tmp_path, url)
+        given = environment.score([environment.problem(0)], [[Segment(Characters().encode("1\n"), sampled=True)]])
+        assert given == [0.0]
+        environment.close()
+
+
+def test_a_run_reaches_nothing_beside_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LOCAL_SERVERS)
+    with openenv() as url:
+        environment = load(tmp_path, url)
+        with pytest.raises(Undecided, match="not on the public internet"):
+            environment.step(environment.problem(0), [Segment(Characters().encode("1\n"), sampled=True)])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h/ws", "ws://", "ws://a:b@h/ws", "ws://h:0/ws", "ws://h:99999/", "file:///etc"]
+)
+def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(EnvironmentFault):
+        load(tmp_path, url)
