@@ -1,0 +1,53 @@
+"""What a server says counts where a quorum hears the same; nobody alone is a witness, and no fault follows."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from node.services.judging.judge import Validator
+from node.swarm.ballots import FileState
+from protocol.checks import Fault, Reason
+from protocol.statements import Outcome
+from tests.attacks.validators.court import Court
+
+OTHERWISE = Fault(Reason.HEARD_OTHERWISE, "the servers pay otherwise than the file says")
+
+
+async def state_of(otherwise: tuple[int, ...], absent: tuple[int, ...], witnessed: str = "alone") -> FileState:
+    """What becomes of a file that the validators `otherwise` hear otherwise, once everybody has been waited for."""
+    court = Court([Validator] * 3, witnessed=witnessed)
+    for number in range(3):
+        court.engines[number].bad = {}
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery, absent=absent)
+        work = await court.commit(fault=OTHERWISE)
+        for number in otherwise:
+            court.engines[number].bad = court.bad
+        await trio.sleep(120)
+        ballots = court.trainer.jury.ballots
+        assert not ballots.quarantined and not ballots.disputes_raised and not any(one.slashed for one in court.judges)
+        said = [court.trainer.jury.ballots.verdict_of(work, court.seats[n].key.address) for n in otherwise]
+        assert all(one and one.message.verdict.outcome == Outcome.REJECT for one in said)
+        state = ballots.state(work)
+        nursery.cancel_scope.cancel()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "absent", "state"),
+    [
+        ((2,), (), FileState.ACCEPTED),
+        ((1, 2), (), FileState.REJECTED),
+        ((1,), (2,), FileState.OPEN),
+    ],
+)
+async def test_work_counts_where_a_quorum_heard_the_same(
+    autojump_clock: Any, otherwise: tuple[int, ...], absent: tuple[int, ...], state: FileState
+) -> None:
+    assert await state_of(otherwise, absent) is state
+
+
+async def test_elsewhere_hearsay_abstains_once_the_silent_have_been_waited_for(autojump_clock: Any) -> None:
+    """The control: one word would do."""
+    assert await state_of((1,), (2,), witnessed="no") is FileState.ACCEPTED
