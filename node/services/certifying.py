@@ -7,7 +7,7 @@ shows that it lacks is said again. A file that was accepted in time is certified
 validators may have been away.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -43,8 +43,8 @@ WAITING = 512
 """Files of one worker, verdicts of one validator, policies of the trainer that wait to be decided."""
 MESSAGES = 3
 """At most, in one POLL."""
-TO_SAY = 8192
-"""Certificates that wait to be posted, or posted again."""
+TO_SAY = 2048
+"""Certificates of one node that wait to be posted, or posted again."""
 BURST = 8.0
 """Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
 
@@ -65,7 +65,7 @@ class Certifying(Service):
         self._most_steps = self._run.recipe.max_staleness + BURST
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
-        self._to_say: Recent[WorkId, Certificate] = Recent(TO_SAY)
+        self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
         self.certified = 0
         station.jury.register.follow(self._wait_for)
 
@@ -224,11 +224,20 @@ class Certifying(Service):
 
     def _queue(self, statement: Accepted, signature: bytes) -> None:
         certificate = Certificate(statement.node, statement.epoch, statement.work, statement.units, signature)
-        self._to_say[statement.work] = certificate
+        self._to_say.setdefault(statement.node, Recent(TO_SAY))[statement.work] = certificate
 
     async def _say(self) -> None:
         """A few messages of what waits."""
         for _ in range(MESSAGES):
-            batch = [self._to_say.popitem(last=False)[1] for _ in range(min(len(self._to_say), MAX_CERTIFICATES))]
-            if batch:
+            if batch := self._next():
                 await self._station.board.post(WorkAccepted(pool=self._station.pool, certificates=tuple(batch)))
+
+    def _next(self) -> list[Certificate]:
+        """Of every node one in turn: who lacks thousands delays its own."""
+        batch: list[Certificate] = []
+        while self._to_say and len(batch) < MAX_CERTIFICATES:
+            node, waiting = self._to_say.popitem(last=False)
+            batch.append(waiting.popitem(last=False)[1])
+            if waiting:
+                self._to_say[node] = waiting
+        return batch

@@ -16,8 +16,8 @@ from protocol.messages import EarningsSigned
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
-HEARD = 64
-"""Roots whose signers are remembered."""
+HEARD = 16
+"""Tables of one validator that are remembered: others are crowded out by its own."""
 
 
 class Tables:
@@ -26,11 +26,12 @@ class Tables:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._journal = station.journal
-        self._signed: Recent[bytes, dict[Address, EarningsSigned]] = Recent(HEARD)
+        self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
 
     async def listen(self) -> None:
         async for signed in self._station.board.subscribe(EarningsSigned):
-            self._signed.setdefault(signed.message.earnings.root, {})[signed.author] = signed.message
+            said = self._signed.setdefault(signed.author, Recent(HEARD))
+            said[signed.message.earnings.root] = signed.message
 
     async def of(self, posted: PostedEarnings) -> Table | None:
         """The table that stands on chain; None while nobody shows it."""
@@ -40,7 +41,8 @@ class Tables:
             table = await trio.to_thread.run_sync(_read_if, kept, pool, posted.root)
             if table is not None:
                 return table
-        for author, message in list(self._signed.get(posted.root, {}).items()):
+        alike = {author: said[posted.root] for author, said in self._signed.items() if posted.root in said}
+        for author, message in alike.items():
             try:
                 size = min(message.size, MAX_TABLE_BYTES)
                 sources = [author, *self._station.membership.addresses()]

@@ -15,10 +15,9 @@ from node.swarm.register import Register, Work, WorkId
 from protocol.checks import reason_name
 from protocol.identity import Address
 
-KEPT = 8192
-"""Works whose decision is remembered, so that one that changes is not counted twice."""
-OPEN = 1024
-"""Works that somebody has judged and nothing has decided yet."""
+KEPT, OPEN = 2048, 1024
+"""Of each member: works whose decision is remembered, so that one that changes is not counted twice; works that
+somebody has judged and nothing has decided yet."""
 SHOWN = 50
 DECIDED = (FileState.ACCEPTED, FileState.REJECTED)
 
@@ -57,24 +56,25 @@ class Contributions:
         self.members: dict[Address, Contribution] = {}
         self.reasons: Counter[str] = Counter()
         self.recent: deque[Decision] = deque(maxlen=SHOWN)
-        self._states: Recent[WorkId, FileState] = Recent(KEPT)
-        self._open: Recent[WorkId, None] = Recent(OPEN)
+        self._states: dict[Address, Recent[WorkId, FileState]] = {}
+        self._open: dict[Address, Recent[WorkId, None]] = {}
         self._told = 0
 
     def look(self, id: WorkId) -> None:
         """Something was said of a work, or time has passed: count what is decided."""
         work = self._register.get(id)
         if work is None:
-            self._open.pop(id, None)
             return
-        before, state = self._states.get(id), self._ballots.state(id)
+        states = self._states.setdefault(work.node, Recent(KEPT))
+        before, state = states.get(id), self._ballots.state(id)
+        waiting = self._open.setdefault(work.node, Recent(OPEN))
         if state in DECIDED:
-            self._open.pop(id, None)
+            waiting.pop(id, None)
         elif before is None:
-            self._open[id] = None
+            waiting[id] = None
         if state == before or (before is None and state not in DECIDED):
             return
-        self._states[id] = state
+        states[id] = state
         self._count(work, before, -1)
         self._count(work, state, 1)
         if state in DECIDED:
@@ -82,8 +82,11 @@ class Contributions:
 
     def look_again(self) -> None:
         """Ask about what was not decided when it was last spoken of."""
-        for id in list(self._open):
-            self.look(id)
+        for waiting in self._open.values():
+            for id in list(waiting):
+                if self._register.get(id) is None:
+                    del waiting[id]
+                self.look(id)
 
     def status(self) -> dict[str, Any]:
         """For /status."""

@@ -51,6 +51,8 @@ QUARANTINE = "quarantined_validators"
 FORK = "forked_trainer"
 DISPUTES = "open_disputes"
 REMEMBERED = 4096
+RESULTS = 512
+"""Undecided results of one member."""
 EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
 TO_RAISE = 64
@@ -113,8 +115,8 @@ class Jury:
         self.distrust = trio.Event()
         """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
         self.ballots.on_quarantine = self._tell
-        self._results: Recent[WorkId, Work] = Recent(REMEMBERED)
-        """Of tasks, that the pool has not decided about."""
+        self._results: dict[Address, Recent[WorkId, Work]] = {}
+        """Of tasks, that the pool has not decided about; by member."""
         self.register.follow(self._on_work)
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
@@ -233,10 +235,10 @@ class Jury:
 
     def look_at_results(self) -> None:
         """Tell the leases of tasks what the pool thinks of results by now: some of it only time decides."""
-        for work in list(self._results.values()):
+        for work in [work for results in self._results.values() for work in results.values()]:
             state = self.ballots.state(work.id)
             if work.task is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
-                del self._results[work.id]
+                del self._results[work.node][work.id]
                 accepted = state is FileState.ACCEPTED
                 self.tasks.decided(work.task, work.commitment.index, work.id, accepted=accepted)
 
@@ -244,7 +246,7 @@ class Jury:
         """A commitment is work now: what was said of it before counts."""
         self.lots.committed(work)
         if work.task is not None and not work.rival:
-            self._results[work.id] = work
+            self._results.setdefault(work.node, Recent(RESULTS))[work.id] = work
         for early in list(self._early.values()):
             for one in early.pop(work.id, ()):
                 if isinstance(one, tuple):
@@ -342,7 +344,7 @@ class Jury:
             return
         disputes = self.ballots.add(signed)
         self._punish(self.lots.verdict(work, signed))
-        if work.id in self._results:
+        if work.id in self._results.get(work.node, ()):
             self.look_at_results()
         self._notify(work.id)
         for dispute in disputes[:1]:

@@ -195,9 +195,8 @@ class Fetching:
         while True:
             for id in self._station.jury.ballots.open_disputes():
                 work = self._register.get(id)
-                if work is not None and id not in self._rechecked:
+                if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
                     self._rechecked[id] = None
-                    self.queue.hurry(Candidate(work, recheck=True))
             await trio.sleep(RECHECK_POLL)
 
     # having them

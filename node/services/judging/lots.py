@@ -6,6 +6,7 @@ from the secret; which rate was used stands in the verdict.
 
 import math
 import secrets
+from collections import deque
 
 import msgspec
 import structlog
@@ -70,7 +71,7 @@ class OwnLots:
         self._revealed: set[int] = set()
         self._newest = -1
         self._moved = trio.Event()
-        self._arrived: list[tuple[float, Address]] = []
+        self._arrived: deque[tuple[float, Address]] = deque()
         self._seconds_per_group: float | None = None
         self.waiting = 0
 
@@ -131,6 +132,7 @@ class OwnLots:
     def arrived(self, node: Address) -> None:
         """A file came that this validator is to look at."""
         self._arrived.append((self._clock(), node))
+        self._forget()
 
     def worked(self, groups: int, seconds: float) -> None:
         """The engine recomputed so many groups in so many seconds."""
@@ -141,8 +143,7 @@ class OwnLots:
 
     def load(self) -> Load | None:
         """What arrives and what can be done, groups per second; None before anything was measured."""
-        horizon = self._clock() - HORIZON
-        self._arrived = [entry for entry in self._arrived if entry[0] >= horizon]
+        self._forget()
         if self._seconds_per_group is None or not self._arrived:
             return None
         span = max(self._clock() - self._arrived[0][0], 1.0)
@@ -152,6 +153,10 @@ class OwnLots:
             capacity=1.0 / max(self._seconds_per_group, 1e-9),
             backlog=self.waiting * per_file * self._seconds_per_group,
         )
+
+    def _forget(self) -> None:
+        while self._arrived and self._arrived[0][0] < self._clock() - HORIZON:
+            self._arrived.popleft()
 
     def is_calm(self) -> bool:
         """Whether there is time to look at more than must be."""

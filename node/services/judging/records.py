@@ -13,10 +13,9 @@ from protocol.decision import DecisionSpec, Evidence, Level, Standing, WorkerRec
 from protocol.engines import kind
 from protocol.identity import Address
 
-REMEMBERED = 8192
+REMEMBERED, CLASSES_REMEMBERED = 2048, 8
+"""Workers of whom one other validator said something, and its classes of engines: it crowds out its own word only."""
 IN_MEMORY = 1024
-CLASSES_REMEMBERED = 64
-"""What other validators said of one worker: per validator and class of engine."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -36,7 +35,8 @@ class WorkerRecords:
         self._spec = spec
         self._journal = journal
         self._known: Recent[Address, History] = Recent(IN_MEMORY)
-        self._others: Recent[Address, Recent[tuple[Address, str], int]] = Recent(REMEMBERED)
+        self._others: dict[Address, Recent[Address, Recent[str, int]]] = {}
+        """Validator -> worker -> class of engine -> level."""
 
     async def of(self, node: Address) -> History:
         """The history of a worker."""
@@ -76,13 +76,15 @@ class WorkerRecords:
 
     def heard(self, validator: Address, node: Address, level: int, verifier: str) -> None:
         """What another validator says of a worker, looking with one class of engine."""
-        told = self._others.setdefault(node, Recent(CLASSES_REMEMBERED, refresh=True))
-        told[validator, verifier] = level
+        workers = self._others.setdefault(validator, Recent(REMEMBERED, refresh=True))
+        workers[node] = told = workers.get(node, Recent(CLASSES_REMEMBERED, refresh=True))
+        told[verifier] = level
 
     def seconded(self, node: Address, verifier: str, believed: set[Address]) -> bool:
         """Whether a believed validator suspects this worker through another kind of engine, too."""
         return any(
             level >= Level.SUSPECT and other and kind(other) != kind(verifier)
-            for (validator, other), level in self._others.get(node, {}).items()
+            for validator, workers in self._others.items()
             if validator in believed
+            for other, level in workers.get(node, {}).items()
         )

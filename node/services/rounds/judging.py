@@ -32,9 +32,10 @@ MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Half of the steps are further away
 (cosine 0.89, measured: 0.46); honest float32 of two machines was not measured yet."""
 POLL = 0.1
-CLAIMS = 4096
 CLAIM_SECONDS = 6.0
 """So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves."""
+CLAIMS = 32
+"""Seats of one member that are remembered: who hops crowds out its own."""
 
 
 class Looks:
@@ -46,12 +47,12 @@ class Looks:
         self._station, self._rounds = station, rounds
         self._seen: Recent[bytes, tuple[bytes, str, int, Address]] = Recent(512)
         """Contribution -> (outer state, path, seat, node)."""
-        self._claims: Recent[tuple[Address, int], None] = Recent(CLAIMS)
+        self._claims: dict[Address, Recent[int, None]] = {}
 
     async def hear_seats(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat):
             if signed.message.seat >= 0:
-                self._claims[signed.author, signed.message.seat] = None
+                self._claims.setdefault(signed.author, Recent(CLAIMS))[signed.message.seat] = None
 
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
@@ -123,7 +124,7 @@ class Looks:
 
     def _is_anothers(self, node: Address, outer: bytes, seat: int) -> bool:
         """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it."""
-        if (node, seat) not in self._claims:
+        if seat not in self._claims.get(node, ()):
             return True
         run = self._station.run.root
         return any(

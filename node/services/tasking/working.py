@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from node.inference.wire import Produce, Produced
+from node.recent import Recent
 from node.services.base import Service
 from node.services.committing import Made, MadeFile, commit, slot_name
 from node.services.generating import EngineChild
@@ -38,6 +39,7 @@ PRODUCE_DEADLINE = 600.0
 PAUSE_AFTER_FAILURE = 5.0
 REMIND_EVERY = 30.0
 MOST_REMINDERS = 16
+REMEMBERED = 4096
 
 
 class TaskWork(Service):
@@ -52,7 +54,7 @@ class TaskWork(Service):
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
-        self._said: dict[bytes, bool] = {}
+        self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._committed: dict[tuple[bytes, int], float] = {}
         """(task, shard) of own results that the owner may not have, and when they were said last."""
         self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
@@ -117,7 +119,8 @@ class TaskWork(Service):
         name = slot_name(task.id, shard)
         if name not in self._said:
             journal = self._station.journal
-            self._said[name] = await journal.do(journal.said, "commitment", name) is not None
+            self._said[name] = said = await journal.do(journal.said, "commitment", name) is not None
+            return said
         return self._said[name]
 
     # doing it

@@ -170,7 +170,7 @@ class Intake:
             self._accepted_send.send_nowait(work)
         except trio.WouldBlock:
             del self._taken[id]
-            self.lost += 1
+            self._open[id] = work  # the clock asks about it again
 
     def _is_orphan(self, work: Work) -> bool:
         """Of a policy that a later term took back: paid, and not trained on."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from node.inference.wire import Inspect
+from node.recent import Recent
 from node.services.rounds.judging import Looks
 from node.training.jobs import Answer, Check, Job, Publish, Start, Train
 from node.training.outer import StateFile
@@ -40,7 +41,7 @@ class Bench:
         rounds: Any = SimpleNamespace(norms={})
         self.looks = Looks(station, rounds)
         for seat in (0, 1):
-            self.looks._claims[NODE, seat] = None
+            self.looks._claims.setdefault(NODE, Recent(8))[seat] = None
 
     def ask(self, job: Job) -> dict[str, Any]:
         answer = self.peer._answer(job)
