@@ -69,12 +69,12 @@ class Looks:
         job = Check(policy.step, order.path, others, replay)
         found = await self._rounds.jobs.ask(f"check-{order.file_root.hex()[:32]}-{int(replay)}", job)
         if "seat" in found:
-            await self._hear_claim((parse_address(order.node), found["seat"]))
+            await self._hear_claim(parse_address(order.node), found["seat"])
         return self._inspected(order, found)
 
-    async def _hear_claim(self, claim: tuple[Address, int]) -> None:
+    async def _hear_claim(self, node: Address, seat: int) -> None:
         with trio.move_on_after(CLAIM_SECONDS):
-            while claim not in self._claims:  # noqa: ASYNC110 - `hear_seats` writes it
+            while seat not in self._claims.get(node, ()):  # noqa: ASYNC110 - `hear_seats` writes it
                 await trio.sleep(POLL)
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
