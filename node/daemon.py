@@ -58,13 +58,11 @@ from node.services.judging.service import Judging
 from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.lease import Lease
+from node.services.membership.lease import Lease, Returning, Stake
 from node.services.membership.participant import ensure_participant
 from node.services.membership.peers import Peers
 from node.services.membership.reach import Reach
 from node.services.membership.remembered import forget, recall, remember
-from node.services.membership.returning import Returning
-from node.services.membership.stake import Stake
 from node.services.paying import Paying
 from node.services.policies import Following
 from node.services.rounds.applying import Rounds

@@ -23,9 +23,8 @@ from node.services.committing import commit
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.hearing import is_cut_off, voices
-from node.swarm.leftovers import Leftovers
-from node.swarm.makers import Makers
+from node.swarm.leftovers import Leftovers, Makers
+from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.checks import reason_name

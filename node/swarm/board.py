@@ -6,9 +6,9 @@ to the shelf, what a member may cost to its allowance, and what a message means 
 
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Generic, Protocol, overload
 
 import msgspec
 import structlog
@@ -18,9 +18,7 @@ from blake3 import blake3
 from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.recent import Recent
-from node.swarm.allowance import MUTED, Allowance
-from node.swarm.reader import Reader
-from node.swarm.rules import RULES, By
+from node.swarm.rules import MUTED, RULES, Allowance, By
 from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
@@ -48,6 +46,51 @@ from protocol.messages import (
     topic,
 )
 from protocol.statements import Domain, signer_of
+
+ROOM = 8192
+"""Unread messages of one subscriber."""
+ROOM_EACH = 1024
+"""Unread messages of one author: all that the board keeps of a validator. Eight at once would have to flood."""
+
+
+class Reader(Generic[M]):
+    """One subscription, with room for every author: one that floods loses its own messages, not the others'.
+
+    The channel is first in, first out, so its length says which authors are unread.
+
+    by: whose messages are wanted; None: everybody's.
+    """
+
+    def __init__(self, by: Callable[[Address], bool] | None = None) -> None:
+        self._by = by
+        self._send, self.channel = trio.open_memory_channel[Signed[M]](ROOM)
+        self._authors: deque[Address] = deque()
+        self._unread: Counter[Address] = Counter()
+
+    def offer(self, signed: Signed[M]) -> bool:
+        """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
+        if self._by is not None and not self._by(signed.author):
+            return True
+        if len(self._authors) >= ROOM_EACH:  # before that nobody can have filled its room
+            self._note_read()
+        if self._unread[signed.author] >= ROOM_EACH:
+            return False
+        try:
+            self._send.send_nowait(signed)
+        except trio.WouldBlock:
+            return False
+        self._authors.append(signed.author)
+        self._unread[signed.author] += 1
+        return True
+
+    def _note_read(self) -> None:
+        unread = self._send.statistics().current_buffer_used
+        while len(self._authors) > unread:
+            author = self._authors.popleft()
+            self._unread[author] -= 1
+            if not self._unread[author]:
+                del self._unread[author]
+
 
 log = structlog.get_logger()
 

@@ -34,8 +34,8 @@ AT_ONCE = BODY_BYTES
 
 
 class Line:
-    """What is to be sent to one peer: a bounded queue, and whoever writes it into a stream. scope: of the task that keeps
-    it."""
+    """What is to be sent to one peer: a bounded queue, and whoever writes it into a stream. scope: of the task that
+    keeps it."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()

@@ -30,7 +30,7 @@ from node.services.station import Station
 from node.services.tables import Tables
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.hearing import is_cut_off, voices
+from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import WorkId
 from protocol.earnings import (
     MAX_SHOWN_BYTES,

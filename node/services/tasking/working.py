@@ -19,7 +19,7 @@ from node.services.committing import Made, MadeFile, commit, slot_name
 from node.services.generating import EngineChild
 from node.services.station import Station
 from node.services.workplace import Workplace
-from node.swarm.hearing import is_cut_off, voices
+from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import Task
 from node.tasks.reviewing import review_package
 from node.tasks.stock import TaskStock

@@ -41,7 +41,7 @@ JOINED_AT_ONCE = 4
 WATCH_POLL = 0.5
 REMEMBERED = 8192
 QUESTIONS = (2.0, 64.0)
-"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/allowance.py`).
+"""Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/rules.py`).
 Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
 """
 

@@ -14,8 +14,8 @@ from node.daemon import Daemon
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
+from node.services.membership.lease import Returning
 from node.services.membership.remembered import NAME, forget, recall, remember
-from node.services.membership.returning import Returning
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 

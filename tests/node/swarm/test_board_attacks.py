@@ -9,9 +9,8 @@ import trio
 
 from node.network.memory import MemoryHub
 from node.swarm import board as board_module
-from node.swarm.allowance import ELSE, MUTED, PATIENCE
 from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
-from node.swarm.rules import RULES
+from node.swarm.rules import ELSE, MUTED, PATIENCE, RULES
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.swarm.hearing import SHORTEST_SILENCE, Voice, is_cut_off
+from node.swarm.membership import SHORTEST_SILENCE, Voice, is_cut_off
 
 
 def test_one_voice_that_was_heard_lately_is_enough() -> None:

@@ -1,4 +1,4 @@
-from node.swarm.makers import Makers
+from node.swarm.leftovers import Makers
 from protocol.identity import NodeKey
 
 ONE, TWO, IDLE = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))

@@ -2,8 +2,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.swarm import reader as reader_module
-from node.swarm.reader import Reader
+from node.swarm import board as board_module
+from node.swarm.board import Reader
 from protocol.identity import Address, NodeKey
 from protocol.messages import LotsRevealed, Signed
 
@@ -16,8 +16,8 @@ def told(author: Address, window: int = 0) -> Signed[LotsRevealed]:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Reader[LotsRevealed]:
-    monkeypatch.setattr(reader_module, "ROOM", 10)
-    monkeypatch.setattr(reader_module, "ROOM_EACH", 4)
+    monkeypatch.setattr(board_module, "ROOM", 10)
+    monkeypatch.setattr(board_module, "ROOM_EACH", 4)
     return Reader[LotsRevealed]()
 
 
@@ -58,8 +58,8 @@ async def test_who_wants_only_some_authors_is_not_woken_for_the_others() -> None
 
 async def test_what_one_author_may_leave_unread_is_bounded_however_much_was_read_before() -> None:
     reader = Reader[LotsRevealed]()
-    for _ in range(3 * reader_module.ROOM_EACH):
+    for _ in range(3 * board_module.ROOM_EACH):
         assert reader.offer(told(FLOODER))
         await reader.channel.receive()
-    heard = [reader.offer(told(FLOODER)) for _ in range(reader_module.ROOM_EACH + 5)]
-    assert heard == [True] * reader_module.ROOM_EACH + [False] * 5
+    heard = [reader.offer(told(FLOODER)) for _ in range(board_module.ROOM_EACH + 5)]
+    assert heard == [True] * board_module.ROOM_EACH + [False] * 5

@@ -12,7 +12,7 @@ from torch import Tensor
 from node.training.losses.base import TokenLoss
 from node.training.losses.registry import NAMES, NEEDS_PROXIMAL, LossInputs, evaluate, pulls_at_zero_advantage
 from node.training.losses.regularisers import mismatch_kl, reference_kl
-from node.training.proximal import loglinear
+from node.training.objective import loglinear
 from protocol.recipe import LOSSES, PRESETS, Objective
 
 RATIOS = torch.tensor([0.3, 0.7, 0.9, 1.0, 1.15, 1.5, 3.0, 7.0], dtype=torch.float64)

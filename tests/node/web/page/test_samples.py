@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from node.web.page.samples import LONGEST, SHOWN, Samples
+from node.web.page.page import LONGEST, SHOWN, Samples
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[2J" + "A" * 5000
 
