@@ -17,6 +17,7 @@ import typer
 from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
+from cli.options import AsJson, Options, command_of
 from cli.output import clean, console, date, duration, print_json, quiet_logs
 from cli.places import complete_directories, complete_networks
 
@@ -61,8 +62,7 @@ PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Pass
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Simulate: what it would cost, or why it would fail.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before sending.")]
 OnlyPool = Annotated[int | None, typer.Option(min=1, max=MAX_POOL, help="Only those of one pool.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-_COMMON: dict[str, tuple[Any, Any]] = {
+_COMMON: Options = {
     "network": (Network, "local"),
     "key": (KeyName, None),
     "state_dir": (StateDir, None),
@@ -114,19 +114,7 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
 
     def register(planner: Planner) -> Planner:
         given_by_frame = ("chain", "me", "state_dir")
-        own = [p for p in inspect.signature(planner).parameters.values() if p.name not in given_by_frame]
-        common = [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for option, (kind, default) in _COMMON.items()
-        ]
-
-        def command(**given: Any) -> None:
-            carry_out(name, planner, given)
-
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        command.__doc__ = planner.__doc__
+        command = command_of(planner, given_by_frame, _COMMON, lambda given: carry_out(name, planner, given))
         app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
         return planner
 
@@ -336,9 +324,7 @@ def dry_step(step: "Estimate") -> dict[str, Any]:
 
 def _show_dry_run(call: _Call, profile: "NetworkProfile", me: "Address", plan: Plan, simulation: "Simulation") -> None:
     if call.as_json:
-        steps = [
-            {"action": s.action, "gas": s.gas, "exact": s.exact, "l1_fee_wei": str(s.l1_fee)} for s in simulation.steps
-        ]
+        steps = [dry_step(step) for step in simulation.steps]
         facts = {"dry_run": True, "signer": me, "says": plan.says, "steps": steps, "gas": simulation.gas}
         print_json({**facts, "cost_wei": str(simulation.cost), "complete": simulation.complete})
         return

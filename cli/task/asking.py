@@ -64,7 +64,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What every kind of task may be told. 0, or "" for the policy: what fits; units: that each review counts as."""
+    """What every kind of task may be told. 0, or "" for the policy: what fits."""
 
     policy: str = "newest"
     samples: int = 1
@@ -74,7 +74,6 @@ class Sizes:
     lease: float = 120.0
     device: str = "any"
     nonce: str = ""
-    units: int = 10_000
 
     def fields(self) -> dict[str, Any]:
         """Of a TaskSpec."""
@@ -91,12 +90,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """spec: its policy left open; files: asset path -> file on this machine; source: the data set that is filtered."""
+    """spec: its policy left open; files: asset path -> file on this machine."""
 
     spec: "TaskSpec"
     policy: str
     files: dict[str, Path]
-    source: Path | None = None
 
 
 class Bench:
@@ -170,7 +168,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
         assets=(asset,),
         **sizes.fields(),
     )
-    return Wish(spec, sizes.policy, {path: data}, data)
+    return Wish(spec, sizes.policy, {path: data})
 
 
 def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
@@ -185,7 +183,7 @@ def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     return Wish(spec, sizes.policy, {SUBJECT: path})
 
 
-def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
+def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> Wish:
     """A review of a proposed environment package: a module, a directory or an archive. scratch: where it is packed.
 
     Raises SandboxError where this machine has no interpreter for it.
@@ -202,7 +200,7 @@ def of_package(package: Path, scratch: Path, sizes: Sizes) -> Wish:
     write_whole(packed, pack(source))
     files = {"package.tar": packed, **sandbox_files(read_manifest(source).packages)}  # who has the rest fetches none
     assets = tuple(_asset(path, file) for path, file in files.items())
-    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": sizes.units}
+    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)
     return Wish(spec, "", files)
 

@@ -2,20 +2,23 @@
 
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.errors import USAGE, CommandError
+from cli.options import Options, command_of
 from cli.output import clean, console, print_json, short
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cli.task.asking import Wish
-    from cli.task.telling import Maker
+    from cli.task.asking import Bench, Sizes, Wish
 
 app = typer.Typer(
     name="task",
@@ -41,34 +44,69 @@ Highest = Annotated[float, typer.Option("--max", min=0, max=1, help="Greatest so
 Problems = Annotated[int, typer.Option(min=0, help="How many problems. 0: all.")]
 First = Annotated[int, typer.Option(min=0, help="Number of the first problem.")]
 
+_COMMON: Options = {
+    "state_dir": (StateDir, None),
+    "samples": (Samples, 1),
+    "policy": (Policy, "newest"),
+    "shard_size": (ShardSize, 16),
+    "max_output_tokens": (MostTokens, 0),
+    "temperature": (Temperature, 0.0),
+    "lease": (Lease, 120.0),
+    "device": (Device, "any"),
+    "nonce": (Nonce, ""),
+    "out": (MaybeOut, None),
+    "wait": (Wait, True),
+    "as_json": (Json, False),
+}
+"""Options of every task."""
+_OURS = ("state_dir", "out", "wait", "as_json")
+"""Of them, those that are no `Sizes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What every kind of task is asked with. directory: the node's state; scratch: a directory until the end."""
+
+    directory: Path
+    sizes: "Sizes"
+    scratch: Path
+
+    @property
+    def bench(self) -> "Bench":
+        from cli.task.asking import Bench
+
+        return Bench(self.directory)
+
+
+Asker = Callable[..., "Wish"]
+
+
+def asks(name: str, example: str, *, without: str = "", **defaults: Any) -> Callable[[Asker], Asker]:
+    """Register `def asker(ask: Asking, **own arguments) -> Wish` as the command `name`, with the options of every task
+    less those named in `without`, and with these defaults for some."""
+    common = {
+        option: (kind, defaults.get(option, default))
+        for option, (kind, default) in _COMMON.items()
+        if option not in without.split()
+    }
+
+    def register(asker: Asker) -> Asker:
+        command = command_of(asker, ("ask",), common, lambda given: _carry_out(asker, given))
+        app.command(name, epilog=example)(command)
+        return asker
+
+    return register
+
+
 EVALUATE = "Examples:  intellect-node task evaluate --samples 8   |   intellect-node task evaluate --policy 40 --json"
 
 
-@app.command("evaluate", epilog=EVALUATE)
-def evaluate(
-    state_dir: StateDir = None,
-    problems: Problems = 0,
-    first: First = 0,
-    samples: Samples = 1,
-    policy: Policy = "newest",
-    shard_size: ShardSize = 16,
-    max_output_tokens: MostTokens = 0,
-    temperature: Temperature = 0.0,
-    lease: Lease = 120.0,
-    device: Device = "any",
-    nonce: Nonce = "",
-    out: MaybeOut = None,
-    wait: Wait = True,
-    as_json: Json = False,
-) -> None:
+@asks("evaluate", EVALUATE)
+def evaluate(ask: Asking, problems: Problems = 0, first: First = 0) -> "Wish":
     """A policy on the run's held-out problems: mean score with its standard error, pass@k."""
-    from cli.task.asking import Bench, Sizes, of_own
-    from cli.task.telling import evaluation
+    from cli.task.asking import of_own
 
-    directory = chosen_directory(state_dir)
-    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
-    wish = of_own(Bench(directory), "evaluate", "held_out", first, problems, sizes)
-    _carry_out(directory, wish, evaluation(out), wait=wait, as_json=as_json)
+    return of_own(ask.bench, "evaluate", "held_out", first, problems, ask.sizes)
 
 
 FILTER = (
@@ -77,43 +115,29 @@ FILTER = (
 )
 
 
-@app.command("filter", epilog=FILTER)
+@asks("filter", FILTER, without="out", samples=8, shard_size=64, lease=300.0)
 def filter_(
+    ask: Asking,
     data: Annotated[Path, typer.Argument(help="A data set of the published form: JSONL or parquet.")],
     out: Out,
-    state_dir: StateDir = None,
-    samples: Samples = 8,
     lowest: Lowest = 0.125,
     highest: Highest = 0.5,
     template: Annotated[str, typer.Option(help="How the model is asked: plain or chat.")] = "plain",
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be scored, and say how many.")
     ] = False,
-    policy: Policy = "newest",
-    shard_size: ShardSize = 64,
-    max_output_tokens: MostTokens = 0,
-    temperature: Temperature = 0.0,
-    lease: Lease = 300.0,
-    device: Device = "any",
-    nonce: Nonce = "",
-    wait: Wait = True,
-    as_json: Json = False,
-) -> None:
+) -> "Wish":
     """Keep the rows of a data set that a policy solves sometimes: the offline filter of INTELLECT-2.
 
     Every row is answered --samples times; the share that is right becomes its column `solve_rate`.
     """
-    from cli.task.asking import Bench, Sizes, of_data
-    from cli.task.telling import filtering
+    from cli.task.asking import of_data
 
     if lowest > highest:
         raise CommandError("nothing can be kept", f"--min {lowest:g} is above --max {highest:g}", "swap them", USAGE)
     if out.resolve() == data.resolve():
         raise CommandError(f"will not overwrite {data}", "--out is the data itself", "name another file", USAGE)
-    directory = chosen_directory(state_dir)
-    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
-    wish = of_data(Bench(directory), data, template, sizes, skip=skip_bad_rows)
-    _carry_out(directory, wish, filtering(data, out, lowest, highest), wait=wait, as_json=as_json)
+    return of_data(ask.bench, data, template, ask.sizes, skip=skip_bad_rows)
 
 
 GENERATE = (
@@ -122,86 +146,46 @@ GENERATE = (
 )
 
 
-@app.command("generate", epilog=GENERATE)
+@asks("generate", GENERATE, without="out")
 def generate(
-    out: Out,
-    problems: Annotated[int, typer.Option(min=1, help="How many problems.")],
-    state_dir: StateDir = None,
-    first: First = 0,
-    samples: Samples = 1,
-    policy: Policy = "newest",
-    shard_size: ShardSize = 16,
-    max_output_tokens: MostTokens = 0,
-    temperature: Temperature = 0.0,
-    lease: Lease = 120.0,
-    device: Device = "any",
-    nonce: Nonce = "",
-    wait: Wait = True,
-    as_json: Json = False,
-) -> None:
+    ask: Asking, out: Out, problems: Annotated[int, typer.Option(min=1, help="How many problems.")], first: First = 0
+) -> "Wish":
     """Answers to the run's problems with the verifiers' scores, and where each comes from: node, policy, signatures."""
-    from cli.task.asking import Bench, Sizes, of_own
-    from cli.task.telling import generating
+    from cli.task.asking import of_own
 
-    directory = chosen_directory(state_dir)
-    bench = Bench(directory)
-    sizes = Sizes(policy, samples, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
-    wish = of_own(bench, "generate", "training", first, problems, sizes)
-    _carry_out(directory, wish, generating(bench.run.environment, bench.assets, out), wait=wait, as_json=as_json)
+    return of_own(ask.bench, "generate", "training", first, problems, ask.sizes)
 
 
 JUDGE = "Example:  intellect-node task judge 3f09… --policy 40 --out scores.json"
 
 
-@app.command("judge", epilog=JUDGE)
+@asks("judge", JUDGE, without="samples", shard_size=64)
 def judge(
+    ask: Asking,
     file: Annotated[str, typer.Argument(help="Root of an accepted rollout file that this node holds, 64 hex digits.")],
-    state_dir: StateDir = None,
-    policy: Policy = "newest",
-    shard_size: ShardSize = 64,
-    max_output_tokens: MostTokens = 0,
-    temperature: Temperature = 0.0,
-    lease: Lease = 120.0,
-    device: Device = "any",
-    nonce: Nonce = "",
-    out: MaybeOut = None,
-    wait: Wait = True,
-    as_json: Json = False,
-) -> None:
+) -> "Wish":
     """Three nodes judge every answer of a rollout file; the median counts where they agree within a quarter.
 
     The judge is the policy that is named. Its own tokens are replayed like any others'.
     """
-    from cli.task.asking import Bench, Sizes, of_file
-    from cli.task.telling import judging
+    from cli.task.asking import of_file
 
-    directory = chosen_directory(state_dir)
-    sizes = Sizes(policy, 1, shard_size, max_output_tokens, temperature, lease, _device(device), nonce)
-    _carry_out(directory, of_file(Bench(directory), file, sizes), judging(out), wait=wait, as_json=as_json)
+    return of_file(ask.bench, file, ask.sizes)
 
 
 REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
 
 
-@app.command("review", epilog=REVIEW)
+@asks("review", REVIEW, without="samples policy shard_size max_output_tokens temperature device", lease=600.0)
 def review(
+    ask: Asking,
     package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
-    state_dir: StateDir = None,
     units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of work that each report is paid as.")] = 10_000,
-    lease: Lease = 600.0,
-    nonce: Nonce = "",
-    out: MaybeOut = None,
-    wait: Wait = True,
-    as_json: Json = False,
-) -> None:
+) -> "Wish":
     """Three nodes check a proposed environment package; equal reports of two confirm it."""
-    from cli.task.asking import Sizes, of_package
-    from cli.task.telling import reviewing
+    from cli.task.asking import of_package
 
-    directory = chosen_directory(state_dir)
-    with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
-        wish = of_package(package, Path(folder), Sizes(lease=lease, nonce=nonce, units=units))
-        _carry_out(directory, wish, reviewing(out), wait=wait, as_json=as_json)
+    return of_package(package, ask.scratch, ask.sizes, units)
 
 
 EXPORT = "Example:  intellect-node task export 8d41 --out kept.jsonl --min 0.125 --max 0.5"
@@ -218,13 +202,9 @@ def export(
 ) -> None:
     """Write the result of a task that is done: of one that was asked for with --no-wait, or once more."""
     from cli.task.asking import named
-    from cli.task.telling import complete, tell
 
     directory = chosen_directory(state_dir)
-    found = named(directory, task)
-    folder = _folder(found)
-    complete(folder)
-    tell(found, _maker(directory, folder, out, lowest, highest)(folder), as_json=as_json)
+    _tell_result(directory, named(directory, task), {"out": out, "lowest": lowest, "highest": highest}, as_json)
 
 
 STATUS = "Examples:  intellect-node task status   |   intellect-node task status 8d41 --json"
@@ -276,22 +256,35 @@ def cancel(
         console().print(f"{found['kind']} {found['id'][:8]} is cancelled")
 
 
-def _carry_out(directory: Path, wish: "Wish", make: "Maker", *, wait: bool, as_json: bool) -> None:
-    """Submit, wait with a bar, make the result, tell."""
-    from cli.task.asking import submit
-    from cli.task.telling import complete, tell
+def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
+    """Submit what was asked for, wait with a bar, make the result, tell."""
+    from cli.task.asking import Sizes, submit
 
-    id = submit(directory, wish)
-    if not wait:
-        if as_json:
-            print_json({"task": {"id": id, "kind": wish.spec.kind, "shards": wish.spec.shards}, "result": None})
-        else:
-            console().print(f"{wish.spec.kind} {id[:8]}: {wish.spec.shards} shards offered; task status {id[:8]}")
-        return
-    task = _watch(directory, id, wish.spec.shards, quiet=as_json)
-    folder = _folder(task)
+    directory, as_json = chosen_directory(given["state_dir"]), given["as_json"]
+    sizes = Sizes(**{name: given[name] for name in _COMMON if name in given and name not in _OURS})
+    _check_device(sizes.device)
+    own = {name: value for name, value in given.items() if name not in _COMMON or name in signature(asker).parameters}
+    with tempfile.TemporaryDirectory(prefix="intellect-task-") as scratch:
+        wish = asker(Asking(directory, sizes, Path(scratch)), **own)
+        id = submit(directory, wish)
+        if not given["wait"]:
+            if as_json:
+                print_json({"task": {"id": id, "kind": wish.spec.kind, "shards": wish.spec.shards}, "result": None})
+            else:
+                console().print(f"{wish.spec.kind} {id[:8]}: {wish.spec.shards} shards offered; task status {id[:8]}")
+            return
+        task = _watch(directory, id, wish.spec.shards, quiet=as_json)
+    _tell_result(directory, task, given, as_json)
+
+
+def _tell_result(directory: Path, task: dict[str, Any], given: dict[str, Any], as_json: bool) -> None:
+    from cli.task.telling import complete, make, tell
+    from node.tasks.records import TaskFolder
+
+    folder = TaskFolder(Path(task["path"]))
     complete(folder)
-    tell(task, make(folder), as_json=as_json)
+    rates = given.get("lowest", 0.0), given.get("highest", 1.0)
+    tell(task, make(directory, folder, given["out"], given.get("data"), *rates), as_json=as_json)
 
 
 def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, Any]:
@@ -305,32 +298,9 @@ def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, A
         return wait(directory, id, lambda task: progress.update(bar, completed=task["gathered"]))
 
 
-def _folder(task: dict[str, Any]):  # noqa: ANN202 - its module loads what most commands do not need
-    from node.tasks.records import TaskFolder
-
-    return TaskFolder(Path(task["path"]))
-
-
-def _maker(directory: Path, folder: Any, out: Path, lowest: float, highest: float) -> "Maker":
-    """What a kind of task is made into."""
-    from cli.task import telling
-    from node.state.reader import StateFiles
-
-    spec, files = folder.spec(), StateFiles(directory)
-    if spec.kind == "filter":
-        source = files.blob(spec.assets[0].root) if spec.assets else None
-        return telling.filtering(source, out, lowest, highest)
-    if spec.kind == "generate":
-        run, assets = files.run()
-        return telling.generating(run.environment, assets, out)
-    makers = {"evaluate": telling.evaluation, "judge": telling.judging, "review": telling.reviewing}
-    return makers[spec.kind](out)
-
-
-def _device(name: str) -> str:
+def _check_device(name: str) -> None:
     if name not in ("any", "cpu", "cuda"):
         raise CommandError(f"no device {clean(name, 20)!r}", "tasks may ask for any, cpu or cuda", "name one", USAGE)
-    return name
 
 
 def _table(rows: list[dict[str, Any]]) -> "Table":

@@ -1,6 +1,5 @@
 """What a finished task is made into, and how it is told: files for programs, lines for people."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,79 +8,37 @@ from cli.output import clean, console, duration, print_json
 
 if TYPE_CHECKING:
     from node.tasks.records import TaskFolder
-    from protocol.run import EnvironmentSpec
-
-Maker = Callable[["TaskFolder"], dict[str, Any]]
-"""Makes what was asked for of the collected results; what is told of it."""
 
 
-def evaluation(out: Path | None) -> Maker:
-    def make(folder: "TaskFolder") -> dict[str, Any]:
-        import msgspec
+def make(
+    directory: Path, folder: "TaskFolder", out: Path | None, data: Path | None, lowest: float, highest: float
+) -> dict[str, Any]:
+    """Make the collected results of a task what its kind asks for, in the file `out`, and say what they come to.
 
-        from node.tasks.exports import write_json
-        from node.tasks.findings import evaluate
+    directory: the node's state; data: what a filter reads, None for what the node keeps of it; lowest, highest: solve
+    rates of the rows that it keeps.
+    """
+    import msgspec
 
-        measures = evaluate(folder)
-        if out is not None:
-            write_json(out, measures)
-        return {**msgspec.to_builtins(measures, str_keys=True), "file": str(out) if out else None}
+    from node.state.reader import StateFiles
+    from node.tasks import exports, findings
 
-    return make
-
-
-def filtering(source: Path | None, out: Path, lowest: float, highest: float) -> Maker:
-    def make(folder: "TaskFolder") -> dict[str, Any]:
-        import msgspec
-
-        from node.tasks.exports import write_filtered
-
-        return {**msgspec.to_builtins(write_filtered(folder, source, out, lowest, highest)), "file": str(out)}
-
-    return make
-
-
-def generating(environment: "EnvironmentSpec", assets: Path, out: Path) -> Maker:
-    """environment: of the node's run, whose files lie in `assets`."""
-
-    def make(folder: "TaskFolder") -> dict[str, Any]:
+    spec, files = folder.spec(), StateFiles(directory)
+    told = {"file": str(out) if out else None}
+    if spec.kind == "generate" and out is not None:
         from node.inference.tokenizer import LocalTokenizer
-        from node.tasks.exports import write_generated
 
-        rows = write_generated(folder, LocalTokenizer(assets / "model"), out, environment, assets)
-        return {"rows": rows, "file": str(out)}
-
-    return make
-
-
-def judging(out: Path | None) -> Maker:
-    def make(folder: "TaskFolder") -> dict[str, Any]:
-        import msgspec
-
-        from node.tasks.exports import write_json
-        from node.tasks.findings import judgement
-
-        found = judgement(folder)
-        if out is not None:
-            write_json(out, found)
-        return {**msgspec.to_builtins(found), "file": str(out) if out else None}
-
-    return make
-
-
-def reviewing(out: Path | None) -> Maker:
-    def make(folder: "TaskFolder") -> dict[str, Any]:
-        import msgspec
-
-        from node.tasks.exports import write_json
-        from node.tasks.findings import review
-
-        found = review(folder)
-        if out is not None:
-            write_json(out, found)
-        return {**msgspec.to_builtins(found), "file": str(out) if out else None}
-
-    return make
+        run, assets = files.run()
+        rows = exports.write_generated(folder, LocalTokenizer(assets / "model"), out, run.environment, assets)
+        return {"rows": rows, **told}
+    if spec.kind == "filter" and out is not None:
+        source = data or (files.blob(spec.assets[0].root) if spec.assets else None)
+        return {**msgspec.to_builtins(exports.write_filtered(folder, source, out, lowest, highest)), **told}
+    find = {"evaluate": findings.evaluate, "judge": findings.judgement, "review": findings.review}[spec.kind]
+    found = find(folder)
+    if out is not None:
+        exports.write_json(out, found)
+    return {**msgspec.to_builtins(found, str_keys=True), **told}
 
 
 def tell(task: dict[str, Any], made: dict[str, Any], *, as_json: bool) -> None:
