@@ -161,66 +161,36 @@ S = TypeVar(
     "S", WorkCommitment, Verdict, Rechecked, Accepted, Earnings, NodeRegistration, Invitation, Attestation, TermSilent
 )
 
-_JUDGEMENT = [
-    ("pool", "pool", "uint256"),
-    ("work", "work", "bytes32"),
-    ("outcome", "outcome", "uint8"),
-    ("reason", "reason", "uint8"),
-    ("values", "values", "bytes32"),
-]
-
-# field name here -> (name in Solidity, type); the order is the order of the type string
-_FIELDS: dict[type[Statement], list[tuple[str, str, str]]] = {
-    WorkCommitment: [
-        ("pool", "pool", "uint256"),
-        ("node", "node", "address"),
-        ("policy_root", "policyRoot", "bytes32"),
-        ("index", "index", "uint64"),
-        ("file_root", "fileRoot", "bytes32"),
-        ("units", "units", "uint32"),
-        ("epoch", "epoch", "uint64"),
-    ],
+_JUDGEMENT = "uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values"
+_MEMBERS: dict[type[Statement], str] = {
+    WorkCommitment: (
+        "uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch"
+    ),
     Verdict: _JUDGEMENT,
     Rechecked: _JUDGEMENT,
-    Accepted: [
-        ("pool", "pool", "uint256"),
-        ("node", "node", "address"),
-        ("epoch", "epoch", "uint64"),
-        ("work", "work", "bytes32"),
-        ("units", "units", "uint32"),
-    ],
-    Earnings: [
-        ("pool", "pool", "uint256"),
-        ("epoch", "epoch", "uint64"),
-        ("root", "root", "bytes32"),
-        ("total", "total", "uint64"),
-    ],
-    NodeRegistration: [
-        ("provider", "provider", "address"),
-        ("node", "node", "address"),
-        ("units", "units", "uint32"),
-        ("nonce", "nonce", "uint256"),
-        ("deadline", "deadline", "uint256"),
-    ],
-    Invitation: [
-        ("pool", "pool", "uint256"),
-        ("node", "node", "address"),
-        ("deadline", "deadline", "uint256"),
-    ],
-    Attestation: [
-        ("pool", "pool", "uint256"),
-        ("node", "node", "address"),
-        ("units", "units", "uint32"),
-        ("made_at", "madeAt", "uint64"),
-        ("until", "until", "uint64"),
-    ],
-    TermSilent: [("pool", "pool", "uint256"), ("term", "term", "uint32"), ("until", "until", "uint64")],
+    Accepted: "uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units",
+    Earnings: "uint256 pool,uint64 epoch,bytes32 root,uint64 total",
+    NodeRegistration: "address provider,address node,uint32 units,uint256 nonce,uint256 deadline",
+    Invitation: "uint256 pool,address node,uint256 deadline",
+    Attestation: "uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until",
+    TermSilent: "uint256 pool,uint32 term,uint64 until",
 }
+"""As the type string has them, in its order. A field here has the same name, its words apart by underscores."""
+
+
+def _field(member: str) -> tuple[str, str, str]:
+    """'uint64 madeAt' -> ('made_at', 'madeAt', 'uint64')."""
+    abi, _, name = member.partition(" ")
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name), name, abi
+
+
+_FIELDS = {kind: [_field(member) for member in members.split(",")] for kind, members in _MEMBERS.items()}
+"""(field name here, name in Solidity, type) of each."""
 
 
 def type_string(kind: type[Statement]) -> str:
     """The EIP-712 type string, e.g. 'Verdict(uint256 pool,address node,...)'."""
-    return f"{kind.__name__}({','.join(f'{abi} {name}' for _, name, abi in _FIELDS[kind])})"
+    return f"{kind.__name__}({_MEMBERS[kind]})"
 
 
 def struct_hash(statement: Statement) -> bytes:
