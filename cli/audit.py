@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
         list[str] | None,
         typer.Option("--trainer", help="With `step`: NAME=VALUE, to compute otherwise than the trainer did."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a rollout file as a validator would, before committing to it; or a step of a trainer, as anybody may.
 

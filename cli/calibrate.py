@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import console, print_json
+from cli.output import AsJson, console, print_json
 from cli.places import complete_networks
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
     ] = None,
     seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and tell, write no run file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure honest differences on the run's model, and write the cuts into the run file.
 
@@ -111,7 +111,7 @@ def export_(
     honest_only: Annotated[
         bool, typer.Option("--honest-only", help="No cheats: one machine's are enough for a run.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make work with this machine's engines, for others to look at: a file called by its root."""
     from node.calibration.between import export
@@ -134,7 +134,7 @@ def look_(
     attentions: Attentions = "sdpa",
     devices: Devices = "cpu",
     parallel: Parallel = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at others' work with this machine's engines: a file called by its root, for the run's owner to merge."""
     from node.calibration.between import look, read_file
@@ -156,7 +156,7 @@ def merge_(
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the files that are drawn from the samples.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell, write no run file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Derive cuts and tables from what all machines saw, and write them into the run file."""
     from node.calibration.between import gather, read_file

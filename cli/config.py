@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -73,7 +73,7 @@ def group() -> None:
 
 
 @app.command("show", epilog="Examples:  intellect-node config show   |   intellect-node config show --json")
-def show(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False) -> None:
+def show(as_json: AsJson = False) -> None:
     """The settings that count, without flags: environment before config.toml before default; and which of them it was.
 
     Exit code 3 if one of them cannot be used.
@@ -99,7 +99,7 @@ def set_(
     name: Annotated[str, typer.Argument(help="A setting, as `config show` names it.")],
     value: Annotated[str | None, typer.Argument(help="Its value: true, 3, 0.5, or text as it is.")] = None,
     unset: Annotated[bool, typer.Option("--unset", help="Remove the line: the default counts again.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one setting into config.toml; what else stands there stays as it is, comments too.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cli.output import console, ether, print_json
+from cli.output import AsJson, console, ether, print_json
 
 if TYPE_CHECKING:
     from protocol.economics import Balance, Posts, Terms
@@ -40,7 +40,7 @@ def economics(
     validators: Annotated[int, typer.Option(min=1, help="Validators of the pool.")] = 3,
     epochs: Annotated[int, typer.Option(min=0, help="Tables of earnings that it carries to the chain in a day.")] = 0,
     fee: Annotated[float, typer.Option(min=0, help="Gwei per gas; default: Base's least.")] = 0.005,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check probability, stake and gain of a cheat, and where they balance: honesty pays if S >= g(1-q)/q.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import USAGE, CommandError
-from cli.output import clean, console, date, print_json
+from cli.output import AsJson, clean, console, date, print_json
 from cli.places import StateDir, chosen_directory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def command(
     state_dir: StateDir = None,
     limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most, the newest.")] = 50,
     since: Annotated[str | None, typer.Option(help="Only of the last 90s, 15m, 2h, 3d.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this node did for its pool: files (or what it is paid for else), verdicts, reasons, units, pay.
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import CHAIN, CommandError
-from cli.output import console, print_json
+from cli.output import AsJson, console, print_json
 
 if TYPE_CHECKING:
     from node.chain.devnet import Devnet
 
 app = typer.Typer(help="A local chain with the contracts, kept up in the background.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command(

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from cli.errors import CONFIGURATION, CommandError
-from cli.output import clean, console, print_json, quiet_logs
+from cli.output import AsJson, clean, console, print_json, quiet_logs
 from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def command(
         Path | None,
         typer.Option("--bundle", help="Write a report for an issue (tar.gz): no keys, passwords or RPC credentials."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at everything that can fail: versions, settings, keys, GPU, chain, clock, stake, port, peers, disk, memory.
 

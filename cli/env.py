@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cli import api
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import clean, console, print_facts, print_json, quiet_logs
+from cli.output import AsJson, clean, console, print_facts, print_json, quiet_logs
 from cli.places import StateDir, chosen_directory, complete_directories
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SHOWN = 20
 app = typer.Typer(no_args_is_help=True, help="Environments: write one, check it, publish it, see which there are.")
 Package = Annotated[str, typer.Argument(help="A .py module, a directory, a .tar, or the root of one known here.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command(

@@ -9,7 +9,7 @@ import typer
 
 from cli.errors import INTERRUPTED, USAGE, CommandError
 from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
-from cli.output import console, print_json
+from cli.output import AsJson, console, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ PasswordFile = Annotated[
 NewPasswordFile = Annotated[
     Path | None, typer.Option("--new-password-file", help="File with the password of the copy (mode 0600).")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 MAX_SECRET_BYTES = 4096
 
 

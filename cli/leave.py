@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CHAIN, USAGE, CommandError
-from cli.output import console, date, duration, ether, print_json
+from cli.output import AsJson, console, date, duration, ether, print_json
 from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, pid_of, stop
 
@@ -36,7 +36,7 @@ def command(
     ] = None,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that a daemon may drain.")] = PATIENCE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, even if work would go unpaid.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Leave the pool: the daemon drains, the chain is told, and the steps back to the stake are said with their dates.
 

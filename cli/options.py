@@ -1,12 +1,9 @@
-"""Options that many commands take, each said once, and commands made of own arguments and such options."""
+"""Commands made of own arguments and of options that many take."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Options = Mapping[str, tuple[Any, Any]]
 """Name of a parameter -> its annotation, its default."""
 

@@ -4,9 +4,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -14,6 +15,7 @@ from rich.text import Text
 from cli.errors import Description
 
 SCHEMA_VERSION = 1
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 def console() -> Console:

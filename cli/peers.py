@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.output import clean, console, duration, print_json, short
+from cli.output import AsJson, clean, console, duration, print_json, short
 from cli.places import StateDir, chosen_directory
 from cli.status import style_of
 
@@ -26,7 +26,7 @@ MOST_CONTACTS = 4
 def command(
     state_dir: StateDir = None,
     full: Annotated[bool, typer.Option("--full", help="Whole addresses and contacts, to be copied.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show who else is in the pool: role, state, step, speed, when heard last, and how it is connected.
 

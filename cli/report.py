@@ -14,7 +14,7 @@ import typer
 from cli import pretraining
 from cli.demo.plot import running_mean
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import duration
+from cli.output import AsJson, duration
 from node.metrics.journal import ends_of
 from node.state.files import whole_file, write_whole
 
@@ -30,7 +30,7 @@ MOST_LINE = 2000
 def answers(
     run: Annotated[Path, typer.Argument(help="A directory of `train` or `demo`, or a trainer's --state-dir.")],
     step: Annotated[int | None, typer.Option(min=0, help="The policy's step. Default: the newest evaluated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show some answers of an evaluation: prompt, answer, reward, length in tokens, the length that was asked for."""
     from cli.output import clean, console, print_json

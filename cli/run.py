@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Learning(StrEnum):
 )
 def validate(
     file: Annotated[Path, typer.Argument(help="The run file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
@@ -98,7 +98,7 @@ def tell_findings(
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
 def show(
     file: Annotated[Path, typer.Argument(help="The run file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Every setting of a run in effect, and where its value comes from: the file, the recipe's preset, a default."""
     rows = effective(file)

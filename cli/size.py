@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import console, print_json
+from cli.output import AsJson, console, print_json
 from node.state.files import whole_file, write_whole
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def difficulty(
     ],
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Answers per problem.")] = 8,
     column: Annotated[str, typer.Option(help="Name of the new column.")] = "solve_rate",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sample answers to every problem with the start model and write the share that is right as a column.
 
@@ -148,7 +148,7 @@ def command(
     trainer: Annotated[
         list[str] | None, typer.Option("--trainer", help="NAME=VALUE over [trainer] of config.toml. May be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Memory of one rank of the trainer, by number of GPUs, for a run's model or for known ones.
 

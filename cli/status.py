@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
-from cli.output import clean, console, date, duration, ether, print_json
+from cli.output import AsJson, clean, console, date, duration, ether, print_json
 from cli.places import StateDir
 from cli.pretraining import rounds_of
 
@@ -293,7 +293,7 @@ MOST_OF_A_LINE = 500
 def command(
     state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds; q ends it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Am I in, what am I doing, is it accepted, what have I earned and where is it, what is wrong?
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.errors import NETWORK, CommandError
-from cli.output import console, duration, print_json
+from cli.output import AsJson, console, duration, print_json
 from cli.places import StateDir, chosen_directory
 
 EXAMPLES = (
@@ -26,7 +26,7 @@ def command(
     state_dir: StateDir = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for it to drain.")] = False,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds that it may drain.")] = PATIENCE,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a daemon: it finishes what is under way, leaves the pool and exits; when that lasts too long it is cut.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import NETWORK, USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -27,7 +27,7 @@ UNREACHABLE = ("Retrying (", "connection broken", "Could not fetch URL", "Failed
 
 def command(
     check: Annotated[bool, typer.Option("--check", help="Compare; nothing is installed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the installed version with what the package index offers that pip is configured with.
 

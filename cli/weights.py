@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
-from cli.output import clean, console, print_json, quiet_logs, short
+from cli.output import AsJson, clean, console, print_json, quiet_logs, short
 from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ StateDir = Annotated[
         autocompletion=complete_directories,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB.")]
 NetworkName = Annotated[
     str | None,

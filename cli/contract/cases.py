@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.contract.earnings import Node
-from cli.contract.frame import AsJson, Network, OnlyPool, Plan, app, case_app, read, step, transaction, when
+from cli.contract.frame import Network, OnlyPool, Plan, app, case_app, read, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_CASE, address
 from cli.errors import USAGE, CommandError
 from cli.events import fault_name
-from cli.output import console, date, ether, print_facts, print_json
+from cli.output import AsJson, console, date, ether, print_facts, print_json
 
 if TYPE_CHECKING:
     from contracts.bindings import CaseInfo, Slashed

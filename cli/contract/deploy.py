@@ -11,7 +11,6 @@ import msgspec
 import typer
 
 from cli.contract.frame import (
-    AsJson,
     DryRun,
     KeyName,
     Network,
@@ -29,7 +28,7 @@ from cli.contract.frame import (
 )
 from cli.contract.values import address, eth, seconds, wei
 from cli.errors import USAGE, CommandError
-from cli.output import console, ether, print_facts, print_json, quiet_logs
+from cli.output import AsJson, console, ether, print_facts, print_json, quiet_logs
 from node.state.files import write_whole
 
 if TYPE_CHECKING:

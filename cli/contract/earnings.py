@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import AsJson, Network, OnlyPool, Plan, app, earnings_app, read, step, transaction, when
+from cli.contract.frame import Network, OnlyPool, Plan, app, earnings_app, read, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address
 from cli.errors import USAGE, CommandError
-from cli.output import console, ether, print_facts, print_json
+from cli.output import AsJson, console, ether, print_facts, print_json
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient

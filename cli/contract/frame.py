@@ -17,8 +17,8 @@ import typer
 from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
-from cli.options import AsJson, Options, command_of
-from cli.output import clean, console, date, duration, print_json, quiet_logs
+from cli.options import Options, command_of
+from cli.output import AsJson, clean, console, date, duration, print_json, quiet_logs
 from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:

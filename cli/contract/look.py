@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import AsJson, Network, OnlyPool, app, profile_of, read
+from cli.contract.frame import Network, OnlyPool, app, profile_of, read
 from cli.contract.values import address
 from cli.errors import CommandError
-from cli.output import clean, console, duration, ether, print_facts, print_json, quiet_logs, short
+from cli.output import AsJson, clean, console, duration, ether, print_facts, print_json, quiet_logs, short
 from node.state.files import write_whole
 
 if TYPE_CHECKING:

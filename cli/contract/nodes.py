@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, node_app, provider_app, read, step, transaction, when
+from cli.contract.frame import Network, Plan, node_app, provider_app, read, step, transaction, when
 from cli.contract.stake import bond_steps
 from cli.contract.values import MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
-from cli.output import ether, print_facts, print_json
+from cli.output import AsJson, ether, print_facts, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, pool_app, profile_of, read
+from cli.contract.frame import pool_app, profile_of, read
 from cli.contract.values import MAX_TOTAL, MAX_UNITS, address, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import NODE_KEY, key_file
-from cli.output import console, duration, ether, print_facts, print_json
+from cli.output import AsJson, console, duration, ether, print_facts, print_json
 from cli.run import tell_findings
 from node.errors import Finding, Findings
 from protocol.errors import IntellectError

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, app, pool_app, profile_of, read, step, transaction, when
+from cli.contract.frame import Network, Plan, app, pool_app, profile_of, read, step, transaction, when
 from cli.contract.stake import Amount, approve_steps
 from cli.contract.values import MAX_POOL, MAX_TOTAL, MAX_UNITS, Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
-from cli.output import clean, console, duration, ether, print_facts, print_json
+from cli.output import AsJson, clean, console, duration, ether, print_facts, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:

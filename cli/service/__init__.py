@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, NETWORK, USAGE, CommandError
-from cli.output import clean, console, print_facts, print_json
+from cli.output import AsJson, clean, console, print_facts, print_json
 
 if TYPE_CHECKING:
     from cli.service.unit import Manager, Unit
@@ -22,7 +22,6 @@ CARRIED = ("INTELLECT_NODE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
 
 Name = Annotated[str | None, typer.Option(help="Of several services: intellect-node-NAME. Default: intellect-node.")]
 System = Annotated[bool, typer.Option("--system", help="The machine's systemd instead of this user's own.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command(
