@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.contract.earnings import Node
-from cli.contract.frame import Network, OnlyPool, Plan, app, case_app, read, step, transaction, when
+from cli.contract.frame import OnlyPool, Plan, Rows, app, case_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_CASE, address
 from cli.errors import USAGE, CommandError
 from cli.events import fault_name
-from cli.output import AsJson, console, date, ether, print_facts, print_json
+from cli.output import date, ether
 
 if TYPE_CHECKING:
     from contracts.bindings import CaseInfo, Slashed
@@ -21,50 +21,33 @@ if TYPE_CHECKING:
 CaseNumber = Annotated[int, typer.Argument(min=1, max=MAX_CASE, help="Of the frozen stake; see `case list`.")]
 
 
-@case_app.command("list", epilog="Example:  intellect-node contract case list 0xProvider --network base-sepolia --json")
-def list_(
+@question(case_app, "list", example="case list 0xProvider --network base-sepolia --json")
+async def list_(
+    chain: "ChainClient",
     who: Annotated[
         Any, typer.Argument(parser=address, metavar="[ADDRESS]", help="Only those of a node, or a provider's nodes.")
     ] = None,
     pool: OnlyPool = None,
-    network: Network = "local",
-    as_json: AsJson = False,
-) -> None:
+) -> tuple[dict[str, Any], Rows]:
     """Whose stake was taken, oldest first: by judges (a case), or by evidence."""
-
-    async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], int]:
-        return await _rows(chain, who, pool), (await chain.block()).timestamp
-
-    rows, now = read(network, look)
-    if as_json:
-        print_json({"cases": rows, "now": now})
-        return
-    for row in rows:
-        _print_row(row, now)
-    if not rows:
-        console().print("nothing was taken from anybody")
+    rows, now = await _rows(chain, who, pool), (await chain.block()).timestamp
+    lines = [line for row in rows for line in lines_of(row, now)]
+    return {"cases": rows, "now": now}, lines or ["nothing was taken from anybody"]
 
 
-@case_app.command("show", epilog="Example:  intellect-node contract case show 3 --network base-sepolia --json")
-def show(case: CaseNumber, network: Network = "local", as_json: AsJson = False) -> None:
+@question(case_app, "show", example="case show 3 --network base-sepolia --json")
+async def show(chain: "ChainClient", case: CaseNumber) -> tuple[dict[str, Any], Rows]:
     """A frozen stake: whose, why, how much, until when, and whose judges answer for it."""
-
-    async def look(chain: "ChainClient") -> tuple[dict[str, Any], list[str], int]:
-        info = await _case(chain, case)
-        judges: list[str] = list(await chain.ask("read a case", lambda c: c.judges_of(case)))
-        events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
-        told = [await _row(chain, event, info.provider, info) for event in events]
-        return _frozen(info) | {"pool": info.pool} | (told[0] if told else {}), judges, (await chain.block()).timestamp
-
-    facts, judges, now = read(network, look)
-    if as_json:
-        print_json(facts | {"judges": judges})
-        return
+    info, now = await _case(chain, case), (await chain.block()).timestamp
+    judges: list[str] = list(await chain.ask("read a case", lambda c: c.judges_of(case)))
+    events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
+    told = [await _row(chain, event, info.provider, info) for event in events]
+    facts = _frozen(info) | {"pool": info.pool} | (told[0] if told else {})
     names = ("case", "provider", "pool", "node", "reason", "state", "transaction")
     rows = [(name, facts[name]) for name in names if facts.get(name) is not None]
     rows += [("judges", ", ".join(judges))]
     rows += [("tokens", ether(int(facts["frozen_wei"]))), ("appealed", "yes" if facts["appealed"] else "no")]
-    print_facts([*rows, ("final", when(facts["final_at"], now))])
+    return facts | {"judges": judges}, [*rows, ("final", when(facts["final_at"], now))]
 
 
 @transaction(case_app, "appeal", example="case appeal 3 --network base-sepolia --key provider")
@@ -142,10 +125,9 @@ def _frozen(info: "CaseInfo") -> dict[str, Any]:
     return facts | {"frozen_wei": str(info.amount), "penalty_wei": str(info.penalty), "final_at": info.final_at}
 
 
-def _print_row(row: dict[str, Any], now: int) -> None:
-    """Two lines, and what can still be done about it."""
+def lines_of(row: dict[str, Any], now: int) -> list[str]:
+    """A slash in two lines, and what can still be done about it."""
     name = f"case {row['case']}" if "case" in row else row["kind"]
-    console().print(f"{date(row['time'])}  {name}  pool {row['pool']}  {row['node']}", soft_wrap=True)
     if "case" not in row:
         lost = f"{ether(int(row['amount_wei']))} tokens of stake are lost, by the node's own signatures"
     elif row["state"] == "frozen":
@@ -154,7 +136,7 @@ def _print_row(row: dict[str, Any], now: int) -> None:
             lost += f"; its provider may: contract case appeal {row['case']}"
     else:
         lost = f"{ether(int(row['frozen_wei']))} tokens of stake, {row['state']}"
-    console().print(f"    {row['reason']}: {lost}", markup=False, soft_wrap=True)
+    return [f"{date(row['time'])}  {name}  pool {row['pool']}  {row['node']}", f"    {row['reason']}: {lost}"]
 
 
 # Judging: carry a quorum's verdicts, or signatures that contradict each other, to the chain. Cases are JSON files

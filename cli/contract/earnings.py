@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.contract.frame import Network, OnlyPool, Plan, app, earnings_app, read, step, transaction, when
+from cli.contract.frame import OnlyPool, Plan, Rows, app, earnings_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address
 from cli.errors import USAGE, CommandError
-from cli.output import AsJson, console, ether, print_facts, print_json
+from cli.output import ether
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -40,31 +40,20 @@ class Line(msgspec.Struct, frozen=True):
     proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
 
 
-@earnings_app.command(
-    "show", epilog="Example:  intellect-node contract earnings show 7 0xNode --network base-sepolia --json"
-)
-def show(
+@question(earnings_app, "show", example="earnings show 7 0xNode --network base-sepolia --json")
+async def show(
+    chain: "ChainClient",
     pool: Pool,
     node: Annotated[Any, typer.Argument(parser=address, metavar="[NODE]", help="And what this node was paid.")] = None,
-    network: Network = "local",
-    as_json: AsJson = False,
-) -> None:
+) -> tuple[dict[str, Any], Rows]:
     """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid."""
-
-    async def look(chain: "ChainClient") -> tuple[Any, Any, int, int, int]:
-        info, posted = await chain.pool(pool), await chain.earnings(pool)
-        paid = await chain.claimed(pool, node) if node else 0
-        allowed = await chain.ask("read what a node may claim", lambda c: c.allowance_of(pool, node)) if node else 0
-        return info, posted, paid, allowed, (await chain.block()).timestamp
-
-    info, posted, paid, allowed, now = read(network, look)
+    info, posted, now = await chain.pool(pool), await chain.earnings(pool), (await chain.block()).timestamp
+    paid = await chain.claimed(pool, node) if node else 0
+    allowed = await chain.ask("read what a node may claim", lambda c: c.allowance_of(pool, node)) if node else 0
     after = -1 if posted.epoch is None else posted.epoch
     facts: dict[str, Any] = {"pool": pool, "epoch": posted.epoch, "root": posted.root.hex(), "total": posted.total}
     facts |= {"owed_wei": str(info.owed), "free_wei": str(info.escrow), "next_at": info.maturity(after + 1)}
     facts |= {"node": node, "claimed": paid, "allowed_now": allowed} if node else {}
-    if as_json:
-        print_json(facts)
-        return
     rows: list[tuple[str, Any]] = [("pool", pool)]
     if posted.epoch is None:
         rows.append(("table", "none yet"))
@@ -75,7 +64,7 @@ def show(
     if node:
         worth = ether(paid * info.reward_per_unit)
         rows += [("node", node), ("claimed", f"{paid:,} units, {worth} tokens"), ("at once", f"{allowed:,} units")]
-    print_facts(rows)
+    return facts, rows
 
 
 @transaction(earnings_app, "post", example="earnings post table.json --network base-sepolia --key anybody")
@@ -118,32 +107,27 @@ async def claim(
     return Plan(says, f"the pay of {node} is claimed", [step("claim pay", call)])
 
 
-@app.command("rewards", epilog="Example:  intellect-node contract rewards 0xAb.. --network base-sepolia --json")
-def rewards(
+@question(app, "rewards", example="rewards 0xAb.. --network base-sepolia --json")
+async def rewards(
+    chain: "ChainClient",
     who: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A node or a provider.")],
     pool: OnlyPool = None,
-    network: Network = "local",
-    as_json: AsJson = False,
-) -> None:
+) -> tuple[dict[str, Any], Rows]:
     """What a node, or all nodes of a provider, were paid, claim by claim, and how far the tables of those pools are.
 
     What is certified and in no table yet, the node's own `status` says.
     """
-
-    async def look(chain: "ChainClient") -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
-        entries = await claims_of(chain, who, pool)
-        pools = sorted({entry["pool"] for entry in entries} | ({pool} if pool is not None else set()))
-        return entries, [await tables_of(chain, one) for one in pools], (await chain.block()).timestamp
-
-    entries, tables, now = read(network, look)
+    entries, now = await claims_of(chain, who, pool), (await chain.block()).timestamp
+    pools = sorted({entry["pool"] for entry in entries} | ({pool} if pool is not None else set()))
+    tables = [await tables_of(chain, one) for one in pools]
     total = sum(int(entry["amount_wei"]) for entry in entries)
-    if as_json:
-        print_json({"account": who, "claims": entries, "paid_wei": str(total), "tables": tables})
-        return
-    for entry in entries:
-        line = f"pool {entry['pool']}  block {entry['block']:>9}  {entry['node']}  {entry['units']:>14,} units"
-        console().print(f"{line}  {ether(int(entry['amount_wei'])):>12}", soft_wrap=True)
-    print_facts([("paid", f"{ether(total)} tokens"), *(_table_row(one, now) for one in tables)])
+    rows: list[tuple[str, Any] | str] = [
+        f"pool {one['pool']}  block {one['block']:>9}  {one['node']}  {one['units']:>14,} units  "
+        f"{ether(int(one['amount_wei'])):>12}"
+        for one in entries
+    ]
+    rows += [("paid", f"{ether(total)} tokens"), *(_table_row(one, now) for one in tables)]
+    return {"account": who, "claims": entries, "paid_wei": str(total), "tables": tables}, rows
 
 
 async def tables_of(chain: "ChainClient", pool: int) -> dict[str, Any]:

@@ -6,9 +6,10 @@ the rest of the story. Commands only say what happens to whose money, and with w
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,7 +19,7 @@ from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.options import Options, command_of
-from cli.output import AsJson, clean, console, date, duration, print_json, quiet_logs
+from cli.output import AsJson, clean, console, date, duration, print_facts, print_json, quiet_logs
 from cli.places import complete_directories, complete_networks
 
 if TYPE_CHECKING:
@@ -117,6 +118,37 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
         command = command_of(planner, given_by_frame, _COMMON, lambda given: carry_out(name, planner, given))
         app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
         return planner
+
+    return register
+
+
+Rows = Sequence[tuple[str, Any] | str]
+"""For people: names with their values, and whole lines."""
+Looker = Callable[..., Awaitable[tuple[dict[str, Any], Rows]]]
+_LOOKING: Options = {"network": (Network, "local"), "as_json": (AsJson, False)}
+
+
+def question(app: typer.Typer, name: str, *, example: str) -> Callable[[Looker], Looker]:
+    """Register `async def looker(chain, **own arguments) -> (facts, rows)` as the command `name`: it looks at the chain
+    and prints the facts with --json, else the rows. The docstring is the help; example: as in `transaction`."""
+
+    def register(looker: Looker) -> Looker:
+        def call(given: dict[str, Any]) -> None:
+            network, as_json = given.pop("network"), given.pop("as_json")
+            facts, rows = read(network, lambda chain: looker(chain, **given))
+            if as_json:
+                print_json(facts)
+                return
+            for named, part in groupby(rows, lambda row: isinstance(row, tuple)):
+                if named:
+                    print_facts([row for row in part if isinstance(row, tuple)])
+                    continue
+                for line in part:
+                    console().print(line, soft_wrap=True, markup=False)
+
+        command = command_of(looker, ("chain",), _LOOKING, call)
+        app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
+        return looker
 
     return register
 

@@ -8,10 +8,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import Network, OnlyPool, app, profile_of, read
+from cli.contract.frame import Network, OnlyPool, Rows, app, profile_of, question, read
+from cli.contract.nodes import amount_rows, amounts_of
 from cli.contract.values import address
 from cli.errors import CommandError
-from cli.output import AsJson, clean, console, duration, ether, print_facts, print_json, quiet_logs, short
+from cli.output import AsJson, clean, console, duration, ether, print_json, quiet_logs, short
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
@@ -32,52 +33,28 @@ _PARAMETERS = {
 }
 
 
-@app.command("params", epilog="Example:  intellect-node contract params --network base-sepolia --json")
-def params(network: Network = "local", as_json: AsJson = False) -> None:
+@question(app, "params", example="params --network base-sepolia --json")
+async def params(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
     """Where the contracts lie, and what they were born with."""
-    profile = profile_of(network)
-    values = read(network, lambda chain: chain.ask("read the parameters", read_parameters))
+    profile = chain.profile
+    values = await chain.ask("read the parameters", read_parameters)
     contracts = {name: getattr(profile.contracts, name) for name in profile.contracts.__struct_fields__}
-    if as_json:
-        plain = {_json_name(name): _json_value(name, value) for name, value in values.items()}
-        print_json({"network": profile.name, "chain_id": profile.chain_id, "contracts": contracts, "parameters": plain})
-        return
-    rows: list[tuple[str, Any]] = [("network", f"{profile.name} (chain {profile.chain_id})")]
-    for name, place in contracts.items():
-        rows.append((name, profile.link("address", place) or place))
-    print_facts([*rows, *((name, _words(name, value)) for name, value in values.items())])
+    plain = {_json_name(name): _json_value(name, value) for name, value in values.items()}
+    facts = {"network": profile.name, "chain_id": profile.chain_id, "contracts": contracts, "parameters": plain}
+    rows = [("network", f"{profile.name} (chain {profile.chain_id})")]
+    rows += [(name, profile.link("address", place) or place) for name, place in contracts.items()]
+    return facts, [*rows, *((name, _words(name, value)) for name, value in values.items())]
 
 
-@app.command("show", epilog="Example:  intellect-node contract show 0xAb.. --network local --json")
-def show(
+@question(app, "show", example="show 0xAb.. --network local --json")
+async def show(
+    chain: "ChainClient",
     account: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="A provider or a node.")],
-    network: Network = "local",
-    as_json: AsJson = False,
-) -> None:
+) -> tuple[dict[str, Any], Rows]:
     """An account: its coin, tokens, stake, and whether it is a registered node."""
-
-    async def look(chain: "ChainClient") -> dict[str, Any]:
-        balances, bond = await chain.balances(account), await chain.stake_of(account)
-        node, required = await chain.node_info(account), await chain.required_stake(account)
-        return {
-            "account": account,
-            "coin_wei": str(balances.coin),
-            "token_wei": str(balances.token),
-            "bonded_wei": str(bond.bonded),
-            "unbonding_wei": str(bond.unbonding),
-            "frozen_wei": str(bond.frozen),
-            "required_wei": str(required),
-            "provider": node.provider,
-            "units": node.units,
-        }
-
-    facts = read(network, look)
-    if as_json:
-        print_json(facts)
-        return
-    print_facts(
-        [(name.removesuffix("_wei"), ether(int(v)) if name.endswith("_wei") else v) for name, v in facts.items()]
-    )
+    amounts, node = await amounts_of(chain, account), await chain.node_info(account)
+    own, post = {"account": account}, {"provider": node.provider, "units": node.units}
+    return own | amounts | post, [*own.items(), *amount_rows(amounts), *post.items()]
 
 
 @app.command(

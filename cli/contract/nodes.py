@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import Network, Plan, node_app, provider_app, read, step, transaction, when
+from cli.contract.frame import Network, Plan, Rows, node_app, provider_app, question, read, step, transaction, when
 from cli.contract.stake import bond_steps
 from cli.contract.values import MAX_UNITS, Moment, address, moment
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
-from cli.output import AsJson, ether, print_facts, print_json
+from cli.output import ether, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:
@@ -57,38 +57,36 @@ async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
     return Plan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
 
 
-@provider_app.command("show", epilog="Example:  intellect-node contract provider show 0xAb.. --network local --json")
-def provider_show(
+async def amounts_of(chain: "ChainClient", account: "Address") -> dict[str, str]:
+    """Coin, tokens and stake of an account, in wei, JSON-ready."""
+    balances, bond = await chain.balances(account), await chain.stake_of(account)
+    amounts = {"coin_wei": balances.coin, "token_wei": balances.token, "bonded_wei": bond.bonded}
+    amounts |= {"unbonding_wei": bond.unbonding, "frozen_wei": bond.frozen}
+    amounts |= {"required_wei": await chain.required_stake(account)}
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+def amount_rows(amounts: dict[str, str]) -> list[tuple[str, Any]]:
+    return [(name.removesuffix("_wei"), ether(int(amount))) for name, amount in amounts.items()]
+
+
+@question(provider_app, "show", example="provider show 0xAb.. --network local --json")
+async def provider_show(
+    chain: "ChainClient",
     provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="The provider's address.")],
-    network: Network = "local",
-    as_json: AsJson = False,
-) -> None:
+) -> tuple[dict[str, Any], Rows]:
     """A provider: coin, tokens, stake, and its nodes."""
-
-    async def look(chain: "ChainClient") -> dict[str, Any]:
-        balances, bond = await chain.balances(provider), await chain.stake_of(provider)
-        return {
-            "provider": provider,
-            "coin_wei": str(balances.coin),
-            "token_wei": str(balances.token),
-            "bonded_wei": str(bond.bonded),
-            "unbonding_wei": str(bond.unbonding),
-            "frozen_wei": str(bond.frozen),
-            "required_wei": str(await chain.required_stake(provider)),
-            "withdrawable_at": bond.withdrawable_at,
-            "nodes": await _nodes_of(chain, provider),
-            "now": (await chain.block()).timestamp,
-        }
-
-    facts = read(network, look)
-    if as_json:
-        print_json(facts)
-        return
-    amounts = ("coin", "token", "bonded", "unbonding", "frozen", "required")
-    rows = [("provider", provider), *((name, ether(int(facts[f"{name}_wei"]))) for name in amounts)]
-    if int(facts["unbonding_wei"]):
-        rows.append(("withdrawable", when(facts["withdrawable_at"], facts["now"])))
-    print_facts([*rows, *(("node", node) for node in facts["nodes"])])
+    amounts, bond, nodes = (
+        await amounts_of(chain, provider),
+        await chain.stake_of(provider),
+        await _nodes_of(chain, provider),
+    )
+    now = (await chain.block()).timestamp
+    facts = {"provider": provider, **amounts, "withdrawable_at": bond.withdrawable_at, "nodes": nodes, "now": now}
+    rows = [("provider", provider), *amount_rows(amounts)]
+    if bond.unbonding:
+        rows.append(("withdrawable", when(bond.withdrawable_at, now)))
+    return facts, [*rows, *(("node", node) for node in nodes)]
 
 
 @node_app.command(
@@ -161,24 +159,16 @@ async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> 
     return Plan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
 
 
-@node_app.command("show", epilog="Example:  intellect-node contract node show 0xNode --network local --json")
-def node_show(node: NodeAddress, network: Network = "local", as_json: AsJson = False) -> None:
+@question(node_app, "show", example="node show 0xNode --network local --json")
+async def node_show(chain: "ChainClient", node: NodeAddress) -> tuple[dict[str, Any], Rows]:
     """A node: its provider, its units, its pool, and its coin for gas."""
-
-    async def look(chain: "ChainClient") -> dict[str, Any]:
-        info, balances = await chain.node_info(node), await chain.balances(node)
-        facts = {"node": node, "provider": info.provider, "registered": info.registered, "units": info.units}
-        facts |= {"pool": info.pool or None, "lease_until": info.lease_until, "nonce": info.nonce}
-        return facts | {"coin_wei": str(balances.coin), "now": (await chain.block()).timestamp}
-
-    facts = read(network, look)
-    if as_json:
-        print_json(facts)
-        return
+    info, balances, now = await chain.node_info(node), await chain.balances(node), (await chain.block()).timestamp
+    facts = {"node": node, "provider": info.provider, "registered": info.registered, "units": info.units}
+    facts |= {"pool": info.pool or None, "lease_until": info.lease_until, "nonce": info.nonce}
+    facts |= {"coin_wei": str(balances.coin), "now": now}
     rows = [(name, facts[name]) for name in ("node", "provider", "units", "pool")]
-    if facts["pool"]:
-        rows.append(("lease", when(facts["lease_until"], facts["now"])))
-    print_facts([*rows, ("coin", ether(int(facts["coin_wei"])))])
+    rows += [("lease", when(info.lease_until, now))] if info.pool else []
+    return facts, [*rows, ("coin", ether(balances.coin))]
 
 
 async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]":

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import Network, Plan, app, pool_app, profile_of, read, step, transaction, when
+from cli.contract.frame import Network, Plan, Rows, app, pool_app, profile_of, question, read, step, transaction, when
 from cli.contract.stake import Amount, approve_steps
 from cli.contract.values import MAX_POOL, MAX_TOTAL, MAX_UNITS, Moment, address, moment, seconds, wei, word
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
-from cli.output import AsJson, clean, console, duration, ether, print_facts, print_json
+from cli.output import clean, duration, ether, print_json
 from cli.places import complete_directories
 
 if TYPE_CHECKING:
@@ -341,65 +341,52 @@ async def leave(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
     return Plan(says, f"{me} has left pool {pool}", [step(f"leave pool {pool}", chain.contracts.leave(pool))])
 
 
-@pool_app.command("list", epilog="Example:  intellect-node contract pool list --network base-sepolia --json")
-def list_(network: Network = "local", as_json: AsJson = False) -> None:
+@question(pool_app, "list", example="pool list --network base-sepolia --json")
+async def list_(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
     """Every pool: what it trains, whom it takes, what it pays and what it risks.
 
     What it trains is its owner's word: a member fetches the run by its root, and checks it before it works.
     """
     from contracts.bindings import NOBODY
 
-    async def look(chain: "ChainClient") -> tuple[list[Any], list[int], int, int]:
-        pools = [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
-        now = (await chain.block()).timestamp
-        members = [sum(_is_present(one, now) for one in await chain.members(pool.id)) for pool in pools]
-        return pools, members, await chain.required_stake(NOBODY, 1), now
-
-    pools, members, stake, now = read(network, look)
-    if as_json:
-        rows = [_facts(pool) | {"members": count} for pool, count in zip(pools, members, strict=True)]
-        print_json({"pools": rows, "stake_of_one_node_wei": str(stake), "now": now})
-        return
-    for pool, count in zip(pools, members, strict=True):
-        _print_pool(pool, count)
-    if pools:
-        console().print(f"A provider bonds {ether(stake)} tokens for its first node; every fault can cost more.")
-    else:
-        console().print("there is no pool yet")
+    pools = [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
+    stake, now = await chain.required_stake(NOBODY, 1), (await chain.block()).timestamp
+    members = [sum(_is_present(one, now) for one in await chain.members(pool.id)) for pool in pools]
+    facts = [_facts(pool) | {"members": count} for pool, count in zip(pools, members, strict=True)]
+    lines = [line for pool, count in zip(pools, members, strict=True) for line in _lines_of(pool, count)]
+    lines.append(f"A provider bonds {ether(stake)} tokens for its first node; every fault can cost more.")
+    told = {"pools": facts, "stake_of_one_node_wei": str(stake), "now": now}
+    return told, lines if pools else ["there is no pool yet"]
 
 
-def _print_pool(pool: Any, members: int) -> None:
+def _lines_of(pool: Any, members: int) -> list[str]:
     about = clean(pool.run_uri) or f"run {pool.run_root.hex()[:16]}"
-    console().print(f"{pool.id:>4}  {_state(pool)}  {about}", markup=False, soft_wrap=True)
     reward = f"pays {ether(pool.reward_per_unit * PER)} per {PER} units, {ether(pool.escrow)} tokens left"
     doors = [word for word, closed in (("by invitation", pool.invited), ("units attested", pool.attested)) if closed]
     crowd = f"{members} members, {pool.threshold} of {len(pool.validators)} validators decide"
-    console().print(f"      {reward}; a fault costs {ether(pool.slash_amount)}", soft_wrap=True)
-    console().print(f"      {', '.join([crowd, *doors])}", soft_wrap=True)
+    return [
+        f"{pool.id:>4}  {_state(pool)}  {about}",
+        f"      {reward}; a fault costs {ether(pool.slash_amount)}",
+        f"      {', '.join([crowd, *doors])}",
+    ]
 
 
 def _is_present(member: Any, now: int) -> bool:
     return not (member.evicted or member.left or member.lease_until < now)
 
 
-@pool_app.command("show", epilog="Example:  intellect-node contract pool show 1 --network local --json")
-def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> None:
+@question(pool_app, "show", example="pool show 1 --network local --json")
+async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows]:
     """A pool's rules, money and members."""
     import msgspec
 
     from node.preflight.chain import read_powers, who_takes_what
 
-    async def look(chain: "ChainClient") -> tuple[Any, Any, Any, Any, int]:
-        posted, powers = await chain.earnings(number), await chain.ask("read the parameters", read_powers)
-        return await chain.pool(number), await chain.members(number), posted, powers, (await chain.block()).timestamp
-
-    pool, members, posted, powers, now = read(network, look)
+    posted, powers = await chain.earnings(number), await chain.ask("read the parameters", read_powers)
+    pool, members, now = await chain.pool(number), await chain.members(number), (await chain.block()).timestamp
     left = posted.epochs_left(pool.escrow // pool.reward_per_unit) if pool.reward_per_unit else None
-    if as_json:
-        facts = _facts(pool) | {"epoch": pool.epoch_at(now), "posted_epoch": posted.epoch, "posted_total": posted.total}
-        facts |= {"posted_root": posted.root.hex(), "epochs_left": left} | msgspec.structs.asdict(powers)
-        print_json({"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]})
-        return
+    facts = _facts(pool) | {"epoch": pool.epoch_at(now), "posted_epoch": posted.epoch, "posted_total": posted.total}
+    facts |= {"posted_root": posted.root.hex(), "epochs_left": left} | msgspec.structs.asdict(powers)
     since = f" since {when(pool.stopped_at, now)}" if pool.stopped_at else ""
     rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)}{since})"), ("run", pool.run_root.hex())]
     rows += [("about", pool.run_uri)] if pool.run_uri else []
@@ -423,20 +410,16 @@ def show(number: Pool, network: Network = "local", as_json: AsJson = False) -> N
     if pool.proposed:
         rows.append(("proposed", f"{', '.join(pool.proposed)}, from {when(pool.validators_from, now)} on"))
     rows += [("bootnode", node) for node in pool.bootnodes]
-    print_facts(rows)
-    for text in who_takes_what(pool, powers):
-        console().print(f"  {text}", soft_wrap=True, markup=False)
-    for member in members:
-        state = (
-            "evicted"
-            if member.evicted
-            else "left"
-            if member.left
-            else "lapsed"
-            if member.lease_until < now
-            else "member"
-        )
-        console().print(f"  {member.node}  {state}  {clean(member.contact)}", soft_wrap=True, markup=False)
+    lines = [f"  {text}" for text in who_takes_what(pool, powers)]
+    lines += [f"  {one.node}  {_state_of(one, now)}  {clean(one.contact)}" for one in members]
+    told = {"pool": facts, "now": now, "members": [msgspec.to_builtins(member) for member in members]}
+    return told, [*rows, *lines]
+
+
+def _state_of(member: Any, now: int) -> str:
+    if member.evicted:
+        return "evicted"
+    return "left" if member.left else "lapsed" if member.lease_until < now else "member"
 
 
 def _lasts(epochs: int | None) -> str:

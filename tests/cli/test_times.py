@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli.contract.cases import _print_row
+from cli.contract.cases import lines_of
 from cli.contract.frame import when
 from cli.contract.values import moment
 from cli.errors import USAGE, CommandError
@@ -67,10 +67,9 @@ def test_an_event_tells_its_times_and_why() -> None:
         ({"case": 3, "state": "overturned", "appealed": True}, "50 tokens of stake, overturned"),
     ],
 )
-def test_a_case_is_told_with_what_can_still_be_done(
-    more: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_is_told_with_what_can_still_be_done(more: dict[str, Any], says: str) -> None:
     row = {"kind": "file", "pool": 7, "node": "0xNode", "reason": "malformed", "time": NOW - 60}
-    _print_row(row | {"frozen_wei": str(5 * 10**19), "final_at": NOW + 7200} | more, NOW)
-    told = capsys.readouterr().out
+    told = "".join(
+        f"{line}\n" for line in lines_of(row | {"frozen_wei": str(5 * 10**19), "final_at": NOW + 7200} | more, NOW)
+    )
     assert told.startswith("2026-11-22 10:29 UTC  ") and says in told
