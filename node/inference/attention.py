@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from node.inference.architectures import Attending
 from node.inference.transformer import Shape
 
 
@@ -21,7 +22,7 @@ class KVCache:
     no sequence wrote is arbitrary but finite."""
 
     def __init__(self, shape: Shape, device: str, dtype: torch.dtype, block: int = 1) -> None:
-        self._shape, self._device, self._dtype, self.block = shape, device, dtype, block
+        self.shape, self._device, self._dtype, self.block = shape, device, dtype, block
         self.captured: dict[tuple[int, int], Any] = {}
         """Over these tensors, by rows and positions (node.inference.graphs)."""
         self.rows = self.span = 0
@@ -47,7 +48,7 @@ class KVCache:
         """Zeros: a masked position must hold no NaN, which a weight of 0 would not remove."""
         whole = -(-span // self.block) * self.block
         return torch.zeros(
-            rows, self._shape.kv_heads, whole, self._shape.head_dim, dtype=self._dtype, device=self._device
+            rows, self.shape.kv_heads, whole, self.shape.head_dim, dtype=self._dtype, device=self._device
         )
 
 
@@ -55,18 +56,25 @@ Mask = Tensor | None
 """[T, S] or [B, 1, 1, S]: bool, true where something is seen, or what is added to the scores; None: all is seen."""
 
 
+PLAIN = Attending()
+
+
 class Kernel(Protocol):
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN
+    ) -> Tensor:
         """q: [B, heads, T, D]; k and v: [B, kv heads, S, D]; causal: each position sees those up to its own, instead of
-        a mask. [B, heads, T, D]."""
+        a mask; how: scale and cap, its window is the caller's. [B, heads, T, D]."""
         ...
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
-    """torch's own kernel."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN) -> Tensor:
+    """torch's own kernel; it has no caps."""
+    if how.cap is not None:
+        return eager(q, k, v, mask, causal=causal, how=how)
     k, v = (one_each(part, q, masked=mask is not None) for part in (k, v))
     shared = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=how.scale, enable_gqa=shared)
 
 
 def one_each(kept: Tensor, q: Tensor, *, masked: bool) -> Tensor:
@@ -78,11 +86,15 @@ def one_each(kept: Tensor, q: Tensor, *, masked: bool) -> Tensor:
     return kept
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False) -> Tensor:
+def eager(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN
+) -> Tensor:
     """Written out; the softmax is float32."""
     batch, heads, length, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, dim)
-    scores = (grouped @ k[:, :, None].transpose(-1, -2)).mul_(dim**-0.5)
+    scores = (grouped @ k[:, :, None].transpose(-1, -2)).mul_(dim**-0.5 if how.scale is None else how.scale)
+    if how.cap is not None:
+        scores = scores.div_(how.cap).tanh_().mul_(how.cap)
     if causal:
         mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
@@ -98,55 +110,86 @@ KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager}
 class Causal:
     """Whole sequences that begin at position 0, padding on the right. Nothing is kept."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    by_shape = True
+
+    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+        self._kernel, self._shape = kernel, shape
+        self._masks = _Masks()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        del layer
-        return self._kernel(q, k, v, causal=True)
+        how, length = self._shape.at(layer), q.shape[2]
+        if how.window is None or how.window >= length:
+            return self._kernel(q, k, v, causal=True, how=how)
+        positions = torch.arange(length, device=q.device)
+        return self._kernel(q, k, v, self._masks.of(positions, length, q.dtype, how.window), how=how)
 
 
-def _added(positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
+class _Masks:
+    """Masks of one pass, each made once: a window, or None, has one for all of its layers."""
+
+    def __init__(self) -> None:
+        self._made: dict[int | None, Tensor] = {}
+
+    def of(self, positions: Tensor, end: int, dtype: torch.dtype, window: int | None) -> Tensor:
+        window = window if window is not None and window < end else None
+        if window not in self._made:
+            self._made[window] = _added(positions, end, dtype, window)
+        return self._made[window]
+
+
+def _added(positions: Tensor, end: int, dtype: torch.dtype, window: int | None) -> Tensor:
     """The mask of what stands at `positions` and sees up to there, made once: of a bool one torch makes this in every
-    layer. [len(positions), end]."""
-    unseen = torch.arange(end, device=positions.device) > positions[:, None]
+    layer. window: how many places it sees at most. [len(positions), end]."""
+    places = torch.arange(end, device=positions.device)
+    unseen = places > positions[:, None]
+    if window is not None:
+        unseen |= places <= positions[:, None] - window
     return torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
 
 
 class Chunk:
     """Positions from `start` of the rows `first`.. of a cache, which holds what stands before them."""
 
+    by_shape = True
+
     def __init__(self, kernel: Kernel, cache: KVCache, first: int, start: int) -> None:
         self._kernel, self._cache, self._first, self._start = kernel, cache, first, start
-        self._mask: Mask = None
+        self._masks = _Masks()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, places = slice(self._first, self._first + len(q)), slice(self._start, self._start + q.shape[2])
         keys, values = self._cache.keys[layer][rows], self._cache.values[layer][rows]
         keys[:, :, places], values[:, :, places] = k, v
-        if self._start == 0:
-            return self._kernel(q, k, v, causal=True)
-        if self._mask is None:
-            positions = torch.arange(places.start, places.stop, device=q.device)
-            self._mask = _added(positions, places.stop, q.dtype)
-        return self._kernel(q, keys[:, :, : places.stop], values[:, :, : places.stop], self._mask)
+        how, end = self._cache.shape.at(layer), places.stop
+        if self._start == 0 and (how.window is None or how.window >= end):
+            return self._kernel(q, k, v, causal=True, how=how)
+        positions = torch.arange(places.start, end, device=q.device)
+        mask = self._masks.of(positions, end, q.dtype, how.window)
+        return self._kernel(q, keys[:, :, :end], values[:, :, :end], mask, how=how)
 
 
 class Step:
     """One token of each of the first rows of a cache, at its own position."""
 
+    by_shape = True
+
     def __init__(self, kernel: Kernel, cache: KVCache, positions: Tensor, end: int, *, level: bool) -> None:
         """positions: int64[rows], all below `end`; level: they are all the same."""
         self._kernel, self._cache, self._end = kernel, cache, end
         self._rows, self._places = torch.arange(len(positions), device=positions.device), positions
-        self._mask = None if level else _added(positions, end, cache.keys[0].dtype)[:, None, None]
-        self._level = level
+        self._masks, self._level = _Masks(), level
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._put(self._cache.keys[layer], k), self._put(self._cache.values[layer], v)
         rows, heads, _, dim = q.shape
         grouped = q.reshape(rows, k.shape[1], -1, dim)
-        return self._kernel(grouped, keys, values, self._mask).reshape(rows, heads, 1, dim)
+        how = self._cache.shape.at(layer)
+        return self._kernel(grouped, keys, values, self._seen(how.window), how=how).reshape(rows, heads, 1, dim)
+
+    def _seen(self, window: int | None) -> Mask:
+        if self._level and (window is None or window >= self._end):
+            return None
+        return self._masks.of(self._places, self._end, self._cache.keys[0].dtype, window)[:, None, None]
 
     def _put(self, kept: Tensor, new: Tensor) -> Tensor:
         """Everything up to the new token, which is written down."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from node.inference.architectures import Attending
 from node.inference.attention import KVCache
 from node.inference.errors import EngineError
 from node.inference.language_model import I64, LanguageModel
@@ -27,6 +28,8 @@ TILE, CPU_TILE = 128, 16
 each."""
 BLOCK, CPU_BLOCK = 512, 64
 """Places of the cache that attention looks at together."""
+LEAST = -1e30
+"""Below every score, and finite: a window may begin behind whole blocks."""
 TABLE = 4096
 """Tables of positions grow by so many, so that no entry is ever a remainder of a vector."""
 
@@ -125,29 +128,44 @@ class Blocks:
     """`Attend` of one tile. rows, places: int64[tile], of which the first `used` are tokens; blocks: that the farthest
     of them sees."""
 
+    by_shape = True
+
     def __init__(self, cache: KVCache, rows: Tensor, places: Tensor, used: int, blocks: int) -> None:
-        self._cache, self._rows, self._used = cache, rows, used
+        self._cache, self._rows, self._places, self._used = cache, rows, places, used
         self._own = rows[:used], places[:used]
-        seen = torch.arange(blocks * cache.block, device=rows.device) <= places[:, None]
-        self._unseen = (~seen)[:, None, None].split(cache.block, dim=3)
+        self._all = torch.arange(blocks * cache.block, device=rows.device)
+        self._masks: dict[int | None, Sequence[Tensor]] = {}
+
+    def _unseen(self, window: int | None) -> Sequence[Tensor]:
+        """Of each block, made once for all layers with this window."""
+        if window not in self._masks:
+            unseen = self._all > self._places[:, None]
+            if window is not None:
+                unseen |= self._all <= self._places[:, None] - window
+            self._masks[window] = unseen[:, None, None].split(self._cache.block, dim=3)
+        return self._masks[window]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         rows, places = self._own
         keys[rows, :, places], values[rows, :, places] = k[: self._used, :, 0], v[: self._used, :, 0]
         tile, heads, _, dim = q.shape
-        grouped = q.reshape(tile, k.shape[1], -1, dim).float() * dim**-0.5
-        return self._seen(grouped, keys, values).reshape(tile, heads, 1, dim).to(q.dtype)
+        how = self._cache.shape.at(layer)
+        grouped = q.reshape(tile, k.shape[1], -1, dim).float() * (dim**-0.5 if how.scale is None else how.scale)
+        return self._seen(grouped, keys, values, how).reshape(tile, heads, 1, dim).to(q.dtype)
 
-    def _seen(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _seen(self, q: Tensor, keys: Tensor, values: Tensor, how: Attending) -> Tensor:
         """Softmax over what each token sees, block by block (Milakov and Gimelshein 2018). q: float32[tile, kv heads,
         heads of each, D]."""
-        top = q.new_full((*q.shape[:3], 1), -torch.inf)
+        top = q.new_full((*q.shape[:3], 1), LEAST)
         total, summed = torch.zeros_like(top), torch.zeros_like(q)
-        for number, unseen in enumerate(self._unseen):
+        for number, unseen in enumerate(self._unseen(how.window)):
             part = slice(number * unseen.shape[3], (number + 1) * unseen.shape[3])
             some_keys, some_values = (kept[self._rows, :, part].float() for kept in (keys, values))
-            scores = (q @ some_keys.transpose(-1, -2)).masked_fill_(unseen, -torch.inf)
+            scores = q @ some_keys.transpose(-1, -2)
+            if how.cap is not None:
+                scores = scores.div_(how.cap).tanh_().mul_(how.cap)
+            scores = scores.masked_fill_(unseen, -torch.inf)
             higher = torch.maximum(top, scores.amax(-1, keepdim=True))
             weights, shrunk = (scores - higher).exp_(), (top - higher).exp_()
             total = total * shrunk + weights.sum(-1, keepdim=True)

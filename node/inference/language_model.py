@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference import device_sampling
+from node.inference.architectures import logit_cap, logit_divisor
 from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
 from node.inference.graphs import Graphs
 from node.inference.head import Head
@@ -42,6 +43,7 @@ class LanguageModel:
         self._transformer = Transformer(model, device, dtype)
         self._kernel = KERNELS[attention]
         self._head = Head(self._transformer.head)
+        self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
         self.graphs = Graphs(self._transformer, self._kernel, device)
@@ -58,7 +60,9 @@ class LanguageModel:
     def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """Whole sequences, padded on the right, where a causal model cannot see it: [B, T, hidden]."""
         tokens = self.padded(batch)
-        return self._transformer(tokens, self._range(0, tokens.shape[1]), tokens.shape[1], Causal(self._kernel))
+        return self._transformer(
+            tokens, self._range(0, tokens.shape[1]), tokens.shape[1], Causal(self._kernel, self._transformer.shape)
+        )
 
     def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
         """Tokens at `start` and after it of the cache's rows from `first` on, padded on the right: [B, T, hidden]."""
@@ -119,7 +123,10 @@ class LanguageModel:
         return torch.arange(start, end, device=self._device)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        logits = self._head(hidden)
+        if self._divisor != 1:
+            logits = logits / self._divisor
+        return logits if self._cap is None else (logits / self._cap).tanh_().mul_(self._cap)
 
 
 def bf16_bits(values: Tensor) -> U16:

@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node.inference.architectures import FAMILIES, unsupported
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
 from node.inference.errors import EngineError, ModelError
@@ -31,13 +32,12 @@ from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.tokenizer import LocalTokenizer
-from node.inference.transformer import FAMILIES, unsupported
 from protocol.engines import arithmetic
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]
 
 _log = structlog.get_logger(__name__)
-_SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+_SCALED_LOGITS = ("logit_scale", "lm_head_multiplier")
 
 
 def build_model(

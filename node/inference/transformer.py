@@ -1,5 +1,5 @@
-"""The forward pass of the Llama family, which Llama, Qwen2 and Qwen3 belong to, without anything that decoding does not
-need: no masks, caches or hooks of its own, projections of one input in one matrix.
+"""The forward pass of the architectures of the table (node.inference.architectures), without anything that decoding
+does not need: no masks, caches or hooks of its own, projections of one input in one matrix.
 
 Knows how transformers names and computes these models, in which order it rounds too. Who attends to what is the
 caller's: `Attend` gets the new queries, keys and values of each layer.
@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import embedding, rms_norm
 from transformers.activations import ACT2FN
+
+from node.inference.architectures import ARCHITECTURES, Architecture, Attending, Gain, attending, embedding_scale
+from node.inference.errors import EngineError
 
 # x @ weight.T + bias by the fastest kernel. In float32 on a CPU that is oneDNN's: 1.2 to 1.9 times faster than MKL's
 # for 4 to 64 rows, most of all over a matrix that was packed for it once. Its sums do not depend on how many rows there
@@ -45,25 +48,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Model types of config.json."""
-ROPE = ("default", "linear", "llama3", "yarn")
-"""Kinds of positions whose frequencies do not depend on a sequence's length."""
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [B, heads, T, D], k and v [B, kv heads, T, D]) -> [B, heads, T, D]."""
+"""(layer, q [B, heads, T, D], k and v [B, kv heads, T, D]) -> [B, heads, T, D]. One with `by_shape` does what the
+shape says of each layer; another only knows layers that are plain."""
 
 
-def unsupported(config: Any) -> str | None:
-    """What in a transformers configuration this pass does not know; None if it can compute the model."""
-    if config.model_type not in FAMILIES:
-        return f"the architecture {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ROPE:
-        return f"positions of kind {rope!r} are not supported; supported are {', '.join(ROPE)}"
-    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        return "layers that attend to a sliding window are not supported"
-    return None
+_PLAIN = Attending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +64,21 @@ class Shape:
     head_dim: int
     hidden: int
     eps: float
+    attending: tuple[Attending, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        return all(one.plain for one in self.attending)
+
+    def at(self, layer: int) -> Attending:
+        return self.attending[layer] if self.attending else _PLAIN
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         sizes = config.num_hidden_layers, heads, config.num_key_value_heads, dim, config.hidden_size
-        return cls(*sizes, config.rms_norm_eps)
+        return cls(*sizes, config.rms_norm_eps, tuple(attending(config)))
 
 
 class Fused:
@@ -141,21 +139,25 @@ class Projection:
 class Norm:
     """Root mean square over the last dimension, rounded where transformers rounds."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+    def __init__(self, weight: Tensor, eps: float, gain: Gain) -> None:
+        self._weight, self._eps, self._gain = weight, eps, gain
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32:
-            return self._weight * rms_norm(x.float(), x.shape[-1:], eps=self._eps).to(x.dtype)
-        return rms_norm(x, x.shape[-1:], eps=self._eps).mul_(self._weight)
+        normed = rms_norm(x.float(), x.shape[-1:], eps=self._eps)
+        if self._gain is Gain.ONE_MORE:
+            return normed.mul_(1 + self._weight.float()).to(x.dtype)
+        if x.dtype == torch.float32 or self._gain is Gain.PRODUCT:
+            return normed.mul_(self._weight).to(x.dtype)
+        return self._weight * normed.to(x.dtype)
 
 
 class Rotation:
-    """Rotary positions: tables that grow as positions do."""
+    """Rotary positions: tables that grow as positions do. kind: which of the model's, where it has several."""
 
-    def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, kind: str, device: str, dtype: torch.dtype) -> None:
         rotary = type(model.base_model.rotary_emb)(config=model.config)
-        self._frequencies, self._scale = rotary.inv_freq.float().cpu(), float(rotary.attention_scaling)
+        self._frequencies = getattr(rotary, f"{kind}inv_freq").float().cpu()
+        self._scale = float(getattr(rotary, f"{kind}attention_scaling"))
         self._device, self._dtype = device, dtype
         self._cos = self._sin = torch.empty(0)
 
@@ -178,42 +180,80 @@ class Rotation:
 
 
 class Layer:
-    def __init__(self, fused: Fused, name: str, shape: Shape, activation: str) -> None:
+    def __init__(self, fused: Fused, name: str, shape: Shape, row: Architecture, config: Any) -> None:
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         self._shape, self._turned = shape, shape.heads + shape.kv_heads
-        self._before = Norm(fused.required(f"{name}.input_layernorm.weight"), shape.eps)
-        self._qkv = Projection(fused, *(f"{attention}.{part}_proj" for part in "qkv"))
-        norms = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
-        weights = fused.stack(*norms, repeats=(shape.heads, shape.kv_heads))
-        self._qk_norm = None if weights is None else Norm(weights, shape.eps)
+        norms = [fused.stack(f"{name}.{part}.weight") if part else None for part in row.norms]
+        self._before, self._behind, self._between, self._last = [_norm(one, shape, row) for one in norms]
+        qkv = ["qkv_proj"] if row.fused else ["q_proj", "k_proj", "v_proj"]
+        self._qkv = Projection(fused, *(f"{attention}.{part}" for part in qkv))
+        self._qk_norms = _qk_norms(fused, attention, shape, row)
         self._out = Projection(fused, f"{attention}.o_proj")
-        self._between = Norm(fused.required(f"{name}.post_attention_layernorm.weight"), shape.eps)
-        self._gate_up = Projection(fused, f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        gate_up = ["gate_up_proj"] if row.fused else ["gate_proj", "up_proj"]
+        self._gate_up = Projection(fused, *(f"{mlp}.{part}" for part in gate_up))
         self._down = Projection(fused, f"{mlp}.down_proj")
-        self._activation = ACT2FN[activation]
+        self._activation = ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+        self._share = float(getattr(config, "residual_multiplier", 1.0))
+        self._wide = row.wide_positions
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         for projection in (self._qkv, self._out, self._gate_up, self._down):
             projection.load(weights)
 
-    def __call__(self, number: int, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def __call__(self, number: int, x: Tensor, rotation: "Turn | None", attend: Attend) -> Tensor:
         """x: [B, T, hidden], which is changed in place."""
-        q, k, v = self._project(self._before(x), *rotation)
+        q, k, v = self._project(self._before(x), rotation)
         seen = attend(number, q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1)
-        x += self._out(seen)
+        x.add_(self._behind(self._out(seen)), alpha=self._share)
         gate, up = self._gate_up(self._between(x)).chunk(2, dim=-1)
-        x += self._down(self._activation(gate).mul_(up))
+        x.add_(self._last(self._down(self._activation(gate).mul_(up))), alpha=self._share)
         return x
 
-    def _project(self, x: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+    def _project(self, x: Tensor, rotation: "Turn | None") -> list[Tensor]:
         shape = self._shape
-        heads = self._qkv(x).unflatten(-1, (-1, shape.head_dim))
-        qk, v = heads[..., : self._turned, :], heads[..., self._turned :, :]
-        if self._qk_norm is not None:
-            qk = self._qk_norm(qk)
-        qk = (qk * cos).add_(qk.roll(shape.head_dim // 2, -1).mul_(sin))
+        flat = self._qkv(x)
+        widths = [count * shape.head_dim for count in (self._turned, shape.kv_heads)]
+        qk, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in flat.split(widths, -1))
+        qk = self._qk_norms(qk)
+        if rotation is not None:
+            qk = self._turn(qk, *rotation)
         parts = qk[..., : shape.heads, :], qk[..., shape.heads :, :], v
         return [part.transpose(1, 2) for part in parts]
+
+    def _turn(self, qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first dimensions of each head by its position: all, but where the tables are narrower."""
+        width = cos.shape[-1]
+        if width < qk.shape[-1]:
+            return torch.cat((self._turn(qk[..., :width], cos, sin), qk[..., width:]), -1)
+        wide = qk.float() if self._wide else qk
+        return (wide * cos).add_(wide.roll(width // 2, -1).mul_(sin)).to(qk.dtype)
+
+
+Turn = tuple[Tensor, Tensor]
+"""(cos, sin) of `Rotation.at`."""
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _norm(weight: Tensor | None, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:
+    return _as_it_is if weight is None else Norm(weight, shape.eps, row.gain)
+
+
+def _qk_norms(fused: Fused, attention: str, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:
+    """Of [..., heads of queries and keys, D], if the model has some."""
+    names = f"{attention}.q_norm.weight", f"{attention}.k_norm.weight"
+    if not row.whole_norms:
+        return _norm(fused.stack(*names, repeats=(shape.heads, shape.kv_heads)), shape, row)
+    norms = [Norm(fused.required(name), shape.eps, row.gain) for name in names]
+
+    def whole(qk: Tensor) -> Tensor:
+        parts = qk.split((shape.heads, shape.kv_heads), -2)
+        normed = [norm(part.flatten(-2)) for norm, part in zip(norms, parts, strict=True)]
+        return torch.cat(normed, -1).unflatten(-1, qk.shape[-2:])
+
+    return whole
 
 
 class Transformer:
@@ -221,17 +261,21 @@ class Transformer:
     computes."""
 
     def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
-        names = dict(model.named_parameters())
+        names, config = dict(model.named_parameters()), model.config
         fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype)
-        self.shape = Shape.of(model.config)
+        row = ARCHITECTURES[config.model_type]
+        self.shape = Shape.of(config)
         self.device, self.dtype = device, dtype
         self._embedding = fused.required("model.embed_tokens.weight")
-        activation = model.config.hidden_act
+        scale = embedding_scale(config)
+        self._scale = float(torch.tensor(scale, dtype=dtype)) if row.root_scale else scale
         places = [f"model.layers.{i}" for i in range(self.shape.layers)]
-        self._layers = [Layer(fused, place, self.shape, activation) for place in places]
-        self._after = Norm(fused.required("model.norm.weight"), self.shape.eps)
+        self._layers = [Layer(fused, place, self.shape, row, config) for place in places]
+        self._after = Norm(fused.required("model.norm.weight"), self.shape.eps, row.gain)
         self.head = fused.required("lm_head.weight") if "lm_head.weight" in names else self._embedding
-        self._rotation = Rotation(model, device, dtype)
+        kinds = {one.positions for one in self.shape.attending} - {None}
+        tables = torch.float32 if row.wide_positions else dtype
+        self._rotations = {kind: Rotation(model, str(kind), device, tables) for kind in kinds}
         self._fused = fused
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -242,12 +286,18 @@ class Transformer:
 
     def tables(self, end: int) -> tuple[Tensor, ...]:
         """What a pass over positions below `end` reads besides weights, for whoever must see that it stays."""
-        return self._rotation.tables(end)
+        return tuple(table for rotation in self._rotations.values() for table in rotation.tables(end))
 
     def __call__(self, tokens: Tensor, positions: Tensor, end: int, attend: Attend) -> Tensor:
-        """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`."""
+        """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`.
+        Raises EngineError where `attend` does not know what the architecture needs."""
+        if not self.shape.plain and not getattr(attend, "by_shape", False):
+            why = "its attention has windows, caps or a scale of its own"
+            raise EngineError("this model cannot be computed this way", why, "use --attention sdpa or eager")
         x = embedding(tokens, self._embedding)
-        rotation = self._rotation.at(positions, end)
+        if self._scale != 1:
+            x.mul_(self._scale)
+        turns = {kind: rotation.at(positions, end) for kind, rotation in self._rotations.items()}
         for number, layer in enumerate(self._layers):
-            x = layer(number, x, rotation, attend)
+            x = layer(number, x, turns.get(self.shape.at(number).positions), attend)
         return self._after(x)

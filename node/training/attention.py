@@ -66,20 +66,30 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query: [1, heads, tokens, d]; key, value: [1, key heads, tokens, d] -> [1, tokens, heads, d].
 
-    Raises TrainingError for attention that this cannot express (soft caps, sinks).
+    Raises TrainingError for attention that this cannot express (sinks).
     """
-    refused = [name for name in ("softcap", "s_aux", "position_bias") if extra.get(name) is not None]
+    refused = [name for name in ("s_aux", "position_bias") if extra.get(name) is not None]
     if refused or pack is None or query.shape[0] != 1:
         raise TrainingError(
             "samples of this model cannot be packed",
             f"its attention uses {', '.join(refused) or 'no packs'}",
             "set trainer.packing to false",
         )
-    parts = [_attend(part, query[0], key[0], value[0], scaling, sliding_window) for part in pack.parts]
+    parts = [
+        _attend(part, query[0], key[0], value[0], scaling, sliding_window, extra.get("softcap")) for part in pack.parts
+    ]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
-def _attend(part: _Part, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+def _attend(
+    part: _Part,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    window: int | None,
+    cap: float | None,
+) -> Tensor:
     """[tokens of the bucket, heads, d]"""
     bucket = part.bucket
     count, width = len(bucket.lengths), bucket.width
@@ -98,17 +108,31 @@ def _attend(part: _Part, query: Tensor, key: Tensor, value: Tensor, scale: float
         mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
     q = cut(query)
     k, v = (one_each(cut(part), q, masked=mask is not None) for part in (key, value))
-    found = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None and width > 1,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    if cap is not None:
+        found = _capped(q, k, v, mask, scale, cap)
+    else:
+        found = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None and width > 1,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
     flat = found.transpose(1, 2).flatten(0, 1)
     return flat if part.scatter is None else flat.index_select(0, part.scatter)
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, cap: float) -> Tensor:
+    """Written out, in an order that a gradient can go through: no kernel of torch has caps."""
+    shared = q.unflatten(1, (k.shape[1], -1))
+    scores = (shared @ k[:, :, None].transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (scores / cap).tanh() * cap
+    width = q.shape[2]
+    seen = torch.ones(width, width, dtype=torch.bool, device=q.device).tril() if mask is None else mask
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (shares @ v[:, :, None]).flatten(1, 2)
 
 
 AttentionInterface.register(NAME, packed_attention)

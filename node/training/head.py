@@ -38,13 +38,15 @@ def sampled_logprobs(
     *,
     temperature: float,
     cells: int,
+    cap: float | None = None,
     entropy_gradient: bool = False,
     slopes: Slopes | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log-probability, entropy), float32[n]. hidden: [n, H], inputs of the head; weight: [V, H]; bias: [V];
-    drawn: int64[n]. The entropy has no gradient unless that is asked for."""
+    drawn: int64[n]; cap: logits are cap * tanh(logit / cap) before they are scaled. The entropy has no gradient unless
+    that is asked for."""
     most = min(cells, CPU_LOGIT_CELLS) if weight.device.type == "cpu" else cells
-    how = _How(temperature, max(1, most // weight.shape[0]), entropy_gradient, slopes)
+    how = _How(temperature, max(1, most // weight.shape[0]), entropy_gradient, slopes, cap)
     found = _Head.apply(hidden, weight, bias, drawn, how)
     return found  # type: ignore[return-value] - what `apply` returns is typed as Any
 
@@ -57,6 +59,7 @@ class _How:
     size: int
     entropy_gradient: bool
     slopes: Slopes | None
+    cap: float | None = None
 
     def cuts(self, count: int) -> Iterator[slice]:
         return (slice(at, min(at + self.size, count)) for at in range(0, count, self.size))
@@ -109,6 +112,10 @@ class _Table:
         """(log-probability, entropy) of each."""
         self._z, self._e, self._drawn = self._logits[: len(hidden)], self._powers[: len(hidden)], drawn
         self._multiply(hidden.to(self._weight.dtype))
+        if self._how.cap is not None:
+            self._z.div_(self._how.cap).tanh_()
+            self._bend = 1 - self._z * self._z
+            self._z.mul_(self._how.cap)
         if self._how.temperature != 1:
             self._z.div_(self._how.temperature)
         self._z.sub_(self._z.amax(-1, keepdim=True))
@@ -139,6 +146,8 @@ class _Table:
             self._e.mul_(-(by_logprobs * share)[:, None])
         rows = torch.arange(len(self._drawn), device=self._drawn.device)
         self._e[rows, self._drawn] += by_logprobs * inverse
+        if self._how.cap is not None:
+            self._e.mul_(self._bend)
         return self._e.to(self._weight.dtype)
 
 

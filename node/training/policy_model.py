@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from node.inference.architectures import attending, logit_cap, logit_divisor
 from node.training.attention import NAME
 from node.training.head import Slopes, sampled_logprobs
 from node.training.micro_batch import MicroBatch
@@ -28,7 +29,8 @@ class PolicyModel(nn.Module):
         """(log-probability, entropy) of each sampled token, float32[n], in the distribution that was sampled from."""
         packing = {} if batch.pack is None else {"pack": batch.pack}
         config = self.model.config
-        config._attn_implementation = NAME if packing else "sdpa"
+        capped = any(one.cap for one in attending(config))  # which transformers' other kernels leave out silently
+        config._attn_implementation = NAME if packing else "eager" if capped else "sdpa"
         states = self.model.base_model(
             input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **packing
         ).last_hidden_state
@@ -39,7 +41,8 @@ class PolicyModel(nn.Module):
             head.weight,
             getattr(head, "bias", None),
             batch.drawn,
-            temperature=self._temperature,
+            temperature=self._temperature * logit_divisor(config),
+            cap=logit_cap(config),
             cells=self._cells,
             entropy_gradient=entropy_gradient,
             slopes=slopes,

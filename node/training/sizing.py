@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from node.inference.architectures import FAMILIES
 from node.inference.room import ModelSize, NoRoom, plan
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
@@ -30,9 +31,9 @@ GATHERED_LAYERS = 2
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of the Llama, Qwen2 or Qwen3 kind. hidden, intermediate: widths; layers, heads, key_heads, head:
-    counts, and a head's width; tied: one matrix for embedding and output; norms: queries and keys are normed; biases:
-    those of the attention's input layers."""
+    """A decoder of one of the architectures; what some have of further norms is left out. hidden, intermediate: widths;
+    layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
+    queries and keys are normed; biases: those of the attention's input layers."""
 
     hidden: int
     intermediate: int
@@ -220,8 +221,8 @@ def shape_of(model_dir: Path) -> Shape:
     try:
         config: dict[str, Any] = json.loads(path.read_bytes())
         kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
-        if kind not in KINDS:
-            raise ValueError(f"model_type is {kind}; known: {', '.join(KINDS)}")
+        if kind not in FAMILIES:
+            raise ValueError(f"model_type is {kind}; known: {', '.join(FAMILIES)}")
         return msgspec.convert(
             {
                 "hidden": hidden,
@@ -229,10 +230,10 @@ def shape_of(model_dir: Path) -> Shape:
                 "layers": config["num_hidden_layers"],
                 "heads": heads,
                 "key_heads": config.get("num_key_value_heads") or heads,
-                "head": config.get("head_dim") or hidden // heads,
+                "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
                 "vocabulary": config["vocab_size"],
-                "tied": config.get("tie_word_embeddings", kind == "qwen2"),
-                "norms": kind == "qwen3",
+                "tied": config.get("tie_word_embeddings", kind in ("qwen2", "smollm3", *GEMMA)),
+                "norms": kind in ("qwen3", "gemma3_text"),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias")),
             },
             Shape,
@@ -244,7 +245,7 @@ def shape_of(model_dir: Path) -> Shape:
         ) from None
 
 
-KINDS = ("llama", "qwen2", "qwen3")
+GEMMA = ("gemma2", "gemma3_text")
 KNOWN = {
     "smollm2-135m": Shape(
         hidden=576, intermediate=1536, layers=30, heads=9, key_heads=3, head=64, vocabulary=49_152, tied=True

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from node.inference.architectures import logit_cap, logit_divisor
 from node.inference.transfer import sent
 from node.state.files import mapped
 from node.training.attention import NAME, Pack
+from node.training.errors import TrainingError
 from node.training.micro_batch import MicroBatch, nothing
 from node.training.settings import CPU_LOGIT_CELLS
 from protocol.run import RunSpec
@@ -92,6 +94,9 @@ class TextModel(nn.Module):
 
     def __init__(self, model: Any, logit_cells: int) -> None:
         super().__init__()
+        if logit_cap(model.config) is not None or logit_divisor(model.config) != 1:
+            why = f"the logits of {model.config.model_type} are scaled or capped, which only its rollouts' loss knows"
+            raise TrainingError("this model cannot be pre-trained", why, "begin with another architecture")
         self.model = model
         self._cells = logit_cells
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from node.inference.errors import EngineError, ModelError
 from node.inference.settings import EngineSettings
-from node.inference.transformer import FAMILIES
 
 MOST_AT_ONCE = 256
 """Sequences that are decoded together; more wait."""
+VLLM_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types whose numbers beside the torch engine's were measured. Other rows of node.inference.architectures have
+logits or weights' names of their own, which the hooks would have to know."""
 CPU_CACHE_BYTES = 1 << 30
 GPU_SHARE = 0.85
 """Of a GPU's memory, for weights and cache; the rest is for the output head in fp32 and what is drawn from it."""
@@ -32,10 +34,10 @@ def environment(device: str) -> Mapping[str, str]:
 def arguments(model_dir: Path, settings: EngineSettings, config: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     """Of vLLM's EngineArgs. config: config.json; gpus: how many are visible. Raises EngineError, ModelError."""
     kind = config.get("model_type")
-    if kind not in FAMILIES:
+    if kind not in VLLM_FAMILIES:
         raise ModelError(
             "the model cannot be loaded",
-            f"its architecture is {kind!r}, and the vLLM engine supports {', '.join(FAMILIES)}",
+            f"its architecture is {kind!r}, and the vLLM engine supports {', '.join(VLLM_FAMILIES)}",
             "use a model of one of these families",
         )
     common = {

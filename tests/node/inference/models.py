@@ -3,7 +3,22 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from node.inference.language_model import LanguageModel
 
@@ -17,13 +32,51 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+_MIXED = ["sliding_attention", "full_attention"]
 _FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, far": LlamaConfig(**_SIZES, rope_parameters={**_FAR, "original_max_position_embeddings": 64}),
     "qwen2": Qwen2Config(**_SIZES),
+    "qwen2, windows": Qwen2Config(**_SIZES, layer_types=_MIXED, use_sliding_window=True, sliding_window=7),
     "qwen3": Qwen3Config(**_SIZES, head_dim=32),
+    "mistral": MistralConfig(**_SIZES, sliding_window=9),
+    "ministral": MinistralConfig(**_SIZES, head_dim=16, sliding_window=7, layer_types=_MIXED),
+    "smollm3": SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=0),
+    "phi3": Phi3Config(**_SIZES, sliding_window=None, pad_token_id=0),
+    "phi3, in part": Phi3Config(
+        **_SIZES,
+        sliding_window=20,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    ),
+    "olmo2": Olmo2Config(**_SIZES),
+    "olmo3": Olmo3Config(**_SIZES, sliding_window=7, layer_types=_MIXED),
+    "granite": GraniteConfig(
+        **_SIZES,
+        attention_multiplier=0.1,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+        logits_scaling=4.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma2": Gemma2Config(
+        **_SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=7,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3_text": Gemma3TextConfig(
+        **_SIZES, head_dim=16, query_pre_attn_scalar=24, sliding_window=7, layer_types=_MIXED
+    ),
 }
+
+
+def kernel_of(name: str) -> str:
+    """What transformers computes it with: its other kernels leave out caps, silently."""
+    return "eager" if name == "gemma2" else "sdpa"
 
 
 def transformers_model(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:

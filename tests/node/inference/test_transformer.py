@@ -2,15 +2,16 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from node.inference import transformer
-from node.inference.errors import ModelError
+from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import build_model
-from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
+from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -22,11 +23,12 @@ TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manua
         ("llama", "sdpa", torch.bfloat16),
         ("qwen3", "eager", torch.float32),
         ("qwen3", "eager", torch.bfloat16),
+        *((name, "eager", torch.bfloat16) for name in ("olmo3", "granite", "gemma2", "gemma3_text", "phi3, in part")),
     ],
 )
 @torch.inference_mode()
 def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: torch.dtype) -> None:
-    theirs = transformers_model(CONFIGURATIONS[name], dtype, attention)
+    theirs = transformers_model(CONFIGURATIONS[name], dtype, "eager" if name == "gemma2" else attention)
     model = engine_model(theirs, dtype, attention)
     expected = theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state
     whole = model.sequences(TOKENS)
@@ -43,7 +45,7 @@ def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: 
 @torch.no_grad()
 def test_packed_matrices_give_the_same_and_take_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "_WORTH_A_CALL", 1)
-    theirs = transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa")
+    theirs = transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name))
     model = engine_model(theirs)
     first = model.sequences(TOKENS)
     assert torch.allclose(first, theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state, atol=1e-5)
@@ -55,9 +57,21 @@ def test_packed_matrices_give_the_same_and_take_other_weights(name: str, monkeyp
     assert not torch.allclose(second, first, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 @torch.inference_mode()
-def test_rows_of_different_lengths_step_together() -> None:
-    model = engine_model(transformers_model(CONFIGURATIONS["qwen3"], torch.float32, "sdpa"))
+def test_the_head_gives_the_probabilities_of_transformers(name: str) -> None:
+    theirs = transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name))
+    model = engine_model(theirs)
+    fed, drawn = torch.tensor(TOKENS[:1]), torch.tensor(TOKENS[1])
+    expected = (theirs(input_ids=fed).logits[0] / 0.7).log_softmax(-1).gather(1, drawn[:, None])[:, 0]
+    _, _, found, _ = model.intervals(model.sequences(TOKENS[:1])[0], drawn.numpy(), 0.7)
+    assert torch.allclose(torch.from_numpy(found), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "smollm3"])
+@torch.inference_mode()
+def test_rows_of_different_lengths_step_together(name: str) -> None:
+    model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa"))
     cache = model.cache()
     cache.resize(3, 40, 0, 0)
     ends = [9, 39, 20]
@@ -68,12 +82,20 @@ def test_rows_of_different_lengths_step_together() -> None:
     assert torch.allclose(stepped, expected, atol=1e-6)
 
 
+def test_a_way_to_attend_that_knows_no_windows_is_refused_them() -> None:
+    for name, refused in (("gemma3_text", True), ("qwen3", False)):
+        model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa"))
+        fed, places = torch.tensor(TOKENS[:1]), torch.arange(40)
+        with pytest.raises(EngineError, match="cannot be computed this way") if refused else nullcontext():
+            model._transformer(fed, places, 40, lambda layer, q, k, v: q)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "gemma2"}, "'gemma2' is not supported; supported are llama, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported are llama, qwen2, qwen3, mistral, ministral"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
-        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, "sliding window"),
+        ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention' are not supported; supported are full_att"),
     ],
 )
 def test_what_the_pass_does_not_know_is_named(tiny_assets: Path, tmp_path: Path, change: dict, said: str) -> None:

@@ -1,0 +1,143 @@
+"""Architectures as a table of parts: what each family has of norms, positions, attention and scales.
+
+A row says how a family is put together; numbers come from its configuration. Everything that computes a model reads
+the same row: the engine's pass (transformer), the learner's attention and head (node.training). What no row describes
+is refused by name.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Gain(Enum):
+    """How a norm's weight meets what it normed, and where the product is rounded."""
+
+    ROUNDED = "weight * rounded"
+    PRODUCT = "(weight * wide) rounded"
+    ONE_MORE = "((1 + weight) * wide) rounded"
+
+
+BEFORE = ("input_layernorm", "", "post_attention_layernorm", "")
+AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """norms: names of those before attention, behind it, before the MLP, behind it; empty: there is none. gain: of all
+    norms. whole_norms: queries and keys are normed over all heads, not each. fused: queries, keys and values have one
+    matrix, gate and up have one. wide_positions: rotated in float32. caps: scores and logits are capped where the
+    configuration says by how much. root_scale: embeddings are multiplied by the root of their width."""
+
+    norms: tuple[str, str, str, str] = BEFORE
+    gain: Gain = Gain.ROUNDED
+    whole_norms: bool = False
+    fused: bool = False
+    wide_positions: bool = False
+    caps: bool = False
+    root_scale: bool = False
+
+
+_OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "qwen2": Architecture(),
+    "qwen3": Architecture(),
+    "mistral": Architecture(),
+    "ministral": Architecture(),
+    "smollm3": Architecture(),
+    "granite": Architecture(),
+    "phi3": Architecture(fused=True),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "gemma2": Architecture(norms=AROUND, gain=Gain.ONE_MORE, caps=True, root_scale=True),
+    "gemma3_text": Architecture(norms=AROUND, gain=Gain.ONE_MORE, root_scale=True),
+}
+"""By model_type of config.json."""
+FAMILIES = tuple(ARCHITECTURES)
+ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of positions whose frequencies do not depend on a sequence's length."""
+LAYERS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """How one layer attends. scale: of its scores, None: the root of a head's width; window: places that are seen, the
+    own one among them, None: all; cap: scores are cap * tanh(score / cap); positions: which table of them, None: it
+    has no positions."""
+
+    scale: float | None = None
+    window: int | None = None
+    cap: float | None = None
+    positions: str | None = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a kernel that knows nothing of these numbers computes it."""
+        return self.scale is None and self.window is None and self.cap is None
+
+
+def unsupported(config: Any) -> str | None:
+    """What in a transformers configuration no row describes; None if the model can be computed."""
+    if config.model_type not in ARCHITECTURES:
+        return f"the architecture {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {table.get("rope_type", "default") for table in (rope.values() if _by_layer(rope) else [rope]) if table}
+    if odd := sorted(kinds - set(ROPE)):
+        return f"positions of kind {odd[0]!r} are not supported; supported are {', '.join(ROPE)}"
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYERS)):
+        return f"layers of kind {odd[0]!r} are not supported; supported are {', '.join(LAYERS)}"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "attention to what comes later is not supported"
+    if logit_cap(config) is None and getattr(config, "final_logit_softcapping", None):
+        return f"logits of {config.model_type} are capped, which is not supported"
+    return None
+
+
+def _by_layer(rope: Any) -> bool:
+    return any(isinstance(table, dict) for table in rope.values())
+
+
+def attending(config: Any) -> list[Attending]:
+    """Of each layer."""
+    row, count = ARCHITECTURES[config.model_type], config.num_hidden_layers
+    scale = _scale(config)
+    cap = config.attn_logit_softcapping if row.caps else None
+    return [Attending(scale, _window(config, at), cap, _positions(config, at)) for at in range(count)]
+
+
+def _scale(config: Any) -> float | None:
+    if config.model_type == "granite":
+        return float(config.attention_multiplier)
+    natural = getattr(config, "query_pre_attn_scalar", None)
+    return None if natural is None else float(natural) ** -0.5
+
+
+def _window(config: Any, layer: int) -> int | None:
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    return window if kinds is None or kinds[layer] == "sliding_attention" else None
+
+
+def _positions(config: Any, layer: int) -> str | None:
+    rotated = getattr(config, "no_rope_layers", None)
+    if rotated is not None and not rotated[layer]:
+        return None
+    return f"{config.layer_types[layer]}_" if _by_layer(config.rope_parameters) else ""
+
+
+def embedding_scale(config: Any) -> float:
+    if ARCHITECTURES[config.model_type].root_scale:
+        return float(config.hidden_size**0.5)
+    return float(getattr(config, "embedding_multiplier", 1.0))
+
+
+def logit_divisor(config: Any) -> float:
+    """Logits are divided by it."""
+    return float(getattr(config, "logits_scaling", 1.0))
+
+
+def logit_cap(config: Any) -> float | None:
+    """Logits are cap * tanh(logit / cap)."""
+    return getattr(config, "final_logit_softcapping", None) if ARCHITECTURES[config.model_type].caps else None
