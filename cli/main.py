@@ -41,6 +41,7 @@ from cli import (
     train,
     trainer,
     update,
+    warm_start,
     weights,
     weights_serve,
 )
@@ -191,6 +192,7 @@ for name, module in (
     app.command(name, epilog=module.EXAMPLES)(module.command)
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)
 run.app.command("difficulty", epilog=size.DIFFICULTY_EPILOG)(size.difficulty)
+run.app.command("warm-start", epilog=warm_start.EXAMPLES)(warm_start.command)
 run.app.command("size", epilog=size.EPILOG)(size.command)
 contract.app.command("economics", epilog=contract_economics.EXAMPLE, rich_help_panel="Look")(
     contract_economics.economics

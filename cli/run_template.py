@@ -36,11 +36,15 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     if text is not None:
         data = tuple(msgspec.structs.replace(part, file=str(base / part.file)) for part in text.data)
         text = msgspec.structs.replace(text, data=data)
+    warm = run.warm_start
+    if warm is not None:
+        warm = msgspec.structs.replace(warm, model=str(base / warm.model), data=str(base / warm.data))
     recipe, evaluation = run.recipe, run.evaluation
     own = {name: placed(getattr(recipe, name), base) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(
         run,
         model=str(base / run.model),
+        warm_start=warm,
         dataset=str(base / run.dataset) if run.dataset is not None else None,
         environment=environment(run.environment) if run.environment else None,
         environments=environments(run.environments),
@@ -162,6 +166,11 @@ seed = 0
 # loss = "my_losses:clipped"    # functions of your own, beside this file, at a desk: docs/environments.md
 # advantage = "my_losses:ranks"
 # target_reward = 0.8           # stop when ten evaluations in a row average this
+
+# [warm_start]                  # `model` is made from another by example first: intellect-node run warm-start FILE
+# model = "models/base"
+# data = "answers.jsonl"        # columns prompt and answer
+# steps = 200
 
 # [recipe.lora]                 # the policy is an adapter: its learning_rate is a few times as high
 # rank = 16

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from cli.daemon_status import PretrainingPart
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
+from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
 from node.training.spool import Spool
 from node.weights.adapter import holds_adapter, write_both
-from node.weights.export import CONFIG_NAME, as_bf16
+from node.weights.export import CONFIG_NAME
 
 SCHEMA_VERSION = 1
 
@@ -160,11 +161,10 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja"):
+        if path.is_file() and is_model_file(path):
             shutil.copyfile(path, partial / path.name)
     config = partial / CONFIG_NAME
     config.write_bytes(as_bf16(config.read_bytes()))
-    (partial / "model.safetensors.index.json").unlink(missing_ok=True)
     if holds_adapter(image):
         write_both(image, partial, source)
     else:

@@ -6,7 +6,14 @@ from typing import Any
 
 from node.inference.errors import ModelError
 
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+SMALL_FILES = (".json", ".txt", ".model", ".jinja")
 MAX_CONFIG_BYTES = 1024**2
+
+
+def is_model_file(path: Path) -> bool:
+    """Whether it goes with other weights of the same model: settings, tokenizer, template."""
+    return path.suffix in SMALL_FILES and path.name != INDEX
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -24,3 +31,18 @@ def read_json(path: Path) -> dict[str, Any]:
             "the model directory needs config.json, tokenizer.json and model.safetensors in Hugging Face form",
         ) from None
     return value
+
+
+def as_bf16(config: bytes) -> bytes:
+    """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were.
+
+    Who loads it would otherwise take twice the memory. What is no JSON object stays as it is.
+    """
+    try:
+        found: Any = json.loads(config)
+    except ValueError:
+        return config
+    names = [name for name in ("dtype", "torch_dtype") if name in found] if isinstance(found, dict) else []
+    if not isinstance(found, dict) or (names and all(found[name] == "bfloat16" for name in names)):
+        return config
+    return (json.dumps(found | dict.fromkeys(names or ["dtype"], "bfloat16"), indent=2) + "\n").encode()

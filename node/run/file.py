@@ -25,6 +25,7 @@ from node.run.own_code import compiled
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.recipe import Recipe
 from protocol.run import Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
+from protocol.sections import Section
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -34,9 +35,32 @@ TEXT = "text"
 """Stands for the environment in a run that has none: it pre-trains."""
 
 
+class WarmStart(Section, frozen=True):
+    """[warm_start]: how the run's model is made before it begins (`run warm-start`); what the swarm agrees on is the
+    result. model: the base's directory; data: JSONL or parquet with the columns prompt and answer; batch: examples of
+    a step; max_tokens: of one example."""
+
+    model: str
+    data: str
+    steps: int = 200
+    batch: int = 32
+    learning_rate: float = 1e-5
+    prompt: str = "prompt"
+    answer: str = "answer"
+    max_tokens: int = 4096
+
+    def rules(self) -> list[tuple[str, bool, str]]:
+        return [
+            ("warm_start.steps", 1 <= self.steps <= 1_000_000, "must be 1 to 1000000"),
+            ("warm_start.batch", 1 <= self.batch <= 65536, "must be 1 to 65536"),
+            ("warm_start.learning_rate", 0 < self.learning_rate <= 1, "must be above 0, and 1 at most"),
+            ("warm_start.max_tokens", 2 <= self.max_tokens <= 1 << 20, "must be 2 to 1048576"),
+        ]
+
+
 class RunFile(RunSections, frozen=True, kw_only=True):
     """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments, or
-    [pretraining] instead of both."""
+    [pretraining] instead of both; warm_start: how the model was made."""
 
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -45,6 +69,7 @@ class RunFile(RunSections, frozen=True, kw_only=True):
     dataset: str | None = None
     environment: EnvironmentTable | None = None
     environments: tuple[WeightedTable, ...] = ()
+    warm_start: WarmStart | None = None
 
 
 class CompiledRun(msgspec.Struct, frozen=True):
@@ -83,7 +108,10 @@ def load_run_file(path: Path) -> RunFile:
 
 
 def check_kind(run_file: RunFile, path: Path) -> None:
-    """Raise RunFileError unless the run learns either from problems or from text."""
+    """Raise RunFileError unless the run learns either from problems or from text, and warms up within bounds."""
+    for name, good, rule in run_file.warm_start.rules() if run_file.warm_start else ():
+        if not good:
+            raise RunFileError(f"unusable run file {path}", f"{name} {rule}", "correct the value")
     if run_file.pretraining is not None:
         if run_file.environment is not None or run_file.environments or run_file.dataset is not None:
             raise RunFileError(
@@ -167,7 +195,7 @@ def model_files(directory: Path) -> dict[str, Path]:
         raise RunFileError(
             f"no model directory at {directory}",
             "`model` in the run file names it",
-            "correct the path, or make one: python -m node.training.warmstart --help",
+            "correct the path, or make one: a run with [warm_start] makes its own (`run warm-start FILE`)",
         )
     found = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix in MODEL_SUFFIXES)
     names = {file.name for file in found}

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from node.inference.model_files import as_bf16
 from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.adapter import (
     POLICY_DIRECTORY,
@@ -110,21 +111,6 @@ def export_model(
         raise
     size = sum((out / name).stat().st_size for name in files)
     return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
-
-
-def as_bf16(config: bytes) -> bytes:
-    """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were.
-
-    Who loads it would otherwise take twice the memory. What is no JSON object stays as it is.
-    """
-    try:
-        found: Any = json.loads(config)
-    except ValueError:
-        return config
-    names = [name for name in ("dtype", "torch_dtype") if name in found] if isinstance(found, dict) else []
-    if not isinstance(found, dict) or (names and all(found[name] == "bfloat16" for name in names)):
-        return config
-    return (json.dumps(found | dict.fromkeys(names or ["dtype"], "bfloat16"), indent=2) + "\n").encode()
 
 
 def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from node.inference.model_files import as_bf16
 from node.state.files import sync_directory, write_whole
 from node.weights.errors import WeightsError, disk_errors
-from node.weights.export import CONFIG_NAME, INDEX_NAME, as_bf16, weight_files
+from node.weights.export import CONFIG_NAME, INDEX_NAME, weight_files
 from node.weights.images import U16, mapped, write_image
 from node.weights.records import RECORD_NAME
 from protocol.merging import Merge, MergeError, merged

@@ -3,8 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from node.inference.model_files import as_bf16
 from node.weights.errors import WeightsDiskError, WeightsError
-from node.weights.export import as_bf16, export_model, plan_shards, verify_directory, weight_files
+from node.weights.export import export_model, plan_shards, verify_directory, weight_files
 from node.weights.records import PolicyRecord
 from protocol.policy import MalformedPolicy, decode_image, encode_image, root_at
 from tests.node.weights.test_weights import manifest_for
