@@ -9,6 +9,7 @@ import trio
 from contracts.bindings import ValidatorsSet, ValidatorStruck
 from node.services.judging.fetching import FILL_AFTER, Candidate
 from node.services.judging.judge import Validator
+from node.services.judging.pronouncing import Pronouncing
 from node.services.membership.events import Events
 from node.swarm.ballots import FileState
 from protocol.audit import share_of_files
@@ -102,6 +103,40 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
             ballots.state(id)
         assert [ballots.is_silent(key.address) for key in EIGHT] == [False] * 7 + [True]
         assert root_of(0, 0) in {request.file_root for engine in court.engines for request in engine.asked}
+        nursery.cancel_scope.cancel()
+
+
+class Closed(Pronouncing):
+    """Seals every verdict and shows none."""
+
+    async def _show(self, id: bytes, raw: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("closed", [2, 0])
+async def test_seals_that_half_of_the_bench_never_opens_stop_nothing_and_cost_pay_until_that_is_found(
+    autojump_clock: Any, eight: None, closed: int
+) -> None:
+    """A seal of theirs stands in the place of a verdict until its time to be shown is over, then others fill up. Who
+    does seals after a verdict was shown, and is not paid for that file. After five files nobody heeds them."""
+    court = Court([Validator] * 4, verdict_seconds=20.0)
+    for number in range(closed):
+        court.validators[number]._pronouncing = Closed(court.seats[number].station)
+    jury, honest = court.trainer.jury, {key.address for key in EIGHT[closed:4]}
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        first = [await court.commit(index=index) for index in range(12)]
+        await trio.sleep(40)
+        works = [await court.commit(index=index) for index in range(12, 18)]
+        await trio.sleep(30)
+        assert {jury.ballots.state(id) for id in first + works} == {FileState.ACCEPTED}
+        said = [jury.ballots.has_spoken(id) for id in works]
+        assert all(some <= honest and len(some) >= 2 for some in said)
+        paid = [sum(jury.was_sealed(id, one) for one in some) for id, some in zip(works, said, strict=True)]
+        assert min(paid) >= 2, "then a quorum of those who looked is paid for each file"
+        assert {key.address for key in EIGHT[:4] if jury.leaves_unopened(key.address)} == {
+            key.address for key in EIGHT[:closed]
+        }
         nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,7 @@ from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.shards import problem_of, problems_in
 from node.inference.wire import Inspect, Inspected, Produce, ShardOrder
+from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.checks import Reason
 from protocol.identity import NodeKey
 from protocol.rollout import RolloutBatch, decode, encode
@@ -174,3 +175,12 @@ def test_three_opinions_make_a_score_unless_they_are_apart() -> None:
     assert agreed([0.5, 0.75, 0.625], 3) == 0.625
     assert agreed([0.5, 0.8125, 0.625], 3) is None
     assert agreed([0.5, 0.5, NO_OPINION], 3) is None and agreed([0.5, 0.5], 3) is None
+
+
+def test_an_overlong_answer_of_a_judge_is_no_opinion_and_costs_no_time() -> None:
+    """Nor is one that ends with a score; a judge without an opinion drops the group, not the others."""
+    most = MAX_ANSWER_CHARACTERS
+    fits = "score: " * (most // 7 - 2) + "Score: 12"
+    assert len(fits) <= most and read_score(fits) == 0.75
+    assert read_score(fits + " " * most) == read_score(" " * most + fits) == NO_OPINION
+    assert agreed([0.75, 0.75, read_score(fits * 2)], 3) is None and agreed([0.75, 0.75, 0.8125], 3) == 0.75

@@ -274,6 +274,34 @@ async def test_a_report_that_nobody_serves_costs_a_second_and_not_a_time_out(
     assert trainer.values.status()["not_served"] == {ANN: 1}
 
 
+@pytest.mark.parametrize("said", [1 << 40, 9])
+async def test_a_report_larger_than_the_run_s_bound_is_not_fetched_whatever_its_author_says_of_its_size(
+    tmp_path: Path, monkeypatch, autojump_clock, said: int
+) -> None:
+    """Ann's bytes are of the root that she signed, and too many."""
+    trainer = Trainer(tmp_path, monkeypatch)
+    most, asked = trainer.station.run.spec.rollout.most_report_bytes, list[int]()
+    fetch = trainer.blobs.fetch
+
+    async def bounded(root: bytes, sources: Sequence[Address], *, max_size: int, **rest: Any) -> Path:
+        asked.append(max_size)
+        path = await fetch(root, sources, **rest)
+        if path.stat().st_size > max_size:  # noqa: ASYNC240 - a test
+            raise Trouble("no such blob", "it is longer than was said", "wait")
+        return path
+
+    monkeypatch.setattr(trainer.blobs, "fetch", bounded)
+    ann, vote = trainer.says(ANN, logprobs=[TRUE + 0.001] * TOKENS)
+    with trainer.blobs.had[vote.report_root].open("ab") as file:  # noqa: ASYNC230
+        file.write(bytes(most))
+    forged = ann, msgspec.structs.replace(vote, report_size=said)
+    assert await trainer.believes(forged, trainer.says(BEN), trainer.says(CLEO)) == dict.fromkeys(ALL, TRUE)
+    assert max(asked) <= most and trainer.values.status()["not_served"] == {ANN: 1}
+    asked.clear()
+    assert await trainer.believes(trainer.says(BEN), trainer.says(CLEO), number=1), "the control"
+    assert trainer.values.status()["not_served"] == {ANN: 1}
+
+
 async def test_a_report_that_says_something_else_than_its_verdict_counts_for_nothing(
     tmp_path: Path, monkeypatch, autojump_clock
 ) -> None:
