@@ -3,6 +3,7 @@
 Board, blobs, jury and chain are doubles; the chain checks what the contract checks: signatures, order, maturity, money.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,7 @@ WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (21, 22, 23))
 VALIDATORS = tuple(NodeKey(bytes([n]) * 32) for n in (31, 32, 33))
 TRAINER = NodeKey(bytes([41]) * 32)
 DOMAIN = Domain(31337, TRAINER.address)
-POOL, PRICE, START = 7, 3, 1000
+POOL, PRICE, START = 7, 10**13 + 7, 1000
 
 
 class Treasury:
@@ -59,6 +60,8 @@ class Treasury:
         self.posted = PostedEarnings(None, bytes(32), 0)
         self.owed = 0
         self.units: dict[Address, int] = {}
+        self.received: Counter[Address] = Counter()
+        """By provider, wei."""
         self.claims: list[tuple[Address, int]] = []
         self.slashed: set[Address] = set()
         self.posts: list[tuple[int, int]] = []
@@ -150,7 +153,8 @@ class Treasury:
         self.owed -= due
         self.units[node] = units
         self.claims.append((node, due))
-        self._tell(Claimed, node=node, provider=node, units=due, amount=due * PRICE)
+        self.received[provider_of(node)] += due * PRICE
+        self._tell(Claimed, node=node, provider=provider_of(node), units=due, amount=due * PRICE)
         if self.loses_answers:
             raise ChainError("no answer", "lost on its way back", "wait")
 
@@ -167,6 +171,11 @@ class Treasury:
         self.told.append(event)
         for ledger in self.ledgers:
             ledger.apply(event)
+
+
+def provider_of(node: Address) -> Address:
+    """Who is paid: the first two workers' nodes belong to one provider, each other node to itself."""
+    return WORKERS[0].address if node == WORKERS[1].address else node
 
 
 class Gossip:

@@ -1,6 +1,7 @@
 """Pay by certificates, as it goes from accepted files to a claim: nobody forgotten, nobody paid twice."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +15,7 @@ from cli.contributions import pay_state
 from node.services.court import tabling
 from node.state.journal import PAY, PayRecord
 from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
-from protocol.identity import NodeKey, address_bytes
+from protocol.identity import Address, NodeKey, address_bytes
 from protocol.messages import CertificatesShown, EarningsSigned, WorkAccepted
 from protocol.statements import Accepted, Earnings, Outcome, sign
 from tests.node.services.earners import (
@@ -28,6 +29,7 @@ from tests.node.services.earners import (
     Node,
     World,
     inline,
+    provider_of,
 )
 
 HOUR, DAY = 3600, 86_400
@@ -97,6 +99,14 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
     assert restarts > 30 and len(world.chain.posts) > 20
     assert world.paid() == world.accepted
     assert world.chain.owed == 0 and len(world.accepted) == len(WORKERS)
+    earned = Counter[Address]()
+    for node, units in world.accepted.items():
+        earned[provider_of(node)] += units * PRICE
+    assert world.chain.received == earned and len(earned) == len(WORKERS) - 1, "to the wei"
+    assert world.chain.free * PRICE == 10**12 * PRICE - earned.total()
+    for worker in world.workers:
+        pay = worker.settling.status()["pay"]
+        assert pay["paid_wei"] == str(world.accepted[worker.key.address] * PRICE) and pay["missed_wei"] == "0"
 
 
 async def restart(world: World, nursery: trio.Nursery, nodes: list[Node]) -> None:
