@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
     from node.inference.evaluation import Answered
@@ -39,7 +39,7 @@ def command(
         list[str] | None,
         typer.Option("--trainer", help="NAME=VALUE: evaluation_device, evaluation_dtype. May be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score models on the same held-back problems with the same random numbers, and compare them in pairs.
 
