@@ -5,6 +5,7 @@ work is paid for. Each had succeeded live with one of three validators. The cont
 """
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -288,7 +289,7 @@ async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_p
     assert sum(votes >= 2 for votes in units.values()) >= 6
 
 
-async def _until_empty(reader: Any) -> Any:
+async def _until_empty(reader: Any) -> AsyncIterator[Signed[WorkAccepted]]:
     with trio.move_on_after(1):
         async for one in reader:
             yield one
