@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
     "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json   |   "
-    "intellect-node audit step 12 --dir runs/my-run"
+    "intellect-node audit step 12 --dir runs/my-run   |   intellect-node audit step 12 --state-dir nodes/worker-1"
 )
 ROOT_DIGITS = 64
+AUDIT_SECONDS = 1200.0
 
 
 def command(
@@ -38,7 +39,7 @@ def command(
         Path | None,
         typer.Option(
             "--state-dir",
-            help="A node's state directory: its run, and the policies it holds.",
+            help="A node's state directory: its run, and the policies it holds; with `step`, of a node that runs.",
             autocompletion=complete_directories,
         ),
     ] = None,
@@ -58,7 +59,10 @@ def command(
     `audit step K` makes the batch of a step again from its files and applies three tests: see docs/trainer-audit.md.
     """
     if file == "step" and number is not None:
-        _audit_step(number, directory, trainer or [], as_json)
+        if state_dir is not None and directory is None:
+            _audit_in_swarm(number, state_dir, as_json)
+        else:
+            _audit_step(number, directory, trainer or [], as_json)
         return
     if (run is None) == (state_dir is None):
         raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
@@ -76,7 +80,9 @@ def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bo
     from cli import step_audit
 
     if directory is None:
-        raise CommandError("which training?", f"step {step} of what?", "give --dir, the directory of a `train`", USAGE)
+        raise CommandError(
+            "which training?", f"step {step} of what?", "give --dir of a `train`, or --state-dir of a node", USAGE
+        )
     with _telling(as_json):
         audit = step_audit.audit_directory(directory, step, words)
     if as_json:
@@ -84,6 +90,29 @@ def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bo
     else:
         step_audit.show(audit)
     if audit.broken:
+        raise typer.Exit(RUN)
+
+
+def _audit_in_swarm(step: int, state_dir: Path, as_json: bool) -> None:
+    """By a running node, from what others hand over."""
+    import msgspec
+
+    from cli import step_audit
+    from cli.api import ask, socket_of
+    from node.audit.findings import Audit
+
+    with _telling(as_json):
+        told = ask(socket_of(state_dir), "POST", f"/audit/step/{step}", timeout=AUDIT_SECONDS)
+    if as_json:
+        print_json(told)
+    elif told["audit"] is not None:
+        step_audit.show(msgspec.convert(told["audit"], Audit))
+    verdict = told["verdict"]
+    if not as_json:
+        console().print(
+            f"verdict  {verdict['outcome']}: {clean(verdict['detail'])}" if verdict else "verdict  undecided"
+        )
+    if verdict and verdict["outcome"] != "accept":
         raise typer.Exit(RUN)
 
 

@@ -255,12 +255,34 @@ class VerdictsPart(msgspec.Struct, frozen=True):
     recent: list[VerdictPart] = []
 
 
+class AuditedPart(msgspec.Struct, frozen=True):
+    """The trainer's steps that validators audited. held: of `steps`; owing: draws without a verdict."""
+
+    last_step: int | None = None
+    last_by: str | None = None
+    last_says: str | None = None
+    held: int = 0
+    steps: int = 0
+    owing: int = 0
+
+
 class TrustPart(msgspec.Struct, frozen=True):
     """Whether this node takes its trainer's word, and why not."""
 
     trusted: bool = True
     why: str = ""
     evidence: int = 0
+    unstated: int = 0
+    audited: AuditedPart = AuditedPart()
+
+
+class AuditingPart(msgspec.Struct, frozen=True):
+    """This node's own audits. pledged: share of the trainer's steps, None for a node without lots."""
+
+    pledged: float | None = None
+    why_not: str = ""
+    audits: dict[str, int] = {}
+    undecided: str = ""
 
 
 class AuditPart(msgspec.Struct, frozen=True):
@@ -354,6 +376,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     pretraining: PretrainingPart | None = None
     verdicts: VerdictsPart | None = None
     audit: AuditPart | None = None
+    auditing: AuditingPart | None = None
     tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.daemon_status import AlarmPart, AuditPart, DaemonStatus, PayPart
+from cli.daemon_status import AlarmPart, AuditedPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
 from cli.output import AsJson, clean, console, date, duration, ether, print_json
 from cli.places import StateDir
@@ -186,6 +186,14 @@ def _verdicts(status: DaemonStatus) -> Iterator[str]:
         yield f"it judged files: {verdicts.accepted} good, {verdicts.rejected} refused"
     if status.audit and status.audit.power is not None:
         yield _power(status.audit)
+    if status.audit and status.audit.trainer.audited.steps:
+        yield _audited(status.audit.trainer.audited)
+
+
+def _audited(trainer: AuditedPart) -> str:
+    owing = f", {trainer.owing} drawn without a verdict" if trainer.owing else ""
+    last = f"last audited step {trainer.last_step} by {clean(trainer.last_by or '')}: {clean(trainer.last_says or '')}"
+    return f"trainer: {last}; held {trainer.held} of {trainer.steps}{owing}"
 
 
 def _power(audit: AuditPart) -> str:
@@ -244,11 +252,11 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     lines += _clock(status)
     audit = status.audit
     if audit and not audit.trainer.trusted:
-        lines.append(
-            f"the trainer is not trusted any more: {audit.trainer.why}; every member has both of its signatures"
-        )
+        lines.append(f"the trainer is not trusted any more: {audit.trainer.why}; every member has what shows it")
     lines += status.pay.warnings if status.pay else []
     lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
+    if status.auditing and status.auditing.why_not:
+        lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:
         lines.append(f"the audit's power is below the run's {audit.power_wanted:.2f}")
     if audit and audit.quarantined:

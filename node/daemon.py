@@ -43,6 +43,7 @@ from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
+from node.services.auditing import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
@@ -96,9 +97,9 @@ ONE_SIGNAL = 0.5
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Training),
+    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Certifying, Tabling, Paying, Settling),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {

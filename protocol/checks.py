@@ -53,6 +53,12 @@ class Reason(IntEnum):
     """of a contribution: it does not lower the loss on its own rows"""
     HEARD_OTHERWISE = 24
     """of rollouts behind a server (class witnessed): it says, or pays, something else when it is asked again"""
+    STATE = 30
+    """of a trainer's step: whoever replays it in its class comes to another state, or AdamW's equations do not hold"""
+    RULE = 31
+    """of a step: its batch manifest breaks a rule of the run, or a part of it is not what it says"""
+    DISTANCE = 32
+    """of a step: in another class, the applied gradient or the state is further away than classes are"""
 
 
 OBJECTIVE = frozenset(

@@ -18,19 +18,23 @@ SECRET_BYTES = 32
 MAX_GROUPS = 65_536
 _LOT = "intellect-node lot v1"
 _FILE = "intellect-node file lot v1"
+_STEP = "intellect-node step lot v1"
 _OF_WINDOW = "intellect-node lot secret v1"
 _PLEDGE = "intellect-node lot pledge v1"
 
 
 class LotPledge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A validator's promise for one window. hash: of its secret; rate: of RATE_ONE, the least it draws with."""
+    """A validator's promise for one window. hash: of its secret; rate: of RATE_ONE, the least it draws with; steps: the
+    same for the trainer's steps, 0 without the memory to replay one."""
 
     window: int
     hash: bytes
     rate: int
+    steps: int = 0
 
     def well_formed(self) -> bool:
-        return self.window >= 0 and len(self.hash) == 32 and 0 <= self.rate <= RATE_ONE
+        rates = 0 <= self.rate <= RATE_ONE and 0 <= self.steps <= RATE_ONE
+        return self.window >= 0 and len(self.hash) == 32 and rates
 
 
 def window_secret(master: bytes, pool: int, window: int) -> bytes:
@@ -61,6 +65,13 @@ def draws_file(secret: bytes, work: bytes, share: float) -> bool:
     """Whether the validator with this secret looks at a file at all. work: its id; share: of all files, 0 to 1."""
     word = blake3(secret + work, derive_key_context=_FILE).digest(8)
     return share >= 1.0 or int.from_bytes(word, "little") < share * 2**64
+
+
+def draws_step(secret: bytes, statement: bytes, rate: int) -> bool:
+    """Whether the validator with this secret audits a step of the trainer. statement: hash of what was stated about it,
+    which nobody knows before it is signed; rate: as pledged, of RATE_ONE."""
+    word = blake3(secret + statement, derive_key_context=_STEP).digest(8)
+    return int.from_bytes(word, "little") < rate * (2**64 // RATE_ONE)
 
 
 def pack_groups(chosen: Iterable[int], groups: int) -> bytes:

@@ -59,6 +59,7 @@ _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
 _SEAL = "intellect-node verdict seal v1"
 _VALUES = "intellect-node verdict values v1"
+_STEP_VALUES = "intellect-node step verdict values v1"
 
 
 class MalformedMessage(ProtocolError):
@@ -358,6 +359,54 @@ class CutSigned(_Message, frozen=True):
         return None if rising else "the contributions are doubled or not in order"
 
 
+class StepJudged(_Message, frozen=True):
+    """A validator's one word about a step of the trainer, for ever. It is a verdict on the commitment that the trainer
+    signed by stating it, so that a contract reads it as any other.
+
+    trainer, word: who stated it, and its signature; outcome: Outcome; reason: checks.Reason; window, rate: of the lot
+    (-1: looked because another accused); arithmetic: the class of the replay; signature: over the verdict, EIP-712.
+    """
+
+    statement: PolicyStatement
+    trainer: Address
+    word: bytes
+    outcome: int
+    reason: int
+    signature: bytes
+    detail: str = ""
+    window: int = -1
+    rate: int = 0
+    arithmetic: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Raises ProtocolError for a statement out of range."""
+        said = self.statement.commitment(self.trainer)
+        values = [self.detail, self.window, self.rate, self.arithmetic]
+        return Verdict(
+            pool=self.pool,
+            node=self.trainer,
+            policy_root=said.policy_root,
+            index=said.index,
+            file_root=said.file_root,
+            units=said.units,
+            outcome=self.outcome,
+            reason=self.reason,
+            values=blake3(msgspec.msgpack.encode(values), derive_key_context=_STEP_VALUES).digest(),
+        )
+
+    def fault(self) -> str | None:
+        if self.statement.pool != self.pool or self.statement.step < 1 or len(self.word) != 65:
+            return "the statement is for another pool or of no step, or its signature not 65 bytes"
+        if len(self.detail) > MAX_DETAIL or len(self.arithmetic) > MAX_CLASS:
+            return "a text is too long"
+        if not -1 <= self.window < 2**63 or not 0 <= self.rate <= RATE_ONE:
+            return "the window or the rate is out of range"
+        if self.outcome not in (0, 1, 2) or (self.outcome == 0) != (self.reason == 0):
+            return "its outcome is none, or its reason does not fit it"
+        return self.statement.fault() or _statement_fault(self.verdict)
+
+
 class LotsRevealed(_Message, frozen=True):
     """A validator tells the secret of a window whose files can no longer be committed."""
 
@@ -457,6 +506,7 @@ Message = (
     | VerdictSealed
     | VerdictIssued
     | VerdictRechecked
+    | StepJudged
     | LotsRevealed
     | DisputeRaised
     | CheckRequested

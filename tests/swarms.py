@@ -74,7 +74,11 @@ def status(
             "checked_share": 0.31,
             "disputes": {"raised": 1, "resolved": 1, "open": 0},
             "quarantined": [],
-            "trainer": {"trusted": True, "why": ""},
+            "trainer": {
+                "trusted": True,
+                "why": "",
+                "audited": {"last_step": 69, "last_by": rows[1]["address"], "last_says": "held", "held": 9, "steps": 9},
+            },
         },
         "slashed": _slashed(rows),
         "network_stats": {"peers": min(members - 1, 12)},

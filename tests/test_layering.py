@@ -53,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.training",
     ),
     ("node.services.judging", "node.services.local", "node.services.tasking"),
-    ("node.services.cataloguing",),
+    ("node.services.cataloguing", "node.services.auditing"),
     ("node.services.pretraining", "node.services.rounds"),
     ("node.daemon",),
     ("node.sdk",),

@@ -1,11 +1,9 @@
 """An audit at a desk: from the directory of a `train`, without a swarm. The claims stand in the metrics."""
 
-import warnings
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 
 from node.audit.findings import Audit, Claim
 from node.audit.step import StepAudit
@@ -13,12 +11,10 @@ from node.recipe.desk import desk_blobs, desk_root
 from node.recipe.manifest import checked, materialise
 from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
-from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
-from node.training.replay import Replayer, settings_for
+from node.training.replay import Replayer, replaying, settings_for
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from node.training.world import join_world, leave_world
 from protocol.manifest import MAX_MANIFEST_BYTES, MalformedManifest, decode_composed
 from protocol.run import RunSpec, decode_run
 
@@ -33,16 +29,8 @@ def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None
     base = max((at for at in kept if at <= step), default=0)
     known = {at: claims.of(at) for at in range(base, step + 1)}
     settings = own or settings_for(known[step].arithmetic)
-    torch.set_num_threads(settings.threads)
-    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-    world = join_world(settings)
-    try:
-        with as_deterministic_as_set(settings, world.device):
-            replayer = Replayer(spool, settings, world)
-            batch = partial(_batch, run, spool, directory, claims)
-            return StepAudit(run, replayer, base, step, known, batch).run()
-    finally:
-        leave_world(world)
+    with replaying(spool, settings, Replayer) as replayer:
+        return StepAudit(run, replayer, base, step, known, partial(_batch, run, spool, directory, claims)).run()
 
 
 def _run(spool: Spool) -> RunSpec:

@@ -53,7 +53,7 @@ def read_state(card: CheckpointCard, files: Sequence[Path], shapes: Shapes, root
         raise _unusable(card, "it is not the state that the trainer stated")
     if not all(np.isfinite(values).all() for values in found.values()):
         raise _unusable(card, "it holds numbers that are not finite")
-    tensors = {part: {name: found[f"{part}/{name}"] for name in shapes} for part in _parts(card)}
+    tensors = {part: {name: found[f"{part}/{name}"].copy() for name in shapes} for part in _parts(card)}
     for part in PARTS:
         tensors.setdefault(part, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     return State(card.step, card.updates, dict(card.consumed), tensors)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from node.audit.direction import check_direction
-from node.audit.findings import FLOAT32_LIMIT, Audit, Claim, Finding, Says
+from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Finding, Says
 from node.audit.identity import check_identity, distance
 from node.recipe.manifest import Unjudgeable
 from node.training.batch import Batch
 from node.training.errors import TrainingError
-from node.training.replay import Replayed, Replayer, State
+from node.training.replay import MissingState, Replayed, Replayer, State
 from protocol.errors import ProtocolError
 from protocol.run import RunSpec
 
@@ -83,9 +83,10 @@ class StepAudit:
 
     def _go_to_step(self, batches: Mapping[int, Batch]) -> State | None:
         """The state that the step began with, by replaying from the checkpoint; None where that does not lead there."""
-        root = self._replayer.place(self._base)
-        if root is None:
-            return self._say("replay", Says.UNDECIDED, f"the checkpoint of step {self._base} is not here, or not whole")
+        try:
+            root = self._replayer.place(self._base)
+        except MissingState as error:
+            return self._say("replay", Says.UNDECIDED, error.why)
         if root != self._claims[self._base].state_before:
             return self._say(
                 "replay", Says.BROKEN, f"the checkpoint of step {self._base} is not the state that was claimed for it"
@@ -132,11 +133,11 @@ class StepAudit:
 
     def _claimed_state(self) -> State | None:
         """The claimed state after the step, where it is kept; an image that is not its rounding is a fault."""
-        root = self._replayer.place(self._step + 1)
-        if root is None:
-            text = f"the checkpoint of step {self._step + 1} is not here, or not whole"
-            self._say("identity", Says.UNDECIDED, text)
-            return self._say("direction", Says.UNDECIDED, text)
+        try:
+            self._replayer.place(self._step + 1)
+        except MissingState as error:
+            self._say("identity", Says.UNDECIDED, error.why)
+            return self._say("direction", Says.UNDECIDED, error.why)
         roots = self._replayer.roots(self._step + 1)
         if roots.state_root != self._claim.state_root:
             return self._say("identity", Says.BROKEN, "the checkpoint after the step is not the state that was claimed")
@@ -150,6 +151,7 @@ class StepAudit:
             return self._say("replay", Says.HOLDS, "the replay has the same state root and the same policy root")
         apart = {"distance": distance(self._replayer.state(self._step + 1), after, before)} if after else {}
         if not self._differences:
+            apart["limit"] = FLOAT32_LIMIT if self._both_float32 else BFLOAT16_LIMIT
             return self._say("replay", Says.BROKEN, "the replay in the same class has other roots", **apart)
         why = "; ".join(self._differences)
         if not apart or not self._both_float32:

@@ -205,7 +205,7 @@ class Generating(Service):
             waited = self._station.clock.monotonic() - self._arrived_at
             fork = self._station.jury.policies.fork
             if fork is not None:
-                self.waiting = f"the trainer contradicted itself: {fork.what}"
+                self.waiting = f"the trainer is not believed any more: {fork.what}"
             wanted = self._share() + math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
             if not self.finished and made < min(wanted, most_files(self._station.run.spec)) and fork is None:

@@ -93,7 +93,7 @@ def describe_trust(jury: Jury) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
     fork = jury.policies.fork
     said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
-    return said | {"unstated": jury.policies.unstated}
+    return said | {"unstated": jury.policies.unstated, "audited": jury.steps.status()}
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -36,6 +36,7 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    StepJudged,
     VerdictIssued,
     VerdictRechecked,
     WorkAccepted,
@@ -334,6 +335,9 @@ class Board:
                 return signer_of(self._domain, commitment, signature) == author
             case VerdictIssued() | VerdictRechecked():
                 return signer_of(self._domain, message.verdict, message.signature) == author
+            case StepJudged(statement=statement, trainer=trainer, word=word):
+                stated = signer_of(self._domain, statement.commitment(trainer), word) == trainer
+                return stated and signer_of(self._domain, message.verdict, message.signature) == author
             case WorkAccepted(certificates=certificates):
                 for one in certificates:
                     if signer_of(self._domain, one.statement(self._pool), one.signature) != author:

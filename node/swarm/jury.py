@@ -22,7 +22,9 @@ from node.swarm.lotbook import BrokenPromise, LotBook
 from node.swarm.membership import Membership
 from node.swarm.policies import Fork, PolicyClock
 from node.swarm.register import Register, Work, WorkId
+from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
+from protocol.checks import reason_name
 from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.messages import (
@@ -33,6 +35,7 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    StepJudged,
     TaskClaimed,
     TaskOffered,
     VerdictIssued,
@@ -112,8 +115,9 @@ class Jury:
         self.register = Register(run, self.policies, clock, self.tasks)
         self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
+        self.steps = StepBook(lambda: membership.quorum, self.lots, pool)
         self.distrust = trio.Event()
-        """Set once the trainer has signed two things that cannot both be true; `policies.fork` says which."""
+        """Set once the trainer is not believed any more; `policies.fork` says why."""
         self.ballots.on_quarantine = self._tell
         self._results: dict[Address, Recent[WorkId, Work]] = {}
         """Of tasks, that the pool has not decided about; by member."""
@@ -152,6 +156,7 @@ class Jury:
             nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
             nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
+            nursery.start_soon(self._follow, self._board.subscribe(StepJudged), self._on_step)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictSealed), self._on_seals)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
@@ -211,12 +216,25 @@ class Jury:
     def _on_policy(self, signed: Signed[PolicyAnnounced]) -> None:
         self.policies.announce(signed)  # which whoever fetches the policy may have done before us
         if self.policies.fork is None:
+            self.steps.stated(signed)
             self.register.policy_announced()
         elif not self.distrust.is_set():
-            log.error("trainer.forked", trainer=signed.author, what=self.policies.fork.what)
-            self._board.pin(self.policies.fork.evidence)
-            self._judged.set()
-            self.distrust.set()
+            self._believe_no_more(self.policies.fork)
+
+    def _believe_no_more(self, fork: Fork) -> None:
+        log.error("trainer.distrusted", trainer=self._membership.trainer, what=fork.what)
+        self._board.pin(fork.evidence)
+        self._judged.set()
+        self.distrust.set()
+
+    def _on_step(self, signed: Signed[StepJudged]) -> None:
+        """A quorum that found a step bad ends the trust in who stated it."""
+        against = self.steps.add(signed)
+        if against and self.policies.fork is None and self._membership.is_trainer(signed.message.trainer):
+            first = against[0].message
+            what = f"a quorum found step {first.statement.step - 1} bad: {first.detail or reason_name(first.reason)}"
+            self.policies.fork = Fork(what, tuple(one.raw for one in against))
+            self._believe_no_more(self.policies.fork)
 
     def _on_terms(self) -> None:
         """The chain told of a term: what was said before that may count now, or count no more."""
@@ -398,6 +416,7 @@ class Jury:
 
     def _on_reveal(self, signed: Signed[LotsRevealed]) -> None:
         self._punish(self.lots.reveal(signed))
+        self.steps.revealed(signed)
 
     def _punish(self, broken: BrokenPromise | None) -> None:
         if broken is not None:

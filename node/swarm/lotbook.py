@@ -11,7 +11,7 @@ from node.swarm.policies import PolicyClock
 from node.swarm.register import Work, WorkId
 from protocol.audit import as_share, detection_power, joint_share, window_of
 from protocol.identity import Address
-from protocol.lots import LotPledge, broken_promise, secret_hash, unpack_groups
+from protocol.lots import LotPledge, broken_promise, draws_step, secret_hash, unpack_groups
 from protocol.messages import Heartbeat, Judgement, LotsRevealed, Signed, VerdictIssued
 from protocol.run import RunSpec
 from protocol.statements import Outcome, work_id
@@ -177,6 +177,18 @@ class LotBook:
         else:
             self.kept += 1
         return None
+
+    def draws_step(self, validator: Address, message: LotsRevealed, step: int, statement: bytes) -> bool:
+        """Whether a validator drew the trainer's step with the secret that it has told, the pledged one."""
+        known = self._pledged.get((validator, message.window))
+        if known is None or not known.revealed or window_of(step, self._audit) != message.window:
+            return False
+        return draws_step(message.secret, statement, known.pledge.steps)
+
+    def steps_rate(self, validator: Address) -> float | None:
+        """The share of the trainer's steps that a validator has pledged to audit now; None where nothing was heard."""
+        known = self._pledged.get((validator, window_of(max(self.newest_step, 0), self._audit)))
+        return as_share(known.pledge.steps) if known else None
 
     def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:
         self.broken += 1

@@ -24,6 +24,7 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    StepJudged,
     TaskClaimed,
     TaskOffered,
     VerdictIssued,
@@ -59,6 +60,7 @@ RULES: Mapping[type[Message], Rule] = {
     VerdictSealed: Rule(By.VALIDATOR, 256, 8.0, 256.0),  # several works in one
     VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
     VerdictRechecked: Rule(By.VALIDATOR, 64, 1.0, 64.0),  # one a dispute
+    StepJudged: Rule(By.VALIDATOR, 128, 1.0, 64.0),  # one a step that it drew or that another accused
     LotsRevealed: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one a window; a restart may tell a few at once
     DisputeRaised: Rule(By.TRAINER_OR_VALIDATOR, 64, 0.5, 32.0),  # one per file that a liar judged; six signatures
     CheckRequested: Rule(By.TRAINER, 256, 4.0, 256.0),  # one per file that waits; all at once where a validator fell

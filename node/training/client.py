@@ -123,7 +123,7 @@ class SpoolProcess:
         finally:
             self._process = None
             with trio.CancelScope(shield=True):
-                await _end(process)
+                await end_child(process)
 
     async def _stop_when_finishing(self, process: Child) -> None:
         await self._finishing.wait()
@@ -185,7 +185,7 @@ class EvaluatorProcess(SpoolProcess):
         )
 
 
-async def _end(process: Child) -> None:
+async def end_child(process: Child) -> None:
     """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
     await _close_stdin(process)
     _kill_group(process.pid)

@@ -26,7 +26,9 @@ GRACE_SECONDS = 10.0
 PROGRAM = "node.training.trainer"
 
 
-def _stop_with_stdin() -> None:
+def stop_with_stdin() -> None:
+    """End this process when whoever started it does."""
+
     def watch() -> None:
         while os.read(0, 4096):
             continue
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument("--spool", required=True)
     spool = parser.parse_args().spool
     settings = _settings(Path(spool) / "trainer.json")
-    _stop_with_stdin()
+    stop_with_stdin()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if settings.world_size == settings.nodes == 1:
         runpy.run_module(PROGRAM, run_name="__main__")

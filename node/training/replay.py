@@ -3,7 +3,10 @@
 Knows checkpoints and batches; whether what comes out is what was claimed is node.audit's to say.
 """
 
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,15 +16,20 @@ from torch import Tensor
 
 from node.training.arithmetic import SLOTS
 from node.training.batch import Batch
+from node.training.determinism import as_deterministic_as_set
+from node.training.errors import TrainingError
 from node.training.image import stream_image
 from node.training.learner import NO_TIMING
 from node.training.settings import TrainerSettings
 from node.training.sharding import fill, whole
+from node.training.spool import Spool
 from node.training.trainer import Trainer
+from node.training.world import join_world, leave_world
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
 
 F32 = NDArray[np.float32]
+R = TypeVar("R", bound="Replayer")
 
 
 class State(msgspec.Struct, frozen=True):
@@ -41,21 +49,28 @@ class Replayed(msgspec.Struct, frozen=True):
     state_root: bytes
 
 
+class MissingState(TrainingError):
+    """A checkpoint that is not here, or not usable."""
+
+
 class Replayer(Trainer):
     """On a spool of which it reads run, model and checkpoints. One process, one rank."""
 
-    def place(self, step: int) -> bytes | None:
-        """Take the state of `step` from its checkpoint; that of step 0 follows from the start model. Its root; None
-        where there is no sound checkpoint. Raises TrainingError for one of another run."""
+    def place(self, step: int) -> bytes:
+        """Take the state of `step` from its checkpoint; that of step 0 follows from the start model. Its root. Raises
+        MissingState, and TrainingError for a checkpoint of another run."""
         self._place_model()
         self._learner.optimizer.state.clear()
         self._consumed = {}
         if step:
-            state = self._checkpoints.load(step)
-            if state is None:
-                return None
-            self._consumed = dict(state.consumed)
+            self._restore(step)
         return self._state_root(step)
+
+    def _restore(self, step: int) -> None:
+        state = self._checkpoints.load(step)
+        if state is None:
+            raise MissingState("not to be replayed", f"the checkpoint of step {step} is not here, or not whole", "")
+        self._consumed = dict(state.consumed)
 
     def step(self, batch: Batch) -> Replayed:
         """From the state here and a batch of its step to the next. Raises TrainingError for one that is not of it."""
@@ -101,6 +116,19 @@ class Replayer(Trainer):
 
     def learning_rate(self, step: int) -> float:
         return self._learner.learning_rate(step)
+
+
+@contextmanager
+def replaying(spool: Spool, settings: TrainerSettings, kind: type[R]) -> Iterator[R]:
+    """A replayer of this kind, alone in its world, as long as the block lasts."""
+    torch.set_num_threads(settings.threads)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+    world = join_world(settings)
+    try:
+        with as_deterministic_as_set(settings, world.device):
+            yield kind(spool, settings, world)
+    finally:
+        leave_world(world)
 
 
 def settings_for(arithmetic: Arithmetic, threads: int = 1) -> TrainerSettings:

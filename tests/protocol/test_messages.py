@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
+from protocol.manifest import PolicyStatement
 from protocol.messages import (
     MAX_CERTIFICATES,
     MAX_MESSAGE_BYTES,
     SALT_BYTES,
     Certificate,
     CertificatesShown,
+    CheckpointOffered,
     EarningsSigned,
     Envelope,
     Heartbeat,
@@ -20,6 +22,7 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    StepJudged,
     VerdictIssued,
     VerdictRechecked,
     VerdictSealed,
@@ -29,7 +32,7 @@ from protocol.messages import (
     seal_of,
     signed,
 )
-from protocol.statements import Domain, Earnings, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Domain, Earnings, Rechecked, Verdict, WorkCommitment, struct_hash, work_id
 
 KEY, OTHER = NodeKey(b"\x05" * 32), NodeKey(b"\x06" * 32)
 DOMAIN = Domain(31337, KEY.address)
@@ -44,6 +47,11 @@ ISSUED = signed(VerdictIssued(pool=1, verdict=JUDGED, signature=b""), KEY, DOMAI
 LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
 CERTIFICATE = Certificate(OTHER.address, 3, bytes(32), 640, bytes(65))
 EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
+
+STATED = PolicyStatement(1, 0, 5, bytes(32), bytes(32), bytes(32), bytes(32))
+STEP = StepJudged(
+    pool=1, statement=STATED, trainer=OTHER.address, word=bytes(65), outcome=2, reason=30, signature=bytes(65)
+)
 
 
 def test_a_sealed_message_names_its_author() -> None:
@@ -85,6 +93,13 @@ def test_a_tampered_payload_is_not_its_authors() -> None:
         assert signed.author != KEY.address
     except ProtocolError:
         pass
+
+
+def test_a_verdict_on_a_step_is_one_on_the_trainers_commitment_and_binds_all_that_it_says() -> None:
+    assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, STEP)).message == STEP
+    assert STEP.verdict.work == work_id(STATED.commitment(OTHER.address))
+    for change in ({"detail": "x"}, {"window": 1}, {"rate": 1}, {"arithmetic": "x"}, {"reason": 31}, {"outcome": 1}):
+        assert struct_hash(msgspec.structs.replace(STEP, **change).verdict) != struct_hash(STEP.verdict), change
 
 
 def test_what_pay_rests_on_travels() -> None:
@@ -155,6 +170,25 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),
+        CheckpointOffered(pool=1, term=0, step=0, root=bytes(32), size=9),
+        CheckpointOffered(pool=1, term=0, step=1, root=bytes(32), size=2**40),
+        CheckpointOffered(pool=1, term=2**32, step=1, root=bytes(32), size=9),
+        *(
+            msgspec.structs.replace(STEP, **change)
+            for change in (
+                {"statement": msgspec.structs.replace(STATED, pool=2)},
+                {"statement": msgspec.structs.replace(STATED, step=0)},
+                {"statement": msgspec.structs.replace(STATED, parent=b"")},
+                {"trainer": "0x12"},
+                {"word": b""},
+                {"outcome": 3},
+                {"outcome": 0},
+                {"reason": 0},
+                {"reason": 256},
+                {"rate": -1},
+                {"detail": "x" * 301},
+            )
+        ),
     ],
     ids=lambda message: type(message).__name__,
 )

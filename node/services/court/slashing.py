@@ -114,6 +114,8 @@ class Slashing:
         if jury.policies.fork is None:
             return
         opened = [open_envelope(domain, self._station.pool, raw) for raw in jury.policies.fork.evidence]
+        if not all(isinstance(one.message, PolicyAnnounced) for one in opened):
+            return log.warning("trainer.convicted_by_a_quorum", what=jury.policies.fork.what)
         first, second = (of_kind(one, PolicyAnnounced) for one in opened)
         one, other = first.message.statement, second.message.statement
         if one is None or other is None or (one.term, one.step) != (other.term, other.step):

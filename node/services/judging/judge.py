@@ -84,6 +84,7 @@ class Validator:
         scratch: Path,
         tally: Tally | None = None,
         stock: TaskStock | None = None,
+        steps: float = 0.0,
     ) -> None:
         self._station = station
         self._engine = engine
@@ -96,7 +97,7 @@ class Validator:
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
         own, clock = station.key.address, station.clock.monotonic
-        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
+        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock, steps)
         self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(station, self.own_lots.is_calm)

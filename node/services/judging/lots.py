@@ -26,7 +26,7 @@ from protocol.audit import (
     window_of,
 )
 from protocol.identity import Address
-from protocol.lots import LotPledge, drawn_groups, draws_file, secret_hash, window_secret
+from protocol.lots import LotPledge, drawn_groups, draws_file, draws_step, secret_hash, window_secret
 from protocol.messages import LotsRevealed
 from protocol.run import RunSpec
 
@@ -48,7 +48,8 @@ class Lot(msgspec.Struct, frozen=True):
 
 
 class OwnLots:
-    """One validator's. Call `prepare` before anything else. clock: monotonic seconds."""
+    """One validator's. Call `prepare` before anything else. clock: monotonic seconds; steps: the share of the trainer's
+    steps to pledge, 0 without the memory for one."""
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class OwnLots:
         journal: Journal,
         board: Board,
         clock: Seconds = trio.current_time,
+        steps: float = 0.0,
     ) -> None:
         self._clock = clock
+        self._steps = steps
         self._run = run
         self._audit = run.audit
         self._pool = pool
@@ -127,6 +130,13 @@ class OwnLots:
         secret = window_secret(self._master, self._pool, window)
         return Lot(window, rate, drawn_groups(secret, work, groups, rate))
 
+    def draws_step(self, statement: bytes, step: int) -> LotPledge | None:
+        """The pledge by which this validator audits the step of the trainer that led to policy `step`; None if it drew
+        otherwise."""
+        window = window_of(step, self._audit)
+        pledge, secret = self._pledged.get(window), window_secret(self._master, self._pool, window)
+        return pledge if pledge and draws_step(secret, statement, pledge.steps) else None
+
     # how much this node can do
 
     def arrived(self, node: Address) -> None:
@@ -177,11 +187,12 @@ class OwnLots:
                 continue
             name = f"lot_pledge_{window}"
             raw = await self._journal.do(self._journal.recall, name)
-            rate = int(raw) if raw else as_rate(self._promise())
+            rates = [int(word) for word in raw.split()] if raw else [as_rate(self._promise()), as_rate(self._steps)]
             if not raw:
-                await self._journal.do(self._journal.remember, name, str(rate).encode())
+                await self._journal.do(self._journal.remember, name, " ".join(map(str, rates)).encode())
             secret = window_secret(self._master, self._pool, window)
-            self._pledged[window] = LotPledge(window, secret_hash(secret, self._own, self._pool, window), rate)
+            hashed = secret_hash(secret, self._own, self._pool, window)
+            self._pledged[window] = LotPledge(window, hashed, *rates)  # one rate: of a program without audits
         for window in sorted(self._pledged)[:-64]:
             del self._pledged[window]
 

@@ -166,7 +166,8 @@ class Trainer:
             while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
                 await trio.sleep(POLL)
             if self._station.jury.distrust.is_set():  # a second daemon with this key, or a copied state directory
-                self.ended_by = f"this trainer contradicted itself: {self._station.jury.policies.fork}"
+                fork = self._station.jury.policies.fork
+                self.ended_by = f"this trainer is not believed any more: {fork.what if fork else ''}"
                 return
             began = self._station.clock.monotonic()
             word = await word_on(self._station, self._spool, step)

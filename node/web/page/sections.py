@@ -213,7 +213,16 @@ def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
             for one in (audit.get("quarantined") or [])[:RECENT]
         ],
         "distrust": "" if trainer.get("trusted", True) else words(trainer.get("why")) or "it contradicted itself",
+        "audited": _audited(trainer.get("audited") or {}),
     }
+
+
+def _audited(steps: dict[str, Any]) -> dict[str, Any] | None:
+    """Of the trainer's steps, what audits found; None before the first."""
+    if not steps.get("steps"):
+        return None
+    counts = {name: number(steps.get(name)) for name in ("held", "steps", "last_step")}
+    return {**counts, "by": words(steps.get("last_by"), 42), "says": words(steps.get("last_says"))}
 
 
 def _money(status: Status, _: Ago) -> dict[str, Any]:

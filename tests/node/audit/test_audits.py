@@ -43,7 +43,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import RunSpec, encode_run
-from protocol.statements import WorkCommitment
+from protocol.statements import WorkCommitment, work_id
 
 NODE = address_from_bytes(b"\x07" * 20)
 STEPS, GROUPS, SIZE = 2, 8, 4
@@ -53,12 +53,13 @@ SETTINGS = TrainerSettings(checkpoint_every=1, keep_checkpoints=9)
 class Desk:
     """The directory of a `train` of two steps, whose batches are made of files for policy 0."""
 
-    def __init__(self, directory: Path, run: RunSpec, assets: Path) -> None:
+    def __init__(self, directory: Path, run: RunSpec, assets: Path, pool: int = 0, root: bytes = b"") -> None:
         rollout = msgspec.structs.replace(
             run.rollout, prompts_per_step=GROUPS, prompts_per_file=GROUPS, group_size=SIZE
         )
         recipe = msgspec.structs.replace(run.recipe, steps=STEPS, max_staleness=2, learning_rate=1e-3, warmup_steps=0)
         self.run = msgspec.structs.replace(run, rollout=rollout, recipe=recipe)
+        self.pool, self.root = pool, root or desk_root(self.run)
         self.directory, self.spool = directory, Spool(directory / "spool")
         self.spool.prepare(encode_run(self.run), assets)
         replayer = Replayer(self.spool, SETTINGS)
@@ -77,21 +78,22 @@ class Desk:
             rows.append(SampleRow(group, sample, f"p{group}", [3, 4, 12], output, True, b""))
             logprobs = (-2.5 + random.normal(size=len(output)) * 0.1).tolist()
             values.append(ReportRow(group, sample, float(sample % 2 == group % 2), logprobs))
-        batch = RolloutBatch(RolloutHeader(0, NODE, self.start.hex(), step), tuple(rows))
+        batch = RolloutBatch(RolloutHeader(self.pool, NODE, self.start.hex(), step), tuple(rows))
         data = encode(batch)
         report = encode_report(Report(ReportHeader(describe(data).root.hex(), self.start.hex()), tuple(values)))
         for path, content in zip(desk_paths(self.directory / "rollouts", 0, step), (data, report), strict=True):
             path.write_bytes(content)
-        composed = compose(self.run, desk_root(self.run), 0, Selection(step, tuple(self._groups(step))))
+        composed = compose(self.run, self.root, self.pool, Selection(step, tuple(self._groups(step))))
         self.spool.write_works(step, encode_manifest(composed))
         self.spool.write_batch(step, encode_batch(self.batch(step)))
 
     def _groups(self, step: int) -> list[Group]:
         data, told = (path.read_bytes() for path in desk_paths(self.directory / "rollouts", 0, step))
         batch, root = decode(data, 1000), describe(data).root
-        commitment = WorkCommitment(0, NODE, self.start, step, root, batch.units)
+        commitment = WorkCommitment(self.pool, NODE, self.start, step, root, batch.units)
         origin = Origin(commitment, len(data), address_bytes(NODE), describe(told).root, len(told))
-        groups = join(self.run, root, 0, batch, decode_report(told, 1000))
+        name = work_id(commitment) if self.pool else b""
+        groups = join(self.run, root, 0, batch, decode_report(told, 1000), name=name)
         return sorted((msgspec.structs.replace(group, origin=origin) for group in groups), key=freshness)
 
     def batch(self, step: int) -> Batch:

@@ -315,6 +315,7 @@ export function trust(state) {
     ["Recomputed", audit.checked_share === null ? null : `${percent(audit.checked_share)} of the groups`],
     ["Disputes between validators", audit.disputes.raised === undefined ? null : `${count(audit.disputes.raised)}, open ${count(audit.disputes.open ?? 0)}`],
     ["The trainer", audit.distrust ? make("span", { class: "warn" }, audit.distrust) : "has contradicted itself nowhere"],
+    ["Its steps, replayed", audit.audited ? make("span", audit.audited.held < audit.audited.steps ? { class: "warn" } : {}, `${count(audit.audited.held)} of ${count(audit.audited.steps)} audited ones held; the last, step ${count(audit.audited.last_step)}: ${audit.audited.says}, by `, make("span", { class: "mono", title: audit.audited.by }, short(audit.audited.by))) : "none was audited yet"],
   ];
   put("trust", lost.length || doubted.length ? make("ul", { class: "list" }, [...lost, ...doubted]) : null, audit ? facts(pairs) : none("This node has not heard of the pool’s validators yet."));
 }

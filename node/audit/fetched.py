@@ -1,0 +1,120 @@
+"""An audit in a swarm, from bytes that others handed over: the child of a daemon, which may kill it at any instant.
+
+`python -m node.audit.fetched --spool DIR` does what DIR/order.msgpack says and writes DIR/result.msgpack.
+"""
+
+import os
+import resource
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from node.training.launch import stop_with_stdin
+
+if __name__ == "__main__":
+    stop_with_stdin()
+
+from node.audit.findings import Audit
+from node.audit.order import ORDER, RESULT, StepOrder
+from node.audit.state import UnusableState, read_state
+from node.audit.step import StepAudit
+from node.recipe.manifest import checked, materialise
+from node.state.files import write_whole
+from node.training.batch import Batch
+from node.training.program import alone, spool_named_on_the_command_line
+from node.training.replay import MissingState, Replayer, replaying, settings_for
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from protocol.errors import ProtocolError
+from protocol.manifest import (
+    MAX_CARD_BYTES,
+    MAX_MANIFEST_BYTES,
+    BatchManifest,
+    MalformedManifest,
+    decode_card,
+    decode_manifest,
+)
+from protocol.run import RunSpec, decode_run
+
+NICE = 15
+"""An audit waits for whatever else this machine does."""
+
+
+def audit_fetched(spool: Spool, order: StepOrder, own: TrainerSettings | None = None) -> Audit:
+    """own: how to compute, None: as the trainer did, as far as one process can. Blocking. Raises TrainingError."""
+    run = decode_run(spool.run_path.read_bytes())
+    settings = own or settings_for(order.claims[order.step].arithmetic)
+    with replaying(spool, settings, _Fetched) as replayer:
+        replayer.order = order
+        batch = partial(_batch, run, order)
+        return StepAudit(run, replayer, order.base, order.step, order.claims, batch).run()
+
+
+class _Fetched(Replayer):
+    """Takes states from fetched checkpoints, each only if it is the stated one."""
+
+    order: StepOrder
+
+    def _restore(self, step: int) -> None:
+        if step not in self.order.checkpoints:
+            raise _missing(f"nobody offers the checkpoint of step {step}")
+        named, files = self.order.checkpoints[step]
+        claims = self.order.claims
+        root = claims[step].state_before if step in claims else claims[step - 1].state_root
+        try:
+            card = decode_card(_read(Path(named), MAX_CARD_BYTES))
+            card.check(step)
+            self.take(read_state(card, [Path(file) for file in files], self._learner.shapes, root))
+        except (UnusableState, MalformedManifest) as error:
+            raise _missing(f"{error.what}: {error.why}") from error
+
+
+def _missing(why: str) -> MissingState:
+    return MissingState("not to be replayed", why, "")
+
+
+def _batch(run: RunSpec, order: StepOrder, step: int) -> Batch:
+    """Raises ProtocolError where the manifest breaks a rule, KeyError and OSError where a part is not here."""
+    claim = order.claims[step]
+    manifest = decode_manifest(_read(Path(order.manifests[step]), MAX_MANIFEST_BYTES))
+    manifest.check(order.run_root, order.pool, step, run.recipe.max_staleness)
+    if (manifest.parent, manifest.state) != (claim.parent, claim.state_before):
+        raise MalformedManifest("bad batch manifest", "it begins with another policy or state than was stated")
+    _check_policies(manifest, order)
+    blobs = checked(lambda root: Path(order.blobs[root.hex()]).read_bytes())
+    return materialise(run, manifest.batch, blobs, blobs, {})
+
+
+def _check_policies(manifest: BatchManifest, order: StepOrder) -> None:
+    """That files are of the policies of their steps, as far as this node heard of them."""
+    for work in manifest.batch.works:
+        if order.policies.get(work.policy_step, work.policy_root) != work.policy_root:
+            raise MalformedManifest("bad batch manifest", f"a file is not of policy {work.policy_step} of this run")
+
+
+def _read(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit + 1)
+
+
+def _audit(spool: Spool) -> None:
+    order = msgspec.msgpack.decode((spool.root / ORDER).read_bytes(), type=StepOrder)
+    if order.memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (order.memory, order.memory))
+    write_whole(spool.root / RESULT, msgspec.msgpack.encode(audit_fetched(spool, order)))
+
+
+def main() -> int:
+    os.nice(NICE)
+    spool = spool_named_on_the_command_line("Audit a step. Started by a node.")
+    try:
+        return alone("audit", spool, lambda: _audit(spool), spool.error_path, {"event": "audit.failed"})
+    except (MemoryError, ProtocolError, OSError) as error:
+        print(f'{{"event": "audit.failed", "why": {str(error)[:300]!r}}}', file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

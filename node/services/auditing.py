@@ -1,0 +1,354 @@
+"""Audits of the trainer's steps: a validator looks at those that its lot draws, and at those that another one accuses.
+
+A step is drawn by the secret that draws groups, so nobody knows beforehand who looks at what, and everybody can repeat
+the draw. What an audit takes is fetched from whoever has it; a child of low priority, bounded in time and memory,
+replays it. A verdict is in the journal before it is said. What cannot be decided is counted, and accuses nobody. Nodes
+without lots audit by hand only.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import structlog
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from node.audit.findings import Audit, Claim, Says
+from node.audit.order import ORDER, RESULT, Ruling, StepOrder, memory_for, read_result, ruling
+from node.blobs.store import BlobStore
+from node.processes.forkserver import Starter
+from node.recent import Recent
+from node.run.assets import image_limit
+from node.services.base import Service
+from node.services.judging.lots import OwnLots
+from node.services.judging.service import Judging
+from node.services.station import Station
+from node.services.workplace import Workplace
+from node.state.files import write_whole
+from node.training.client import end_child
+from node.training.spool import Spool
+from protocol.checks import Reason
+from protocol.errors import IntellectError
+from protocol.identity import Address, address_from_bytes
+from protocol.lots import LotPledge
+from protocol.manifest import (
+    MAX_CARD_BYTES,
+    MAX_MANIFEST_BYTES,
+    BatchManifest,
+    PolicyStatement,
+    decode_card,
+    decode_manifest,
+)
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged
+from protocol.statements import Outcome, sign
+
+log = structlog.get_logger()
+KIND = "step-verdict"
+AUDIT_SECONDS = 900.0
+"""For the child. A step that takes longer cannot be audited here."""
+FETCH_TIMEOUT = 60.0
+CHECKPOINT_PATIENCE = 15.0
+"""Seconds that the checkpoint after a step may come behind its announcement."""
+MOST_REPLAYED = 64
+"""Steps between a checkpoint and the step that is audited."""
+MOST_BYTES = 4 << 30
+"""Of files and reports of one audit."""
+WAITING = 16
+REFUTED = 2
+"""Accusations of one validator that this one could not follow, after which it follows no more of them."""
+
+
+class Unavailable(IntellectError):
+    """A part of an audit that cannot be had. It accuses nobody."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("the step cannot be audited now", why, "try again while the trainer keeps its checkpoint")
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """pledge: by which the step was drawn; accuser: None if nobody accused it."""
+
+    statement: PolicyStatement
+    pledge: LotPledge | None = None
+    accuser: Address | None = None
+
+
+class Auditing(Service):
+    """lots: this validator's, None for nodes that audit by hand only; directory: for the child."""
+
+    name = "auditing"
+
+    def __init__(
+        self, station: Station, store: BlobStore, lots: OwnLots | None, directory: Path, starter: Starter
+    ) -> None:
+        self._station = station
+        self._store = store
+        self._lots = lots
+        self._spool = Spool(directory)
+        self._starter = starter
+        self._one = trio.Lock()
+        self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
+        self._begun: Recent[bytes, None] = Recent(1024)
+        self._refuted: Counter[Address] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.undecided = ""
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        judging = next((one for one in place.crew.services if isinstance(one, Judging)), None)
+        lots = judging.own_lots if judging is not None else None
+        found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter)
+        if place.control is not None:
+            place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
+        return found
+
+    async def run(self) -> None:
+        self._station.jury.steps.accused.append(self._on_accused)
+        async with trio.open_nursery() as nursery:
+            if self._lots is not None:
+                nursery.start_soon(self._draw, self._lots)
+            async for wanted in self._wanted:
+                await self._judge(wanted)
+
+    def status(self) -> dict[str, Any]:
+        rate = self._station.jury.lots.steps_rate(self._station.key.address) if self._lots else None
+        why = "" if self._lots is None or rate != 0 else "not enough free memory to replay a step"
+        done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
+        own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}
+        return {"auditing": own}
+
+    # which steps
+
+    async def _draw(self, lots: OwnLots) -> None:
+        async for signed in self._station.board.subscribe(PolicyAnnounced):
+            while not lots.pledges:  # noqa: ASYNC110 - they are made at the start
+                await trio.sleep(0.1)
+            statement = signed.message.statement
+            if statement is None or statement.step < 1:
+                continue
+            pledge = lots.draws_step(statement.struct_hash, statement.step)
+            if pledge is not None:
+                self._want(_Wanted(statement, pledge))
+
+    def _on_accused(self, signed: Signed[StepJudged]) -> None:
+        """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
+        pledged = self._station.jury.lots.steps_rate(self._station.key.address)
+        if self._lots is not None and pledged and self._refuted[signed.author] < REFUTED:
+            self._want(_Wanted(signed.message.statement, accuser=signed.author))
+
+    def _want(self, wanted: _Wanted) -> None:
+        name = wanted.statement.struct_hash
+        if name in self._begun:
+            return
+        try:
+            self._send.send_nowait(wanted)
+            self._begun[name] = None
+        except trio.WouldBlock:
+            self.counts["skipped"] += 1
+
+    async def _judge(self, wanted: _Wanted) -> None:
+        """Say what an audit finds, once and for ever."""
+        journal, slot = self._station.journal, wanted.statement.struct_hash
+        known = await journal.do(journal.said, KIND, slot)
+        if known is not None:
+            return await self._station.board.post_raw(known)
+        if self._station.jury.distrust.is_set() or not self._station.membership.may_validate(self._station.key.address):
+            return None
+        try:
+            found = await self._audited(wanted.statement)
+        except IntellectError as error:
+            self.counts["undecided"] += 1
+            self.undecided = f"step {wanted.statement.step - 1}: {error.why}"
+            return log.info("step.undecided", step=wanted.statement.step - 1, why=error.why)
+        ruled, audit = found
+        if wanted.accuser is not None and (ruled is None or ruled.outcome == Outcome.ACCEPT):
+            self._refuted[wanted.accuser] += 1
+        if ruled is None:
+            self.counts["undecided"] += 1
+            told = [f"{one.test}: {one.text}" for one in audit.findings if one.says is not Says.HOLDS] if audit else []
+            self.undecided = f"step {wanted.statement.step - 1}: {'; '.join(told)}"
+            return None
+        self.counts["held" if ruled.outcome == Outcome.ACCEPT else "bad"] += 1
+        await self._say(wanted, ruled, audit.own if audit else "")
+
+    async def _say(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
+        station, statement = self._station, wanted.statement
+        announced = self._announced(statement.step)
+        draft = StepJudged(
+            pool=station.pool,
+            statement=statement,
+            trainer=announced.author,
+            word=announced.message.signature,
+            outcome=int(ruled.outcome),
+            reason=int(ruled.reason),
+            signature=b"",
+            detail=ruled.detail,
+            window=wanted.pledge.window if wanted.pledge else -1,
+            rate=wanted.pledge.steps if wanted.pledge else 0,
+            arithmetic=arithmetic,
+        )
+        signature = sign(station.key, station.domain, draft.verdict)
+        raw = station.board.sealed(msgspec.structs.replace(draft, signature=signature))
+        await station.journal.do(station.journal.say, KIND, statement.struct_hash, raw)
+        level = log.info if ruled.outcome == Outcome.ACCEPT else log.warning
+        level("step.judged", step=statement.step - 1, outcome=ruled.outcome.name, why=ruled.detail)
+        await station.board.post_raw(raw)
+
+    # one audit
+
+    async def _by_hand(self, request: Request) -> Response:
+        """What `intellect-node audit step K --state-dir` asks of a running node."""
+        step = int(request.path_params["step"])
+        try:
+            ruled, audit = await self._audited(self._statement(step + 1))
+        except IntellectError as error:
+            return JSONResponse({"what": error.what, "why": error.why, "remedy": error.remedy}, status_code=400)
+        outcome = {"outcome": ruled.outcome.name.lower(), "detail": ruled.detail} if ruled else None
+        told = msgspec.json.encode({"audit": audit, "verdict": outcome})
+        return Response(told, media_type="application/json")
+
+    async def _audited(self, statement: PolicyStatement) -> tuple[Ruling | None, Audit | None]:
+        """What is found of the step that led to this statement. Raises Unavailable where something cannot be had."""
+        async with self._one:
+            await self._wait_for_checkpoint(statement.step)
+            with self._pinning() as pins:
+                order, named = await self._gather(statement.step - 1, pins)
+                fault = self._misnamed(named)
+                if fault is not None:
+                    return Ruling(Outcome.REJECT, Reason.RULE, fault), None
+                audit = await self._replay(order)
+        return ruling(audit), audit
+
+    async def _wait_for_checkpoint(self, step: int) -> None:
+        """For the state after the step, without which only a replay in the trainer's class tells anything."""
+        with trio.move_on_after(CHECKPOINT_PATIENCE):
+            while step not in self._offered():  # noqa: ASYNC110 - the board is asked, which keeps few
+                await trio.sleep(0.5)
+
+    async def _replay(self, order: StepOrder) -> Audit:
+        """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
+        run = self._station.run
+        await trio.to_thread.run_sync(self._spool.prepare, run.encoded, run.assets)
+        (self._spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        await trio.to_thread.run_sync(write_whole, self._spool.root / ORDER, msgspec.msgpack.encode(order))
+        command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(self._spool.root)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        child = await self._starter.start(command, environment, heard=False)
+        try:
+            with trio.move_on_after(AUDIT_SECONDS):
+                await child.wait()
+        finally:
+            with trio.CancelScope(shield=True):
+                await end_child(child)
+        found = await trio.to_thread.run_sync(read_result, self._spool.root)
+        if found is None:
+            raise Unavailable(await trio.to_thread.run_sync(self._given_up))
+        return found
+
+    def _given_up(self) -> str:
+        try:
+            return str(msgspec.json.decode(self._spool.error_path.read_bytes(), type=dict[str, str])["why"])
+        except (OSError, KeyError, msgspec.MsgspecError):
+            return f"the replay did not end within {AUDIT_SECONDS:g} s, or not with the memory that it may have"
+
+    # what an audit takes
+
+    def _announced(self, step: int) -> Signed[PolicyAnnounced]:
+        found = self._station.jury.policies.of_step(step)
+        if found is None:
+            raise Unavailable(f"this node has not heard of policy {step}, or has forgotten it")
+        return found
+
+    def _statement(self, step: int) -> PolicyStatement:
+        statement = self._announced(step).message.statement
+        if statement is None:
+            raise Unavailable(f"policy {step} was announced without a statement")
+        return statement
+
+    def _offered(self) -> dict[int, CheckpointOffered]:
+        return {one.message.step: one.message for one in self._station.board.messages(CheckpointOffered)}
+
+    @contextmanager
+    def _pinning(self) -> Iterator[list[bytes]]:
+        """What is put into the list stays in the store as long as the block lasts."""
+        pinned: list[bytes] = []
+        try:
+            yield pinned
+        finally:
+            for root in pinned:
+                self._store.unpin(root)
+
+    async def _fetch(self, root: bytes, size: int, pins: list[bytes], first: Iterable[Address] = ()) -> Path:
+        self._store.pin(root)
+        pins.append(root)
+        membership = self._station.membership
+        sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
+        return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+
+    async def _gather(self, step: int, pins: list[bytes]) -> tuple[StepOrder, list[BatchManifest]]:
+        """Fetch everything: manifests first, which are small and name the rest. Raises IntellectError."""
+        offered, spec = self._offered(), self._station.run.spec
+        base = max((at for at in offered if at <= step), default=0)
+        if step - base > MOST_REPLAYED:
+            raise Unavailable(f"the newest checkpoint before step {step} is of step {base}")
+        manifests: dict[int, str] = {}
+        named: dict[int, BatchManifest] = {}
+        for at in range(base, step + 1):
+            after = self._announced(at + 1).message
+            path = await self._fetch(after.batch_root, MAX_MANIFEST_BYTES, pins)
+            manifests[at] = str(path)
+            named[at] = await trio.to_thread.run_sync(lambda path=path: decode_manifest(path.read_bytes()))
+        blobs = await self._fetch_blobs(list(named.values()), pins)
+        states = {at: await self._fetch_state(offered[at], pins) for at in (base, step + 1) if at in offered}
+        claims = {at: self._claim(at, named[at]) for at in named}
+        clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
+        policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
+        memory = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
+        order = StepOrder(run_root, pool, step, base, claims, policies, manifests, blobs, states, 2 * memory)
+        return order, list(named.values())
+
+    async def _fetch_blobs(self, manifests: list[BatchManifest], pins: list[bytes]) -> dict[str, str]:
+        """Files and reports, from those who made them."""
+        wanted: dict[bytes, tuple[int, Address]] = {}
+        for work in (work for one in manifests for work in one.batch.works):
+            wanted[work.file_root] = work.size, work.author
+            wanted |= {one.root: (one.size, address_from_bytes(one.author)) for one in work.reports}
+        if sum(size for size, _ in wanted.values()) > MOST_BYTES:
+            raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
+        return {
+            root.hex(): str(await self._fetch(root, size, pins, [author])) for root, (size, author) in wanted.items()
+        }
+
+    async def _fetch_state(self, offer: CheckpointOffered, pins: list[bytes]) -> tuple[str, tuple[str, ...]]:
+        path = await self._fetch(offer.root, min(offer.size, MAX_CARD_BYTES), pins)
+        card = await trio.to_thread.run_sync(lambda: decode_card(path.read_bytes()))
+        card.check(offer.step)
+        most = 6 * image_limit(self._station.run.spec)  # 12 bytes a parameter, of which an image has two
+        files = [str(await self._fetch(one.root, min(one.size, most), pins)) for one in card.files]
+        return str(path), tuple(files)
+
+    def _claim(self, step: int, manifest: BatchManifest) -> Claim:
+        """What was stated of the step, and by which arithmetic; the state before policy 0 follows from the model."""
+        before, after = self._announced(step), self._statement(step + 1)
+        stated = before.message.statement
+        state = stated.state_root if stated is not None else manifest.state
+        parent = before.message.policy_root
+        return Claim(step, parent, state, after.policy_root, after.state_root, manifest.arithmetic)
+
+    def _misnamed(self, manifests: list[BatchManifest]) -> str | None:
+        """A report that is not the one that its author's verdict names, as far as this node heard that."""
+        ballots, pool = self._station.jury.ballots, self._station.pool
+        for work in manifests[-1].batch.works:
+            for one in work.reports:
+                said = ballots.verdict_of(work.name(pool), address_from_bytes(one.author))
+                if said is not None and said.message.report_root != one.root:
+                    return f"manifest: {said.author} reported otherwise on file {work.file_root.hex()[:16]}"
+        return None

@@ -1,0 +1,109 @@
+"""The step book: what validators found when they audited the trainer's steps, and whether they drew as they pledged.
+
+Counts verdicts per statement; one validator has one word about one. What follows from a quorum is for others.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from node.recent import Recent
+from node.swarm.lotbook import LotBook
+from protocol.checks import reason_name
+from protocol.identity import Address
+from protocol.messages import LotsRevealed, PolicyAnnounced, Signed, StepJudged
+from protocol.statements import Outcome
+
+KEPT = 512
+"""Statements that are remembered."""
+
+
+class _Judged(msgspec.Struct, gc=False):
+    """What is known of one statement. by: the verdicts of its auditors; owing: those who drew it and said nothing."""
+
+    step: int
+    by: dict[Address, Signed[StepJudged]] = {}
+    owing: set[Address] = set()
+
+    @property
+    def against(self) -> list[Signed[StepJudged]]:
+        return [one for one in self.by.values() if one.message.outcome != Outcome.ACCEPT]
+
+
+class StepBook:
+    """One per node. quorum: validators that must agree; lots: what they pledged."""
+
+    def __init__(self, quorum: Callable[[], int], lots: LotBook, pool: int) -> None:
+        self._quorum = quorum
+        self._lots = lots
+        self._pool = pool
+        self._judged: Recent[bytes, _Judged] = Recent(KEPT)
+        self._last: Signed[StepJudged] | None = None
+        self.verdicts = 0
+        self.accused: list[Callable[[Signed[StepJudged]], object]] = []
+        """Told of each verdict against a step, the first of its author about it."""
+
+    def stated(self, signed: Signed[PolicyAnnounced]) -> None:
+        """The trainer stated a step, which from now on may be drawn."""
+        statement = signed.message.statement
+        if statement is not None and statement.step > 0:
+            self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
+
+    def add(self, signed: Signed[StepJudged]) -> list[Signed[StepJudged]]:
+        """Count a verdict; the verdicts against its step, if they are a quorum now."""
+        statement = signed.message.statement
+        known = self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
+        if signed.author in known.by:
+            return []
+        known.by[signed.author] = signed
+        known.owing.discard(signed.author)
+        self.verdicts += 1
+        if self._last is None or self._last.message.statement.step <= statement.step:
+            self._last = signed
+        if signed.message.outcome == Outcome.ACCEPT:
+            return []
+        for tell in self.accused:
+            tell(signed)
+        return known.against if len(known.against) >= self._quorum() else []
+
+    def revealed(self, signed: Signed[LotsRevealed]) -> None:
+        """A secret is known: who drew a step and said nothing of it owes a verdict. It is no fault by itself: a part of
+        the step may not have been had."""
+        for statement, known in self._judged.items():
+            if signed.author in known.by:
+                continue
+            if self._lots.draws_step(signed.author, signed.message, known.step, statement):
+                known.owing.add(signed.author)
+
+    def judged_by(self, statement: bytes) -> dict[Address, Signed[StepJudged]]:
+        """The verdicts on one statement."""
+        found = self._judged.get(statement)
+        return dict(found.by) if found else {}
+
+    def status(self) -> dict[str, Any]:
+        """last_step: K of the newest audited step, which turned policy K into the next; held, steps: statements that no
+        quorum and nobody found bad, of those that somebody audited; owing: draws without a verdict."""
+        audited = [one for one in self._judged.values() if one.by]
+        bad = [one for one in audited if one.against]
+        last = self._last
+        return {
+            "last_step": last.message.statement.step - 1 if last else None,
+            "last_by": last.author if last else None,
+            "last_says": (reason_name(last.message.reason) if last.message.reason else "held") if last else None,
+            "held": len(audited) - len(bad),
+            "steps": len(audited),
+            "verdicts": self.verdicts,
+            "bad": [self._row(one) for one in bad[-8:]],
+            "owing": sum(len(one.owing) for one in self._judged.values()),
+        }
+
+    def _row(self, judged: _Judged) -> dict[str, Any]:
+        first = judged.against[0]
+        return {
+            "step": judged.step - 1,
+            "by": [one.author for one in judged.against],
+            "reason": reason_name(first.message.reason),
+            "detail": first.message.detail,
+            "held_by": len(judged.by) - len(judged.against),
+        }

@@ -1,0 +1,259 @@
+"""Validators audit a trainer by lot, from public bytes: real boards, juries, lots, blobs and replays, over one hub.
+
+The child is done in a thread here, but for one test; gossip has no network below it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from node.audit.fetched import audit_fetched
+from node.audit.findings import Audit, Finding, Says
+from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
+from node.blobs.errors import BlobUnavailable
+from node.blobs.store import BlobStore
+from node.network.memory import MemoryHub
+from node.processes.forkserver import Anew
+from node.run.assets import Run
+from node.services.auditing import Auditing, _Wanted
+from node.services.judging.lots import OwnLots
+from node.services.showing import Showing
+from node.services.training.stating import word_on
+from node.state.files import write_whole
+from node.training.spool import Spool
+from protocol.audit import window_of
+from protocol.checks import Reason
+from protocol.identity import Address
+from protocol.lots import draws_step, secret_hash, window_secret
+from protocol.messages import PolicyAnnounced, StepJudged, stated
+from protocol.run import RunSpec, encode_run
+from protocol.statements import Outcome, work_id
+from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
+from tests.node.audit.test_audits import Desk, gradient, hidden, rate
+
+ROOT = bytes(32)
+THREAD = trio.CapacityLimiter(1)
+
+
+class Shared(BlobStore):
+    """Everybody's blobs. missing: roots that nobody hands over."""
+
+    missing: set[bytes] = set()
+
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        await trio.lowlevel.checkpoint()
+        path = self.path(root)
+        if root in self.missing or path.stat().st_size > max_size:  # noqa: ASYNC240 - one local file
+            raise BlobUnavailable(root, "nobody hands it over")
+        return path
+
+
+class InThread:
+    """Starts an audit in a thread in place of a process."""
+
+    pid, stdin, stdout = 2**30, None, None  # nobody has this number
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Any:
+        self.spool = Spool(Path(command[-1]))
+        return self
+
+    def poll(self) -> int:
+        return 0
+
+    async def wait(self) -> int:
+        await trio.to_thread.run_sync(self._work, limiter=THREAD)
+        return 0
+
+    def _work(self) -> None:
+        order = msgspec.msgpack.decode((self.spool.root / ORDER).read_bytes(), type=StepOrder)
+        write_whole(self.spool.root / RESULT, msgspec.msgpack.encode(audit_fetched(self.spool, order)))
+
+
+class Bench:
+    """A trainer whose two steps are done, and three validators; quorum 2. shares: of steps that each pledges."""
+
+    def __init__(self, desk: Desk, assets: Path, shares: Sequence[float], starter: Any = None) -> None:
+        self.desk = desk
+        self.store = Shared(desk.directory / "blobs", 1 << 28)
+        made: Any = SimpleNamespace(
+            hub=MemoryHub(delay=0.01), validator_keys=VALIDATORS, quorum=2, blobs=self.store, run=desk.run
+        )
+        self.trainer = Seat(made, TRAINER, "trainer")
+        self.seats = [Seat(made, key, "validator") for key in VALIDATORS]
+        for seat in (self.trainer, *self.seats):
+            seat.station.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
+        self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
+        self.audits = [
+            Auditing(seat.station, self.store, lots, desk.directory / f"audit-{number}", starter or InThread())
+            for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
+        ]
+        self.showing = Showing(self.trainer.station, self.store, desk.spool, desk.directory / "offering")
+
+    def _lots(self, seat: Seat, share: float) -> OwnLots:
+        station = seat.station
+        lots = OwnLots(station.run.spec, POOL, seat.key.address, station.journal, seat.board, steps=share)
+        seat.pledges = lambda: lots.pledges
+        return lots
+
+    async def open(self, nursery: trio.Nursery, upto: int = 2) -> None:
+        everybody = [self.trainer, *self.seats]
+        for seat in everybody:
+            await seat.run(nursery)
+        for seat in everybody:
+            for other in everybody:
+                seat.membership.joined(other.key.address, other.network.contacts()[0])
+        for lots, seat in zip(self.lots, self.seats, strict=True):
+            await lots.prepare()
+            nursery.start_soon(seat.beat)
+        for audit in self.audits:
+            nursery.start_soon(audit.run)
+        await self.until(lambda: all(seat.jury.lots.steps_rate(VALIDATORS[2].address) for seat in self.seats))
+        for path in sorted((self.desk.directory / "rollouts").iterdir()):
+            await self.store.add(path)
+        await self.showing.look()
+        for step in range(upto + 1):
+            await self.announce(step)
+
+    async def announce(self, step: int) -> None:
+        word = await word_on(self.trainer.station, self.desk.spool, step)
+        assert word is not None
+        root = word.statement.policy_root
+        said = stated(word.statement, word.batch_size, word.signature)
+        await self.trainer.board.post(
+            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **said)
+        )
+
+    async def until(self, true: Any) -> None:
+        with trio.fail_after(120):
+            while not true():  # noqa: ASYNC110 - a test may look
+                await trio.sleep(0.05)
+
+    def said(self) -> list[tuple[int, Outcome, int]]:
+        """(K, outcome, reason) of all verdicts on steps that the trainer heard."""
+        heard = self.trainer.board.messages(StepJudged)
+        return sorted(
+            (one.message.statement.step - 1, Outcome(one.message.outcome), one.message.reason) for one in heard
+        )
+
+
+@pytest.fixture
+def desk(tmp_path: Path, tiny_run: RunSpec, tiny_assets: Path):  # noqa: ANN201
+    threads = torch.get_num_threads()
+    yield Desk(tmp_path, tiny_run, tiny_assets, pool=POOL, root=ROOT)
+    torch.set_num_threads(threads)
+
+
+async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeated(
+    desk: Desk, tiny_assets: Path
+) -> None:
+    desk.train()
+    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        await bench.until(lambda: len(bench.said()) == 2)
+        assert bench.said() == [(0, Outcome.ACCEPT, 0), (1, Outcome.ACCEPT, 0)]
+        told = [one.message for one in bench.trainer.board.messages(StepJudged)]
+        lots, pledge = bench.lots[0], bench.lots[0].pledges[0]
+        for one in told:
+            window = window_of(one.statement.step, desk.run.audit)
+            secret = _secret(lots, window)
+            assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
+            assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
+            assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
+        shown = bench.trainer.jury.steps.status()
+        assert (shown["last_step"], shown["held"], shown["steps"], shown["last_says"]) == (1, 2, 2, "held")
+        assert not bench.trainer.jury.distrust.is_set() and bench.audits[0].status()["auditing"]["audits"]["held"] == 2
+        nursery.cancel_scope.cancel()
+
+
+def _secret(lots: OwnLots, window: int) -> bytes:
+    return window_secret(lots._master, POOL, window)
+
+
+@pytest.mark.parametrize(("cheat", "reason"), [(gradient(hidden), Reason.STATE), (rate, Reason.STATE)])
+async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_more_by_anybody(
+    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch, cheat: Any, reason: Reason
+) -> None:
+    with monkeypatch.context() as patch:
+        cheat(desk, patch)
+        desk.train()
+    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        everybody = [bench.trainer, *bench.seats]
+        await bench.until(lambda: all(seat.jury.distrust.is_set() for seat in everybody))
+        accusing = [one for one in bench.said() if one[1] is not Outcome.ACCEPT]
+        assert accusing[:2] == [(1, Outcome.SLASH, reason)] * 2, "step 0 was honest"
+        fork = bench.trainer.jury.policies.fork
+        assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
+        assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_withheld_accuses_nobody_and_is_said(desk: Desk, tiny_assets: Path) -> None:
+    desk.train()
+    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        bench.store.missing = {
+            (await bench.store.add(path)).root for path in (desk.directory / "rollouts").glob("*000001.report")
+        }
+        await bench.open(nursery)
+        await bench.until(lambda: bench.audits[0].counts["undecided"] == 1)
+        assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
+        await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
+        assert not bench.trainer.jury.distrust.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_twice(
+    desk: Desk, tiny_assets: Path
+) -> None:
+    desk.train()
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench.audits[1]._starter = Anew()  # a real child, once
+    liar = bench.audits[0]
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery, upto=1)
+        statement = bench.audits[0]._statement(1)
+        await liar._say(_Wanted(statement), Ruling(Outcome.SLASH, Reason.STATE, "so I say"), "")
+        await bench.until(lambda: len(bench.said()) == 3)
+        assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
+        assert not any(seat.jury.distrust.is_set() for seat in bench.seats)
+        assert bench.audits[1]._refuted[VALIDATORS[0].address] == 1
+        nursery.cancel_scope.cancel()
+
+
+def audit(says: Mapping[str, Says], differences: tuple[str, ...] = (), **figures: float) -> Audit:
+    found = tuple(Finding(test, what, "so", figures) for test, what in says.items())
+    return Audit(1, "a", "a", differences, found, {})
+
+
+HOLDS, BROKEN, UNDECIDED = Says.HOLDS, Says.BROKEN, Says.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (audit({"manifest": HOLDS, "replay": HOLDS}), (Outcome.ACCEPT, Reason.NONE)),
+        (audit({"manifest": HOLDS, "replay": UNDECIDED}), None),
+        (audit({"manifest": BROKEN}), (Outcome.SLASH, Reason.RULE)),
+        (audit({"identity": BROKEN, "replay": HOLDS}), (Outcome.SLASH, Reason.STATE)),
+        (audit({"direction": BROKEN, "replay": HOLDS}), (Outcome.REJECT, Reason.DISTANCE)),
+        (audit({"identity": HOLDS, "replay": BROKEN}, distance=1e-2, limit=3e-4), (Outcome.SLASH, Reason.STATE)),
+        (audit({"replay": BROKEN}, ("dtype: a instead of b",), distance=1e-2), (Outcome.REJECT, Reason.DISTANCE)),
+        (audit({"identity": HOLDS, "replay": BROKEN}, distance=2e-6, limit=3e-4), None),
+        (audit({"manifest": HOLDS, "replay": BROKEN}), None),
+    ],
+    ids=["honest", "lacking", "rule", "equations", "another class", "state", "far", "two processors", "no checkpoint"],
+)
+def test_what_an_audit_means_for_a_verdict(found: Audit, said: tuple[Outcome, Reason] | None) -> None:
+    ruled = ruling(found)
+    assert (ruled and (ruled.outcome, ruled.reason)) == said
