@@ -276,6 +276,22 @@ class TrustPart(msgspec.Struct, frozen=True):
     audited: AuditedPart = AuditedPart()
 
 
+class WorkerUsesPart(msgspec.Struct, frozen=True):
+    """What the trainer made of a worker's accepted files, by its own manifests."""
+
+    accepted: int = 0
+    used: int = 0
+    flat: int = 0
+    surplus: int = 0
+    stale: int = 0
+    left_out: int = 0
+
+
+class UsesPart(msgspec.Struct, frozen=True):
+    workers: dict[str, WorkerUsesPart] = {}
+    unread_manifests: int = 0
+
+
 class AuditingPart(msgspec.Struct, frozen=True):
     """This node's own audits. pledged: share of the trainer's steps, None for a node without lots."""
 
@@ -377,6 +393,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     verdicts: VerdictsPart | None = None
     audit: AuditPart | None = None
     auditing: AuditingPart | None = None
+    uses: UsesPart | None = None
     tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}

@@ -255,6 +255,11 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         lines.append(f"the trainer is not trusted any more: {audit.trainer.why}; every member has what shows it")
     lines += status.pay.warnings if status.pay else []
     lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
+    left = {node: uses.left_out for node, uses in (status.uses.workers if status.uses else {}).items() if uses.left_out}
+    if left:
+        most = max(left, key=left.__getitem__)
+        files = f"{sum(left.values())} files of {len(left)} workers, most of {clean(most)}"
+        lines.append(f"the trainer left out {files}, though they were fresher than what it used")
     if status.auditing and status.auditing.why_not:
         lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:

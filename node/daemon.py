@@ -77,6 +77,7 @@ from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
+from node.services.tracing import Tracing
 from node.services.training.service import Training
 from node.services.workplace import Workplace
 from node.state.directory import JOURNAL_NAME, StateDir, journal_of
@@ -95,7 +96,7 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Serving, Beating, Ending, Claiming, Cataloguing)
+EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Certifying, Tabling, Paying, Settling),

@@ -49,6 +49,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.clearing",
         "node.services.showing",
         "node.services.tallying",
+        "node.services.tracing",
         "node.services.court",
         "node.services.training",
     ),

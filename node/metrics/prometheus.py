@@ -34,6 +34,8 @@ def render(status: Mapping[str, Any]) -> str:
     if training:
         _step(training.get("latest") or {}, registry)
         _alarms(training.get("alarms") or [], registry)
+    if uses := (status.get("uses") or {}).get("workers"):
+        _uses(uses, registry)
     if processes := status.get("processes"):
         _restarts(processes, registry)
     return generate_latest(registry).decode()
@@ -55,6 +57,13 @@ def _alarms(alarms: list[Mapping[str, Any]], registry: CollectorRegistry) -> Non
     gauge = Gauge("intellect_alarm", "1 while the alarm rings", ["name"], registry=registry)
     for name in ALARMS:
         gauge.labels(name).set(float(name in ringing))
+
+
+def _uses(workers: Mapping[str, Mapping[str, Any]], registry: CollectorRegistry) -> None:
+    gauge = Gauge("intellect_worker_files", "accepted files by their use", ["node", "use"], registry=registry)
+    for node, uses in workers.items():
+        for use, count in _numbers(uses):
+            gauge.labels(node, use).set(count)
 
 
 def _restarts(processes: list[Mapping[str, Any]], registry: CollectorRegistry) -> None:

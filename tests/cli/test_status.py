@@ -41,6 +41,7 @@ STATUS = {
         "quarantined": [{"address": "x"}],
         "trainer": {"audited": {"last_step": 127, "last_by": "0xab", "last_says": "held", "held": 8, "steps": 9}},
     },
+    "uses": {"workers": {"0x" + "12" * 20: {"accepted": 9, "used": 7, "left_out": 2}}},
     "swarm": [{"address": "0x" + "cd" * 20, "role": "trainer", "state": "healthy", "step": 3, "connected": True}],
     "pay": {
         "provider": "0x" + "ef" * 20,
@@ -111,6 +112,7 @@ def test_daemons_are_found_without_being_told_where(daemon: Path, capsys: pytest
         f"goes to 0x{'ef' * 20}",
         "1.5 tokens: 1 claimed, 0.5 in the table",
         "power 0.410",
+        f"the trainer left out 2 files of 1 workers, most of 0x{'12' * 20}",
         "trainer: last audited step 127 by 0xab: held; held 8 of 9",
         "the audit's power is below the run's 0.95",
         "was started again 3 times",

@@ -222,7 +222,8 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
-        statement = bench.audits[0]._statement(1)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        statement = liar._statement(1)
         await liar._say(_Wanted(statement), Ruling(Outcome.SLASH, Reason.STATE, "so I say"), "")
         await bench.until(lambda: len(bench.said()) == 3)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]

@@ -1,0 +1,87 @@
+"""What became of accepted files: every node reads the trainer's manifests and counts, worker by worker."""
+
+from collections import deque
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.services.base import Service
+from node.services.station import Station
+from node.services.workplace import Workplace
+from node.swarm.ballots import FileState
+from node.swarm.uses import UseBook
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
+from protocol.messages import PolicyAnnounced
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 60.0
+WAITING = 64
+"""Manifests on their way; of more, the oldest are not read."""
+
+
+class Tracing(Service):
+    name = "tracing"
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        spec = station.run.spec
+        self.book = UseBook(
+            station.jury.policies,
+            spec.recipe.max_staleness,
+            station.clock.monotonic,
+            keep_surplus=spec.filters.keep_surplus,
+        )
+        self._announced: deque[tuple[Address, PolicyAnnounced]] = deque(maxlen=WAITING)
+        self._news = trio.Event()
+        self.unread = 0
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self | None:
+        return None if place.station.run.spec.pretraining is not None else cls(place.station)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_policies)
+            nursery.start_soon(self._read)
+            async for id in self._station.jury.watch():
+                work = self._station.jury.register.get(id)
+                if work is not None and self._station.jury.ballots.state(id) is FileState.ACCEPTED:
+                    self.book.accepted(work)
+
+    def status(self) -> dict[str, Any]:
+        return {"uses": {"workers": self.book.status(), "unread_manifests": self.unread}}
+
+    async def _hear_policies(self) -> None:
+        async for signed in self._station.board.subscribe(PolicyAnnounced):
+            if signed.message.statement is not None and signed.message.step > 0:
+                self._announced.append((signed.author, signed.message))
+                self._news.set()
+
+    async def _read(self) -> None:
+        """One after the other, in the order in which they were announced."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            while self._announced:
+                author, message = self._announced.popleft()
+                try:
+                    manifest = await self._manifest(author, message)
+                except IntellectError as error:
+                    self.unread += 1
+                    log.info("manifest.not_read", step=message.step - 1, why=error.why)
+                else:
+                    self.book.trained(self._station.pool, manifest.batch)
+
+    async def _manifest(self, author: Address, message: PolicyAnnounced) -> BatchManifest:
+        """Raises IntellectError where it cannot be had, or is none."""
+        station = self._station
+        sources = [author, *station.membership.addresses()]
+        size = min(message.batch_size, MAX_MANIFEST_BYTES)
+        path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+        manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+        staleness = station.run.spec.recipe.max_staleness
+        manifest.check(station.run.root, station.pool, message.step - 1, staleness)
+        return manifest
