@@ -35,6 +35,7 @@ from node.inference.vllm.arguments import arguments
 from node.inference.vllm.core import start
 from node.inference.vllm.engine import VllmEngine
 from node.inference.vllm.hooks import Recorder
+from node.training.sizing import engine_size, shape_of
 from node.training.warmstart import SORT_ALPHABET, write_config, write_tokenizer, write_weights
 
 SMALL, MEDIUM, LARGE = (256, 4), (512, 8), (896, 24)
@@ -103,7 +104,10 @@ def decode(made: Engine, work: list[int]) -> int:
 
 def plain(model: Path) -> Run:
     settings = EngineSettings(attention="vllm")
-    core = start(arguments(model, settings, read_json(model / "config.json"), gpus=0), settings.device)
+    core = start(
+        arguments(model, settings, read_json(model / "config.json"), None, engine_size(shape_of(model))),
+        settings.device,
+    )
 
     def run(work: list[int]) -> int:
         from vllm.inputs import TokensPrompt  # pyright: ignore[reportMissingImports]

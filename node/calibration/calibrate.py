@@ -144,6 +144,7 @@ def look_with(
         engine.load(weights)
         for number, work in enumerate(works):
             yield engine.name, number, look_at(engine, work, temperature, rows, stage)
+        engine.close()
         del engine, weights  # their memory, before the next take as much
 
 
@@ -171,6 +172,7 @@ def make_work(
         honest[engine.name] = _handed_over(run, exercise, _honestly(engine, exercise, making))
         if number == 0 and cheats:
             cheating = _cheat(run, engine, weights, plan.previous, exercise, progress)
+        engine.close()
         del engine, weights  # as in look_with
     return honest, cheating
 

@@ -167,6 +167,10 @@ class Engine(Protocol):
         """Recompute finished sequences in one forward pass each."""
         ...
 
+    def close(self) -> None:
+        """Give the device's memory back. Nothing is asked of the engine afterwards."""
+        ...
+
 
 def generate(
     engine: Engine, requests: Sequence[Request], temperature: float, told: Callable[[], object] = lambda: None

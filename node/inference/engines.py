@@ -74,11 +74,12 @@ def vllm_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Toke
 
 
 def _splits(device: str) -> Sequence[int]:
-    """All GPUs first: a model that is too large for one is the reason to have several."""
+    """One GPU first, so that each serves whole models: another node takes the next one. A model that is too large for
+    what is chosen is split over more, where its class is admitted."""
     import torch
 
     gpus = torch.cuda.device_count() if device == "cuda" else 0
-    return [1 << power for power in range(max(gpus, 1).bit_length() - 1, -1, -1)]
+    return [1 << power for power in range(max(gpus, 1).bit_length())]
 
 
 TORCH = EngineKind("torch", ATTENTIONS, torch_engine, lambda _: None, lambda _: True)

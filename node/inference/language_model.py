@@ -87,7 +87,7 @@ class LanguageModel:
         drawn = [
             device_sampling.draw(self._logits(some), of, temperature) for some, of in zip(parts, numbers, strict=True)
         ]
-        bits, tokens = fetched(_bf16(hidden), torch.cat(drawn))
+        bits, tokens = fetched(as_bf16(hidden), torch.cat(drawn))
         for number, some in enumerate(parts):
             cut = slice(number * rows, (number + 1) * rows)
             tokens[cut] = device_sampling.settle(tokens[cut], partial(self._logits, some), u[cut], temperature)
@@ -101,7 +101,7 @@ class LanguageModel:
         columns = zip(
             *(device_sampling.interval(self._logits(some), of, temperature) for some, of in parts), strict=True
         )
-        bits, lo, hi, logprobs = fetched(_bf16(hidden), *map(torch.cat, columns))
+        bits, lo, hi, logprobs = fetched(as_bf16(hidden), *map(torch.cat, columns))
         device_sampling.check_finite(lo)
         return lo, hi, logprobs, bits.view(np.uint16)
 
@@ -131,10 +131,10 @@ class LanguageModel:
 
 def bf16_bits(values: Tensor) -> U16:
     """The bf16 bit patterns of float `values`, on the CPU."""
-    return _bf16(values).cpu().numpy().view(np.uint16)
+    return as_bf16(values).cpu().numpy().view(np.uint16)
 
 
-def _bf16(values: Tensor) -> Tensor:
+def as_bf16(values: Tensor) -> Tensor:
     """The same where they are: int16, for want of another type that all devices have."""
     return values.to(torch.bfloat16).view(torch.int16)
 

@@ -24,18 +24,18 @@ def smaller(tried: int, unit: str, error: BaseException) -> int:
             f"not even one of its {unit} fits: {str(error)[:200]}",
             "use a machine with more memory, bfloat16, or a run with shorter sequences",
         ) from None
-    _let_go()
+    let_go()
     _log.warning("engine.smaller_batch", unit=unit, tried=tried, next=tried // 2, reason=str(error)[:200])
     return tried // 2
 
 
 def left_out(what: str, error: BaseException) -> None:
     """Say in the log that there is no memory for something that can be done without."""
-    _let_go()
+    let_go()
     _log.warning("engine.no_room", what=what, reason=str(error)[:200])
 
 
-def _let_go() -> None:
+def let_go() -> None:
     """What torch keeps of a GPU's memory for later is for others, too."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -178,6 +178,8 @@ class Session:
         return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
+        for engine in self._siblings.values():
+            engine.close()
         for environment in (self.environment, *self._evaluated.values()):
             environment.close()
         self._shards.close()

@@ -20,7 +20,7 @@ ATTENTIONS = ("sdpa", "eager", FIXED)
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """dtype: of weights and activations (logits are always float32); attention: the kernel that
-    the class is named after; parallel: most GPUs that one model is split over; batch_tokens: most tokens in the cache
+    the class is named after; parallel: fewest GPUs that one model is split over; batch_tokens: most tokens in the cache
     of what is decoded, and in one forward pass; 0: as many as there is memory for (node.inference.room); leave: bytes
     of what is free there that others, a learner or an evaluator, will take."""
 
@@ -42,7 +42,7 @@ class EngineSettings:
         if self.attention not in ATTENTIONS:
             kernel, precision, build = self._of_vllm()
         elif self.attention == FIXED and self.device.startswith("cuda"):
-            kernel = f"{FIXED}-{_multiprocessors(self.device)}"  # by how many there are, libraries choose their kernels
+            kernel = f"{FIXED}-{multiprocessors(self.device)}"
         return f"{hardware(self.device)}/{self.dtype}/{kernel}/{precision}/tp{self.parallel}/{build}".lower()
 
     def _of_vllm(self) -> tuple[str, str, str]:
@@ -83,7 +83,8 @@ def hardware(device: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "", f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}".lower())
 
 
-def _multiprocessors(device: str) -> int:
+def multiprocessors(device: str) -> int:
+    """How many a GPU has, by which libraries choose their kernels."""
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -27,7 +27,7 @@ from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
 from node.inference.model_files import read_json
-from node.inference.out_of_memory import left_out, ran_out
+from node.inference.out_of_memory import left_out, let_go, ran_out
 from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
@@ -165,3 +165,8 @@ class TorchEngine:
 
     def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         return self._prefiller.prefill(sequences, temperature)
+
+    def close(self) -> None:
+        del self._model, self._prefiller
+        self._decoders.clear()
+        let_go()

@@ -53,6 +53,11 @@ class VllmCore:
         """Unknown or finished ones are ignored."""
         self._vllm.abort_request([str(number) for number in numbers])
 
+    def close(self) -> None:
+        """End vLLM's processes and give its memory back."""
+        self._vllm.engine_core.shutdown()
+        del self._vllm
+
     def everywhere(self, method: str, *arguments: Any) -> Any:
         """Call a method of node.inference.vllm.worker in all of vLLM's processes; what the first answers."""
         return _guarded(lambda: self._vllm.collective_rpc(method, args=arguments))[0]

@@ -18,12 +18,13 @@ from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished,
 from node.inference.errors import EngineError
 from node.inference.image import ImageFile, read_image
 from node.inference.model_files import read_json
-from node.inference.room import FULL_TOKENS
+from node.inference.out_of_memory import let_go
+from node.inference.room import FULL_TOKENS, ModelSize
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import build_model, image_names
 from node.inference.vllm import installed
-from node.inference.vllm.arguments import MOST_AT_ONCE, arguments
+from node.inference.vllm.arguments import MOST_AT_ONCE, Cards, arguments
 from node.inference.vllm.core import VllmCore
 from node.inference.vllm.draws import extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER
@@ -79,7 +80,8 @@ class VllmEngine:
         self._model_dir = model_dir
         self._batch_tokens = settings.batch_tokens or FULL_TOKENS
         self._tokenizer = LocalTokenizer(model_dir)
-        self._names = image_names(build_model(model_dir, "meta"))
+        shell = build_model(model_dir, "meta")
+        self._names = image_names(shell)
         self.device, self.dtype = settings.device, settings.dtype
         self.eos = self._tokenizer.eos
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
@@ -87,8 +89,9 @@ class VllmEngine:
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
         self._tokenizer.check_fits(self.vocabulary)
-        gpus = min(torch.cuda.device_count(), settings.parallel) if settings.device.startswith("cuda") else 0
-        told = arguments(model_dir, settings, config, gpus)
+        told = arguments(
+            model_dir, settings, config, _cards(settings.device), ModelSize.of(shell.config, self.parameters)
+        )
         self.name = replace(settings, parallel=told.get("tensor_parallel_size", 1)).name
         self._core = VllmCore(told, settings.device)
         self._numbers = 0
@@ -103,6 +106,10 @@ class VllmEngine:
     def sibling(self, dtype: str, attention: str) -> None:
         """None: an engine that fills its device leaves no room for another."""
         return
+
+    def close(self) -> None:
+        self._core.close()
+        let_go()
 
     # Weights
 
@@ -226,6 +233,14 @@ class VllmEngine:
         places = len(sequence.prompt) - 1 + sampled_places(sequence.segments, len(sequence.output))
         self._core.everywhere("intellect_watch", name, places)
         return name
+
+
+def _cards(device: str) -> Cards | None:
+    """None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return Cards(torch.cuda.device_count(), free, total)
 
 
 def _batches(sequences: Sequence[Finished], most: int) -> list[list[Finished]]:

@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.inference.device_sampling import check_finite, choose, interval
+from node.inference.device_sampling import check_finite, interval, settle
+from node.inference.device_sampling import draw as draw_tokens
 from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.head import Head
-from node.inference.language_model import bf16_bits
+from node.inference.language_model import I64, as_bf16, bf16_bits
 from node.inference.room import CPU_CELLS, ROWS
 from node.inference.transfer import fetched, sent
 from node.inference.vllm.draws import Draw, force
@@ -30,6 +31,7 @@ class Watch:
 
     def __init__(self, places: NDArray[np.int64]) -> None:
         self._places = places
+        self._seen = np.zeros(len(places), dtype=bool)
         self._heads: Tensor | None = None
 
     def saw(self, first: int, rows: Tensor) -> None:
@@ -39,12 +41,18 @@ class Watch:
             return
         if self._heads is None:
             self._heads = rows.new_full((len(self._places), rows.shape[1]), torch.nan)
+        self._seen[low:high] = True
         self._heads[low:high] = rows[torch.from_numpy(self._places[low:high] - first).to(rows.device)]
 
     def heads(self) -> Tensor:
-        """[n, hidden], in the type of the model."""
-        if self._heads is None:
-            raise ValueError("none of the wanted places was seen")
+        """[n, hidden], in the type of the model. Raises EngineError where rows are missing: a whole CUDA graph calls no
+        hook, and says nothing."""
+        if self._heads is None or not self._seen.all():
+            raise EngineError(
+                "a sequence was not seen as it was computed",
+                f"{int(self._seen.sum())} of {len(self._seen)} rows came by: vLLM passed the hooks over",
+                "use --engine torch for validators, or report this with the engine's log",
+            )
         return self._heads
 
 
@@ -89,9 +97,11 @@ NOT_A_NUMBER = 0x7FC0
 
 
 class Hooks:
-    """load: number of the weights in use, 0 before there are any."""
+    """load: number of the weights in use, 0 before there are any; records: whether rows are kept in this process, which
+    is one of those that a model is split over."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: bool = True) -> None:
+        self.records = records
         self.recorder = Recorder()
         self.watches: dict[str, Watch] = {}
         self.load = 0
@@ -130,24 +140,38 @@ class Hooks:
             mine, hidden = logits[every], self._hidden[every]
         drawn = [float(draw.uniforms[place]) for draw, place in zip(draws, places, strict=True)]
         uniforms = sent(np.array(drawn, dtype=np.float64), logits.device)
-        bits = bf16_bits(hidden)
+        temperatures = np.array([draw.temperature for draw in draws])
+        there = self._drawn(mine, uniforms, temperatures)
+        bits, found = (part.copy() for part in fetched(as_bf16(hidden), there))  # the one wait of a step
+        bits = bits.view(np.uint16)
         try:
-            force(logits, every, self._choose(mine, uniforms, draws))
+            force(logits, every, self._settled(there, found, mine, np.array(drawn), temperatures))
         except EngineError:  # logits that are not finite; raised here, it would leave vLLM half-way through a step
             bits[:] = NOT_A_NUMBER
         numbers = [draw.number for draw in draws]
-        self.recorder.add(zip(numbers, places, strict=True), bits, self.load)
+        if self.records:
+            self.recorder.add(zip(numbers, places, strict=True), bits, self.load)
 
-    def _choose(self, logits: Tensor, uniforms: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """int64[n]. A decoder has one temperature; two of them may be at work. Raises EngineError."""
-        temperatures = {draw.temperature for draw in draws}
-        if len(temperatures) == 1:
-            return choose(logits, uniforms, temperatures.pop())
+    def _drawn(self, logits: Tensor, uniforms: Tensor, temperatures: F64) -> Tensor:
+        """int64[n] as of device_sampling.draw. A decoder has one temperature; two of them may be at work."""
+        if len(set(temperatures)) == 1:
+            return draw_tokens(logits, uniforms, float(temperatures[0]))
         tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        for temperature in temperatures:
-            same = torch.tensor([draw.temperature == temperature for draw in draws], device=logits.device)
-            tokens[same] = choose(logits[same], uniforms[same], temperature)
+        for temperature in set(temperatures):
+            same = sent(np.flatnonzero(temperatures == temperature), logits.device)
+            tokens[same] = draw_tokens(logits[same], uniforms[same], float(temperature))
         return tokens
+
+    @staticmethod
+    def _settled(there: Tensor, found: I64, logits: Tensor, u: F64, temperatures: F64) -> Tensor:
+        """The tokens, on the device. Raises EngineError for logits that are not finite."""
+        if (found >= 0).all():
+            return there
+        for temperature in set(temperatures):
+            same = np.flatnonzero(temperatures == temperature)
+            some = sent(same, logits.device)
+            found[same] = settle(found[same], lambda some=some: logits[some], u[same], float(temperature))
+        return sent(found, logits.device)
 
     def look(self, name: str, drawn: NDArray[np.int64], temperature: float) -> tuple[F64, F64, F32, U16]:
         """(lo, hi, logprob, heads) of the tokens of a watched request, which is watched no longer.

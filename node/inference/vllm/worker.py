@@ -28,11 +28,12 @@ class WorkerExtension:
     """Mixed into vLLM's worker. Errors that are raised here reach the engine."""
 
     model_runner: Any
+    rank: int
 
     def intellect_attach(self) -> None:
         """Put the hooks in place, once."""
         keep_precision()
-        self._intellect = hooks = Hooks()
+        self._intellect = hooks = Hooks(records=self.rank == 0)
         model = self.model_runner.get_model()
         model.compute_logits = lambda hidden, *_, **__: hooks.logits(hidden)
         _sampler_of(self.model_runner).hooks = hooks
@@ -56,8 +57,10 @@ class WorkerExtension:
         device = self.model_runner.device
         self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
 
-    def intellect_take(self, number: int, count: int) -> tuple[U16, list[int]]:
-        """(heads, load of each) of the `count` tokens of a request that has ended."""
+    def intellect_take(self, number: int, count: int) -> tuple[U16, list[int]] | None:
+        """(heads, load of each) of the `count` tokens of a request that has ended; None but in the first process."""
+        if not self._intellect.records:
+            return None
         return self._intellect.recorder.take(number, count)
 
     def intellect_forget(self, number: int) -> None:

@@ -22,6 +22,7 @@ NOT_HERE = {"vllm": replace(VLLM, check=_absent), "torch": TORCH}
 @pytest.fixture(autouse=True)
 def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "hardware", lambda device: {"cpu": "x86", "cuda": "cuda-sm90"}[device])
+    monkeypatch.setattr(settings, "multiprocessors", lambda device: 132)
 
 
 @pytest.mark.parametrize(

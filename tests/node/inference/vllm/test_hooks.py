@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from node.inference.engine import U16
+from node.inference.errors import EngineError
 from node.inference.vllm.draws import Draw, draw_of, extra_args
 from node.inference.vllm.hooks import NOT_A_NUMBER, Hooks, Recorder, Watch, bf16_bits
 from protocol import sampling
+from tests.pretended_cuda import pretended_cuda
 
 VOCABULARY, HIDDEN = 300, 16
 
@@ -82,6 +84,43 @@ def test_a_request_that_begins_anew_is_recorded_once() -> None:
     assert heads[:, 0].tolist() == [0, 3] and loads == [1, 2]
     with pytest.raises(ValueError, match="1 rows for 2"):
         recorder.take(6, 2)
+
+
+def test_a_row_that_no_hook_saw_is_an_error_and_no_number(hooks: Hooks) -> None:
+    """A whole CUDA graph calls no hook."""
+    for first in (None, 0):
+        hooks.watches["a"] = Watch(np.array([2, 3, 6]))
+        if first is not None:
+            hooks.watches["a"].saw(first, rows(4))
+        with pytest.raises(EngineError, match="not seen"):
+            hooks.look("a", np.array([1, 2, 3]), 1.0)
+
+
+@pytest.mark.parametrize("temperatures", [(0.9, 0.9), (0.7, 1.0)])
+def test_a_draw_waits_for_the_gpu_once(hooks: Hooks, temperatures: tuple[float, float]) -> None:
+    hidden, numbers = rows(6), sampling.uniforms(bytes(32), 6)
+    draws = [Draw(row, temperatures[row % 2], numbers, []) for row in range(6)]
+    logits = hooks.logits(hidden)
+    hooks.draw(logits, range(6), draws, [0] * 6)
+    with pretended_cuda() as gpu:
+        weight = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
+        there = Hooks()
+        there.use_head(weight.to("cuda"), None, load=3)
+        logits_there = there.logits(hidden.to("cuda"))
+        gpu.waits.clear()
+        there.draw(logits_there, range(6), draws, [0] * 6)
+        assert gpu.waits == {"a copy to the CPU": 1}
+        assert torch.equal(logits_there.cpu().argmax(1), logits.argmax(1))
+    for number in range(6):
+        assert np.array_equal(there.recorder.take(number, 1)[0], hooks.recorder.take(number, 1)[0])
+
+
+def test_of_several_processes_one_keeps_rows() -> None:
+    hooks = Hooks(records=False)
+    hooks.use_head(torch.randn(VOCABULARY, HIDDEN), None, load=1)
+    logits = hooks.logits(rows(1))
+    hooks.draw(logits, [0], [Draw(1, 1.0, np.array([0.5]), [])], [0])
+    assert torch.isinf(logits).sum() == 1 and not hooks.recorder._taken
 
 
 def test_rows_that_come_in_chunks_are_kept_where_they_are_wanted() -> None:
