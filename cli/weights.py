@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
+from cli.merging import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
 from cli.places import complete_directories, complete_networks
 
@@ -263,34 +264,23 @@ def export(
 def merge(
     out: Annotated[Path, typer.Argument(help="The model directory to make; it must not exist.")],
     models: Annotated[list[Path], typer.Argument(help="Model directories or .safetensors files of one shape.")],
-    method: Annotated[
-        str, typer.Option(help="average, ties (arXiv 2306.01708) or dare (arXiv 2311.03099).")
-    ] = "average",
+    method: Method = "average",
     base: Annotated[
         Path | None, typer.Option(help="The model that all came from: ties and dare merge the differences to it.")
     ] = None,
-    weight: Annotated[
-        list[int] | None, typer.Option(help="Of each model, in their order, whole; default: 1 each.")
-    ] = None,
-    density: Annotated[float, typer.Option(help="Share of each tensor's differences that ties and dare keep.")] = 0.5,
-    scale: Annotated[float, typer.Option(help="Of what ties and dare add to the base.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draw by which dare keeps.")] = 0,
+    weight: Weight = None,
+    density: Density = 0.5,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
     threads: Annotated[int | None, typer.Option(min=1, max=256, help="Default: by size, up to 8.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge policies into one, tensor by tensor. The same inputs and numbers give the same bytes on every machine."""
     from node.weights.export import weight_files
     from node.weights.merge import merge_models
-    from protocol.merging import METHODS, Merge
 
     _must_not_exist(out)
-    if method not in METHODS:
-        raise CommandError(f"no method {method!r}", f"there are {', '.join(METHODS)}", "choose one of them", USAGE)
-    weights = tuple(weight or [1] * len(models))
-    if len(weights) != len(models):
-        why = f"{len(models)} models, {len(weights)} weights"
-        raise CommandError("which weights?", why, "give --weight once for each model, or never", USAGE)
-    numbers = Merge(method=method, weights=weights, density=density, scale=scale, seed=seed)  # type: ignore[arg-type]
+    numbers = numbers_of(method, len(models), weight, density, scale, seed)
     with _bars(as_json) as bars:
         task = bars.add_task("merging", total=sum(file.stat().st_size for file in weight_files(models[0])), peers="")
         found = merge_models(

@@ -2,7 +2,8 @@
 
 A task is a specification, a blob; its root is the task's id. A shard's result is a rollout file (of a review: a report)
 whose commitment names the task in place of the policy and the shard in place of the submission's index, so that
-whatever holds of rollouts holds of it. Problems and random numbers follow from (task, shard) and not from who does it:
+whatever holds of rollouts holds of it. What is not sampled (a report, a stretch of a merged policy) validators compute
+again, and it must be equal to the byte. Problems and random numbers follow from (task, shard) and not from who does it:
 whoever takes a shard over makes the same answers. Pure.
 """
 
@@ -17,11 +18,12 @@ from protocol.codec import decode_json
 from protocol.draw import sample_seed
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
+from protocol.merging import Merge, MergeError
 from protocol.run import Asset, EnvironmentSpec, RunSpec, check_asset_path
 from protocol.sections import LengthBudget, Rule, Section
 
 TaskId = bytes
-Kind = Literal["generate", "filter", "evaluate", "judge", "review"]
+Kind = Literal["generate", "filter", "evaluate", "judge", "review", "merge"]
 Part = Literal["training", "held_out", "all"]
 Device = Literal["any", "cpu", "cuda"]
 
@@ -33,7 +35,12 @@ MAX_NAME = 128
 MAX_REVIEW_BYTES = 1 << 20
 """Of a review's report."""
 MAX_REVIEW_UNITS = 1 << 20
-"""What one review may be paid for at most, in units of work."""
+"""What one review, or shard of a merge, may be paid for at most, in units of work."""
+STRETCH = 1 << 20
+"""Numbers of a merged policy that are one problem of a merge task; its tensors lie one after another."""
+MAX_STRETCHES = 16
+"""Of a shard."""
+_MAX_IMAGE_HEADER = 1 << 24
 COPIES = 3
 """How many nodes do the same of a judge or review task, each by itself."""
 SUBJECT = "subject.arrow"
@@ -47,16 +54,41 @@ class TaskError(ProtocolError):
     """A task that cannot be done as it is written."""
 
 
+class MergeOrder(Section, frozen=True):
+    """models, base: 64 hex digits of policies' roots; base: that all came from, empty for an average."""
+
+    models: tuple[str, ...]
+    base: str = ""
+    rule: Merge = Merge()
+
+    def fault(self) -> str:
+        """Why it cannot be done, in words; empty if it can."""
+        try:
+            self.rule.check()
+        except MergeError as error:
+            return error.why
+        if len(self.models) != len(self.rule.weights):
+            return f"{len(self.models)} models have {len(self.rule.weights)} weights"
+        if bool(self.base) != self.rule.needs_base:
+            return f"{self.rule.method} {'needs a' if self.rule.needs_base else 'has no'} base"
+        return "" if all(map(is_root, self.policies)) else "a policy is not named by 64 hex digits"
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return (*self.models, self.base) if self.base else self.models
+
+
 class TaskSpec(Section, frozen=True):
     """One task.
 
-    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kind review); step: its
-    step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its problems,
+    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kinds review and merge);
+    step: its step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its problems,
     "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the last;
     samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same; max_prompt_tokens,
     max_output_tokens, temperature: 0 for the run's; lease_seconds: how long a claimed shard may take; device: what
     engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a package);
-    units: of work that each report of a review counts as, since nothing of it is sampled; nonce: tells tasks apart that
+    units: of work that each report of a review, or shard of a merge, counts as, since nothing of it is sampled; merge:
+    what is merged, whose problems are stretches of STRETCH numbers of the result; nonce: tells tasks apart that
     are equal otherwise.
     """
 
@@ -78,6 +110,7 @@ class TaskSpec(Section, frozen=True):
     device: Device = "any"
     subject: str = ""
     units: int = 0
+    merge: MergeOrder | None = None
     nonce: str = ""
     version: int = 1
 
@@ -97,7 +130,18 @@ class TaskSpec(Section, frozen=True):
     @property
     def samples_asked(self) -> bool:
         """Whether its results are rollout files."""
-        return self.kind != "review"
+        return self.kind not in ("review", "merge")
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The roots of all policies that are needed for it, as hex."""
+        named = self.merge.policies if self.merge else ()
+        return (self.policy, *named) if self.policy else named
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a result of which nothing is sampled."""
+        return 2 * STRETCH * self.shard_size + _MAX_IMAGE_HEADER if self.kind == "merge" else MAX_REVIEW_BYTES
 
     def numbers(self, shard: int) -> range:
         """The problems of a shard, 0 <= shard < shards."""
@@ -132,9 +176,16 @@ class TaskSpec(Section, frozen=True):
             ),
             ("copies", self.copies == (COPIES if pinned else 1), f"{COPIES} to judge or review, otherwise 1"),
             ("shards", sizes and self.shards <= MAX_SHARDS, f"at most {MAX_SHARDS}: make each larger"),
-            ("policy", is_root(self.policy) or self.kind == "review", "must be the root of a policy, 64 hex digits"),
+            ("policy", is_root(self.policy) or not self.samples_asked, "must be the root of a policy, 64 hex digits"),
             ("subject", is_root(self.subject) == pinned, "must be a root, 64 hex digits, to judge or review"),
-            ("units", self._units_fit(), f"1 to {MAX_REVIEW_UNITS} for a review, 0 for what is sampled"),
+            ("units", self._units_fit(), f"1 to {MAX_REVIEW_UNITS} for what is not sampled, else 0"),
+            ("merge", (self.merge is None) == (self.kind != "merge"), "must be there to merge, and only then"),
+            ("merge", not self.merge or not self.merge.fault(), self.merge.fault() if self.merge else ""),
+            (
+                "merge",
+                not self.merge or (self.first == 0 and self.shard_size <= MAX_STRETCHES),
+                f"begins at stretch 0, at most {MAX_STRETCHES} a shard",
+            ),
             ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
             ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
@@ -163,7 +214,10 @@ def is_root(text: str) -> bool:
 
 def encode_task(spec: TaskSpec) -> bytes:
     """Canonical JSON: keys in sorted order, no spaces. These bytes are the task's blob."""
-    return msgspec.json.encode(msgspec.to_builtins(spec), order="sorted")
+    fields = msgspec.to_builtins(spec)
+    if spec.merge is None:
+        del fields["merge"]  # as it was before there were merges: ids stay
+    return msgspec.json.encode(fields, order="sorted")
 
 
 def decode_task(data: bytes) -> TaskSpec:

@@ -1,4 +1,4 @@
-"""`intellect-node task`: have the swarm generate, filter, evaluate, judge or review something.
+"""`intellect-node task`: have the swarm generate, filter, evaluate, judge, review or merge something.
 
 Asked for at the node of the pool's trainer, over its control socket; workers do the shards, validators judge them.
 """

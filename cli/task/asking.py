@@ -11,6 +11,7 @@ from cli.errors import NETWORK, RUN, USAGE, CommandError
 
 if TYPE_CHECKING:
     from node.environments.base import Environment
+    from protocol.merging import Merge
     from protocol.run import Asset, EnvironmentSpec
     from protocol.tasks import Kind, Part, TaskSpec
 
@@ -203,6 +204,18 @@ def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> Wish:
     fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
     spec = TaskSpec(kind="review", last=1, copies=COPIES, subject=assets[0].root, assets=assets, **fields)
     return Wish(spec, "", files)
+
+
+def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard_size: int, units: int) -> Wish:
+    """A merge of policies, which the trainer's node finds by these names. Raises CommandError."""
+    from protocol.tasks import MergeOrder, TaskSpec
+
+    if rule.needs_base != bool(base):
+        why = f"{rule.method} {'merges differences to one' if rule.needs_base else 'has none'}"
+        raise CommandError("which base?", why, "give --base a policy for ties and dare, and only then", USAGE)
+    order = MergeOrder(models=tuple(models), base=base, rule=rule)
+    fields = {"lease_seconds": sizes.lease, "nonce": sizes.nonce, "units": units}
+    return Wish(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
 
 
 def _asset(path: str, file: Path) -> "Asset":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import USAGE, CommandError
+from cli.merging import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.options import Options, command_of
 from cli.output import clean, console, print_json, short
 from cli.places import StateDir, chosen_directory
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="task",
-    help="Have the swarm generate, filter, evaluate, judge or review something. Asked for at the trainer's node.",
+    help="Have the swarm generate, filter, evaluate, judge, review or merge. Asked for at the trainer's node.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -188,6 +189,35 @@ def review(
     return of_package(package, ask.scratch, ask.sizes, units)
 
 
+MERGE = (
+    "Examples:  intellect-node task merge 38 39 newest --out merged   |   "
+    "intellect-node task merge 40 52 --method ties --base 0 --density 0.2 --out merged --json"
+)
+
+
+@asks("merge", MERGE, without="samples policy shard_size max_output_tokens temperature device out", lease=300.0)
+def merge(
+    ask: Asking,
+    models: Annotated[list[str], typer.Argument(help="Policies: newest, a step, or the beginning of a root.")],
+    out: Annotated[Path, typer.Option(help="The model directory to make; it must not exist.")],
+    method: Method = "average",
+    base: Annotated[str, typer.Option(help="The policy whose differences ties and dare merge.")] = "",
+    weight: Weight = None,
+    density: Density = 0.5,
+    scale: Scale = 1.0,
+    seed: Seed = 0,
+    shard_size: Annotated[int, typer.Option(min=1, max=16, help="Million numbers that one worker merges.")] = 8,
+    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of work that each shard is paid as.")] = 1_000,
+) -> "Wish":
+    """Merge policies of this run into one model. Validators compute every shard again; it is the same to the byte."""
+    from cli.task.asking import of_policies
+
+    if out.exists():
+        raise CommandError(f"{out} exists", "a model directory is written whole or not at all", "name another", USAGE)
+    rule = numbers_of(method, len(models), weight, density, scale, seed)
+    return of_policies(models, base, rule, ask.sizes, shard_size, units)
+
+
 EXPORT = "Example:  intellect-node task export 8d41 --out kept.jsonl --min 0.125 --max 0.5"
 
 
@@ -295,7 +325,7 @@ def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, A
 
     with Progress(console=Console(stderr=True), disable=quiet and not sys.stderr.isatty()) as progress:
         bar = progress.add_task(f"task {id[:8]}", total=shards)
-        return wait(directory, id, lambda task: progress.update(bar, completed=task["gathered"]))
+        return wait(directory, id, lambda task: progress.update(bar, completed=task["gathered"], total=task["shards"]))
 
 
 def _check_device(name: str) -> None:

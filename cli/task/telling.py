@@ -34,6 +34,11 @@ def make(
     if spec.kind == "filter" and out is not None:
         source = data or (files.blob(spec.assets[0].root) if spec.assets else None)
         return {**msgspec.to_builtins(exports.write_filtered(folder, source, out, lowest, highest)), **told}
+    if spec.kind == "merge" and out is not None:
+        from node.weights.merge import assemble
+
+        root = assemble((file for _, file, _ in folder.results()), files.run()[1] / "model", out)
+        return {"weights_root": root.hex(), **told}
     find = {"evaluate": findings.evaluate, "judge": findings.judgement, "review": findings.review}[spec.kind]
     found = find(folder)
     if out is not None:

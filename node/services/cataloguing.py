@@ -168,7 +168,7 @@ class Cataloguing(Service):
 
     def _hear(self, work: Work) -> None:
         """A review's result is its reviewer's signed word, so a badge rests on nobody else's."""
-        if work.is_review and work.task is not None:
+        if work.task is not None and work.task.spec.kind == "review":
             spec = work.task.spec
             self.reviews.heard(spec.subject, work.task.id, work.node, work.commitment.file_root.hex(), spec.copies)
 

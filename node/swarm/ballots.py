@@ -144,7 +144,7 @@ class Ballots:
             return
         looked = unpack_groups(message.checked, case.work.groups) or ()
         accepts = message.verdict.outcome == Outcome.ACCEPT
-        whole = not accepts or case.work.is_review or len(looked) == case.work.groups > 0
+        whole = not accepts or case.work.is_recomputed or len(looked) == case.work.groups > 0
         if not whole or not values_complete(message, case.work.groups, MAX_VALUES):
             what = "it accepts what it was to look at again without having looked at all of it"
             self._quarantine(author, what, (*self._shows(case), signed.raw))

@@ -27,7 +27,6 @@ from protocol.messages import RolloutCommitted, Signed
 from protocol.rollout import MAX_FILE_BYTES
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment, work_id
-from protocol.tasks import MAX_REVIEW_BYTES
 
 BACKLOG_SECONDS = 20.0
 """After a start: what is heard in this time may be old news."""
@@ -67,14 +66,15 @@ class Work(msgspec.Struct):
         return self.commitment.node
 
     @property
-    def is_review(self) -> bool:
-        """Whether its file is a report on a package, of which nothing was sampled."""
+    def is_recomputed(self) -> bool:
+        """Whether nothing of its file was sampled: whoever computes it again has the same bytes."""
         return self.task is not None and not self.task.spec.samples_asked
 
     @property
     def most_bytes(self) -> int:
         """More than that of its file is not fetched."""
-        return min(self.signed.message.size, MAX_REVIEW_BYTES if self.is_review else MAX_FILE_BYTES)
+        most = self.task.spec.most_bytes if self.task is not None and self.is_recomputed else MAX_FILE_BYTES
+        return min(self.signed.message.size, most)
 
     @property
     def title(self) -> str:

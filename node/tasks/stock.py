@@ -56,12 +56,13 @@ class TaskStock:
         self._members = members
         self._directory = directory
         self._ready: dict[TaskId, ShardOrder] = {}
+        self._merging: dict[TaskId, None] = {}
         self._over: list[Path] = []
         self._turn = trio.Lock()
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         """What to tell an engine about a task; fetches what is missing. Raises TaskUnready."""
-        policy = await self._policy(task)
+        policy = await self._policy(task, task.spec.policy)
         async with self._turn:
             if task.id not in self._ready:
                 assets = await self._assets(task)
@@ -74,22 +75,31 @@ class TaskStock:
         async with self._turn:
             return await self._assets(task)
 
+    async def policies(self, task: Task) -> dict[str, Path]:
+        """The images of all policies that a task names, by root as hex. Raises TaskUnready."""
+        self._merging[task.id] = None
+        return {root: (await self._policy(task, root)).path for root in task.spec.policies}
+
     def heed(self, task: Task) -> None:
         """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
         is made for others'."""
+        if not task.open and task.id in self._merging:
+            del self._merging[task.id]
+            for root in task.spec.policies:
+                self._shelf.let_go(bytes.fromhex(root))
         if not task.open and self._ready.pop(task.id, None):
             self._over.append(self._place(task))
             if not any(order.policy_root == task.policy_root for order in self._ready.values()):
                 self._shelf.let_go(task.policy_root)
 
-    async def _policy(self, task: Task) -> HeldPolicy:
-        root = task.policy_root
+    async def _policy(self, task: Task, named: str) -> HeldPolicy:
+        root = bytes.fromhex(named)
         self._shelf.hold(root)
         policy = self._shelf.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
         if policy is None:
             raise TaskUnready(
                 f"{task.title} cannot be worked on",
-                f"its policy {task.spec.policy[:16]} (step {task.spec.step}) was not announced, or cannot be fetched",
+                f"its policy {named[:16]} was not announced, or cannot be fetched",
                 "wait: it is asked for again; else its owner must offer the task with a policy that somebody holds",
             )
         return policy

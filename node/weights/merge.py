@@ -5,9 +5,10 @@ shards or the machine. Maps, computes and hashes: call in a thread.
 """
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,9 @@ from node.weights.export import CONFIG_NAME, INDEX_NAME, weight_files
 from node.weights.images import U16, mapped, write_image
 from node.weights.records import RECORD_NAME
 from protocol.merging import Merge, MergeError, merged
-from protocol.policy import MalformedPolicy, TensorInfo, decode_image, image_layout, raw, weights_root
+from protocol.policy import MalformedPolicy, TensorInfo, decode_image, image_header, image_layout, raw, weights_root
 from protocol.stretches import HashedTensor
+from protocol.tasks import STRETCH
 
 RECIPE_NAME = "intellect-merge.json"
 """What the merge was made of, beside the weights."""
@@ -105,6 +107,59 @@ def merge_models(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return Merged(out, root, (out / "model.safetensors").stat().st_size, len(infos), inputs)
+
+
+def stretches_of(model: Path) -> int:
+    """Of how many stretches (protocol.tasks) a merge of models like this one is. Raises WeightsError."""
+    return max(1, -(-_count(_Model(model)) // STRETCH))
+
+
+def merge_stretches(merge: Merge, models: Sequence[Path], base: Path | None, stretches: range) -> bytes:
+    """A part of the merged image: these stretches of its numbers, and its header before the first. All parts one after
+    another are what `merge_models` writes. Raises MergeError, WeightsError."""
+    opened = [_Model(path) for path in models]
+    origin = _Model(base) if base is not None else None
+    for other in (*opened[1:], *([origin] if origin else [])):
+        _check_alike(opened[0], other)
+    start, stop, total = stretches.start * STRETCH, stretches.stop * STRETCH, _count(opened[0])
+    if stop >= total + STRETCH and stretches.start:
+        raise MergeError(f"they have {total:,} numbers, fewer than stretch {stretches.stop} begins at", "ask again")
+    shapes = list(opened[0].shapes.items())
+    parts, offset = [image_header(shapes)] if start == 0 else [], 0
+    for name, shape in shapes:
+        low, high = max(start - offset, 0), min(stop - offset, math.prod(shape))
+        if low < high:
+            flat = [model.tensors[name].reshape(-1) for model in opened]
+            before = origin.tensors[name].reshape(-1) if origin else None
+            parts += [bytes(raw(window)) for window in merged(merge, name, before, flat, low, high)]
+        offset += math.prod(shape)
+    return b"".join(parts)
+
+
+def assemble(parts: Iterable[bytes], model: Path, out: Path) -> bytes:
+    """Write the model directory `out`, which must not exist, of all parts of a merged image; its weights root.
+    Configuration and tokenizer are those of `model`. Raises WeightsError, WeightsDiskError."""
+    if out.exists():
+        raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk_errors(f"the model directory {out}"):
+            partial.mkdir(parents=True)
+            with (partial / "model.safetensors").open("wb") as file:
+                for part in parts:
+                    file.write(part)
+            root = _Model(partial).root()
+            _copy_the_rest(model, partial)
+            os.replace(partial, out)
+            sync_directory(out.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return root
+
+
+def _count(model: _Model) -> int:
+    return sum(math.prod(shape) for shape in model.shapes.values())
 
 
 def _write(

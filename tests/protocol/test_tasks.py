@@ -4,10 +4,12 @@ import msgspec
 import pytest
 
 from protocol.identity import NodeKey
+from protocol.merging import Merge
 from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
 from protocol.sections import EnvironmentPart
 from protocol.tasks import (
     MAX_SPEC_BYTES,
+    MergeOrder,
     TaskError,
     TaskSpec,
     admits_engine,
@@ -46,6 +48,28 @@ def test_copies_ask_three_nodes_for_the_same_and_know_each_other() -> None:
     assert task.shards == 6
     assert task.numbers(0) == task.numbers(2) == range(0, 32) and task.numbers(5) == range(32, 40)
     assert list(task.siblings(4)) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (MergeOrder(models=(POLICY,), rule=Merge(weights=(1, 1))), "1 models have 2 weights"),
+        (MergeOrder(models=("ab",), rule=Merge(weights=(1,))), "64 hex digits"),
+        (MergeOrder(models=(POLICY,), rule=Merge("ties", (1,))), "needs a base"),
+        (MergeOrder(models=(POLICY,), base=POLICY, rule=Merge(weights=(1,))), "has no base"),
+        (MergeOrder(models=(POLICY,), rule=Merge(weights=(0,))), "weights must be whole"),
+        (MergeOrder(models=(POLICY,), base=POLICY, rule=Merge("dare", (1,), density=2.0)), "density"),
+        (MergeOrder(models=(POLICY,), base=POLICY, rule=Merge("ties", (1,), scale=float("inf"))), "scale"),
+        (None, "must be there to merge"),
+    ],
+)
+def test_a_merge_that_makes_no_sense_is_named(order: MergeOrder | None, words: str) -> None:
+    good = TaskSpec(kind="merge", last=9, units=5, merge=MergeOrder(models=(POLICY,), rule=Merge(weights=(1,))))
+    assert decode_task(encode_task(good)) == good and good.most_bytes > 2 * 16 << 20
+    with pytest.raises(TaskError, match=words):
+        msgspec.structs.replace(good, merge=order).check()
+    with pytest.raises(TaskError, match="at most 16 a shard"):
+        msgspec.structs.replace(good, shard_size=17).check()
 
 
 def test_a_task_has_one_encoding_and_so_one_id() -> None:

@@ -25,8 +25,8 @@ from node.services.judging.lots import Lot, OwnLots
 from node.services.judging.peer_audit import PeerAudit
 from node.services.judging.pronouncing import Pronouncing
 from node.services.judging.queue import Looks
+from node.services.judging.recomputing import Recomputing
 from node.services.judging.records import WorkerRecords
-from node.services.judging.reviews import Reviews
 from node.services.station import Rate, Station
 from node.services.training.values import Rows, by_group
 from node.state.tally import Tally
@@ -90,7 +90,7 @@ class Validator:
         self._engine = engine
         self._policies = policies
         self._stock = stock
-        self._reviews = Reviews(stock)
+        self._recomputing = Recomputing(stock)
         self._scratch = scratch
         self._audit = station.run.spec.audit
         self._register = station.jury.register
@@ -159,7 +159,7 @@ class Validator:
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
-            if candidate.work.is_review:  # takes minutes and no engine
+            if candidate.work.is_recomputed:  # takes minutes and no engine
                 nursery.start_soon(self._judge_or_put_off, candidate, nursery)
             elif not await looks.take(node, partial(self._judge_or_put_off, candidate, nursery)):
                 self.outcomes["skipped"] += 1
@@ -202,8 +202,8 @@ class Validator:
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
-        if work.is_review:
-            await self._judge_review(work, candidate.recheck)
+        if work.is_recomputed:
+            await self._judge_recomputed(work, candidate.recheck)
             return
         started = self._station.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
@@ -220,11 +220,12 @@ class Validator:
             self._register.was_read(work)
         await self._pronounce(work, found, lot, await self._standing(work, found), seconds, candidate.recheck)
 
-    async def _judge_review(self, work: Work, recheck: bool) -> None:
-        """A report is what this validator finds itself, to the byte. It says nothing of how well its author samples."""
+    async def _judge_recomputed(self, work: Work, recheck: bool) -> None:
+        """A report, or a stretch of a merge, is what this validator finds itself, to the byte. It says nothing of how
+        well its author samples."""
         started = self._station.clock.monotonic()
         try:
-            found = await self._reviews.inspect(work, afresh=recheck)
+            found = await self._recomputing.inspect(work, afresh=recheck)
         except IntellectError as error:
             raise OwnTrouble(f"{error.what}: {error.why}") from error
         seconds = self._station.clock.monotonic() - started

@@ -26,11 +26,12 @@ from node.swarm.register import Work, WorkId
 from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
 from node.weights.keeper import HeldPolicy
+from node.weights.merge import stretches_of
 from protocol.errors import IntellectError
 from protocol.liveness import AHEAD
 from protocol.lots import pack_groups
 from protocol.messages import CheckRequested, TaskOffered
-from protocol.tasks import TaskId, TaskSpec, encode_task, task_id
+from protocol.tasks import MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
 REPEAT_EVERY = 20.0
@@ -115,10 +116,12 @@ class Offering(Service):
         if sum(own.open for own in self.own.values()) >= MOST_OPEN:
             raise WishRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
         spec = wish.spec
-        if spec.kind != "review":
+        if spec.samples_asked:
             policy = self._policy(wish.policy)
             spec = msgspec.structs.replace(spec, policy=policy.root.hex(), step=policy.step)
             self._keep(policy)
+        if spec.merge is not None:
+            spec = await self._merged(spec, spec.merge)
         spec.check()
         for asset in spec.assets:
             info = await self._station.blobs.add(Path(wish.files[asset.path]))
@@ -160,6 +163,17 @@ class Offering(Service):
             raise WishRefused("the policy is not here", f"this node holds steps {steps}", "name one of them, or wait")
         return found
 
+    async def _merged(self, spec: TaskSpec, order: MergeOrder) -> TaskSpec:
+        """A merge whose policies are named by their roots, cut into as many stretches as they have."""
+        named = [self._policy(one) for one in order.models]
+        base = self._policy(order.base) if order.base else None
+        for policy in (*named, *([base] if base else [])):
+            self._keep(policy)
+        last = await trio.to_thread.run_sync(stretches_of, named[0].path) if named else 1
+        roots = tuple(one.root.hex() for one in named)
+        order = msgspec.structs.replace(order, models=roots, base=base.root.hex() if base else "")
+        return msgspec.structs.replace(spec, merge=order, last=last)
+
     def _keep(self, policy: HeldPolicy) -> None:
         """Others may need it, and its announcement, for as long as the task is open."""
         self._station.shelf.hold(policy.root)
@@ -183,8 +197,8 @@ class Offering(Service):
                 log.warning("task.unreadable", path=str(folder.path), why=str(error))
                 continue
             is_open = state.closed is None
-            if spec.policy and is_open:
-                self._station.shelf.hold(bytes.fromhex(spec.policy))
+            for root in spec.policies if is_open else ():
+                self._station.shelf.hold(bytes.fromhex(root))
             self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=is_open)
 
     def _begin(
@@ -226,8 +240,9 @@ class Offering(Service):
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
         own.open = False
         own.works.clear()
-        if own.spec.policy and not any(one.open and one.spec.policy == own.spec.policy for one in self.own.values()):
-            self._station.shelf.let_go(bytes.fromhex(own.spec.policy))
+        wanted = {root for one in self.own.values() if one.open for root in one.spec.policies}
+        for root in set(own.spec.policies) - wanted:
+            self._station.shelf.let_go(bytes.fromhex(root))
         await self._say(own)
         what = "cancelled" if cancelled else "done"
         self._station.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")

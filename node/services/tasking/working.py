@@ -21,7 +21,7 @@ from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import Task
-from node.tasks.reviewing import review_package
+from node.tasks.recomputed import prepared
 from node.tasks.stock import TaskStock
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -126,15 +126,15 @@ class TaskWork(Service):
     # doing it
 
     async def _take(self, task: Task, shard: int) -> None:
-        await (self._sample(task, shard) if task.spec.samples_asked else self._review(task, shard))
+        await (self._sample(task, shard) if task.spec.samples_asked else self._compute(task, shard))
 
-    async def _review(self, task: Task, shard: int) -> None:
-        """Check a proposed package, and tell what was found."""
-        files = await self._stock.files(task)
+    async def _compute(self, task: Task, shard: int) -> None:
+        """Do what needs no engine: review a package, merge a stretch of policies."""
+        work = await prepared(self._stock, task, shard)
         if await self._claim(task, shard):
-            report = await trio.to_thread.run_sync(review_package, files, task.id)
-            out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.json"
-            await trio.to_thread.run_sync(out.write_bytes, report)
+            result = await trio.to_thread.run_sync(work)
+            out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.bin"
+            await trio.to_thread.run_sync(out.write_bytes, result)
             await self._deliver(task, shard, Made(str(out), task.spec.units))
 
     async def _sample(self, task: Task, shard: int) -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from node.environments.package.archive import pack
 from node.sandbox import Limits
 from node.services.certifying import Certifying
-from node.services.judging.reviews import Reviews
+from node.services.judging.recomputing import Recomputing
 from node.services.tasking.wishes import TaskWish
 from node.swarm.ballots import FileState
 from node.tasks import reviewing
@@ -77,8 +77,7 @@ def looked(report: bytes, monkeypatch: pytest.MonkeyPatch) -> Looked:
         assert (files / PACKAGE).read_bytes() == ARCHIVE
         return found.get(files.name, report)
 
-    monkeypatch.setattr("node.services.tasking.working.review_package", look)
-    monkeypatch.setattr("node.services.judging.reviews.review_package", look)
+    monkeypatch.setattr("node.tasks.recomputed.review_package", look)
     return found
 
 
@@ -141,14 +140,13 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
         return tmp_path
 
     def work(report: bytes, units: int = UNITS) -> Any:
-        commitment = SimpleNamespace(units=units, file_root=describe(report).root)
-        return SimpleNamespace(task=SimpleNamespace(id=b"t", spec=SimpleNamespace(units=UNITS)), commitment=commitment)
+        commitment = SimpleNamespace(units=units, file_root=describe(report).root, index=0)
+        spec = SimpleNamespace(kind="review", units=UNITS, copies=3)
+        return SimpleNamespace(task=SimpleNamespace(id=b"t", spec=spec), commitment=commitment)
 
     looked: list[Path] = []
-    monkeypatch.setattr(
-        "node.services.judging.reviews.review_package", lambda path, task: looked.append(path) or b"good"
-    )
-    reviews = Reviews(SimpleNamespace(files=files))
+    monkeypatch.setattr("node.tasks.recomputed.review_package", lambda path, task: looked.append(path) or b"good")
+    reviews = Recomputing(SimpleNamespace(files=files))
     assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
     assert (refused.outcome, refused.reason) == (Outcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1
@@ -158,7 +156,7 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
     def cannot(*_: object) -> bytes:
         raise NoReview("not here", "no interpreter", "fetch it")
 
-    monkeypatch.setattr("node.services.judging.reviews.review_package", cannot)
+    monkeypatch.setattr("node.tasks.recomputed.review_package", cannot)
     assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
     with pytest.raises(NoReview):  # looked at again in a dispute: another result cannot be had
         await reviews.inspect(work(b"good"), afresh=True)
