@@ -17,6 +17,8 @@ RECENT = 30
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
 AT_ONCE = 250
+POINTS, PEERS = 1000, 256
+"""Rounds of the loss curve, and peers, of a run that pre-trains."""
 EVENTS = dict.fromkeys(
     (
         "role",
@@ -273,6 +275,33 @@ def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
     ]
 
 
+def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
+    """Of a run that pre-trains; None of others."""
+    told = status.get("pretraining") or {}
+    if not told.get("rounds"):
+        return None
+    names = ("round", "rounds", "loss", "eval_loss", "perplexity", "tokens_per_second", "bits_per_parameter")
+    pairs = [one for one in told.get("losses") or [] if isinstance(one, list | tuple) and len(one) == 2]
+    points = [(number(at), number(loss)) for at, loss in pairs[-POINTS:]]
+    peers = [one for one in (told.get("peers") or [])[:PEERS] if isinstance(one, Mapping)]
+    rows = [
+        {
+            "address": words(one.get("address"), 42),
+            "seat": number(one.get("seat")),
+            "round": number(one.get("round")),
+            "in": bool(one.get("in")),
+            "equal": one.get("equal") if isinstance(one.get("equal"), bool) else None,
+        }
+        for one in peers
+    ]
+    return {
+        **{name: number(told.get(name)) for name in (*names, "contributions")},
+        "replicas": table(told.get("replicas")),
+        "losses": [point for point in points if None not in point],
+        "peers": rows,
+    }
+
+
 _SECTIONS: dict[str, Callable[[Status, Ago], Any]] = {
     "node": _node,
     "run": _run,
@@ -283,4 +312,5 @@ _SECTIONS: dict[str, Callable[[Status, Ago], Any]] = {
     "money": _money,
     "work": _work,
     "events": _events,
+    "rounds": _rounds,
 }

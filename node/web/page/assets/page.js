@@ -13,6 +13,7 @@ const NEEDS = {
   glance: ["run", "steps", "members", "verdicts", "training", "node", "audit"],
   alarms: ["training", "audit", "node", "run"],
   reward: ["steps", "run"],
+  rounds: ["rounds"],
   samples: ["samples", "node"],
   picture: ["members", "node"],
   load: ["load"],
@@ -67,7 +68,7 @@ function connect() {
   source?.close();
   source = new EventSource(last ? `/events?after=${encodeURIComponent(last)}` : "/events");
   source.addEventListener("error", lost);
-  for (const name of ["node", "run", "training", "verdicts", "slashes", "audit", "money", "work", "events", "history", "samples"]) hear(name, (told) => { state[name] = told; });
+  for (const name of ["node", "run", "training", "verdicts", "slashes", "audit", "money", "work", "events", "history", "samples", "rounds"]) hear(name, (told) => { state[name] = told; });
   for (const name of Object.keys(tables)) hear(name, (told) => take(name, told));
   hear("hello", greet);
   hear("pulse", pulse);

@@ -108,6 +108,22 @@ async def test_what_changes_arrives_without_a_reload(chromium: Chromium, tmp_pat
         assert await tab.look("window.same") == 1 and tab.complaints == []
 
 
+async def test_a_run_that_pretrains_shows_its_rounds_and_no_other_run_does(chromium: Chromium, tmp_path: Path) -> None:
+    swarm = Swarm()
+    async with visit(chromium, swarm, tmp_path) as tab:
+        assert await tab.look("document.getElementById('rounds-panel').hidden") is True
+        swarm.changes["pretraining"] = {
+            "round": 4, "rounds": 20, "loss": 2.5, "tokens_per_second": 2187.0, "bits_per_parameter": 4.16,
+            "replicas": {"equal": 5, "of": 6}, "losses": [(0, 3.5), (1, 3.0), (2, 2.5)],
+            "peers": [{"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None}],
+        }  # fmt: skip
+        await tab.until("document.querySelector('#rounds svg')")
+        await tab.says("rounds-note", "round 5 of 20")
+        await tab.says("rounds-facts", "5 of 6")
+        await tab.says("rounds-peers", "has contributed")
+        assert await tab.look("window.harmed ?? 0") == 0 and tab.complaints == []
+
+
 async def test_names_that_members_chose_are_text(chromium: Chromium, tmp_path: Path) -> None:
     swarm = Swarm()
     told = swarm.status()

@@ -46,6 +46,23 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     assert row["rate"] == 0
 
 
+def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing() -> None:
+    told = status()
+    assert sections(told, ago)["rounds"] is None
+    peer = {"address": HOSTILE, "seat": 3, "round": 4, "in": True, "equal": None, "contact": "/ip4/203.0.113.7"}
+    told["pretraining"] = {
+        "round": 4, "rounds": 20, "loss": 2.5, "bits_per_parameter": 4.16, "contributions": 3,
+        "replicas": {"equal": 5, "of": 6}, "peers": [peer, "none"], "losses": [(0, 3.5), (1, float("nan")), (2, 2.5)],
+    }  # fmt: skip
+    found = sections(told, ago)["rounds"]
+    assert found["replicas"] == {"equal": 5, "of": 6} and found["losses"] == [(0, 3.5), (2, 2.5)]
+    assert found["bits_per_parameter"] == 4.16 and found["eval_loss"] is None
+    (one,) = found["peers"]
+    assert len(one["address"]) <= 42 and one["address"].isprintable() and set(one) == {
+        "address", "seat", "round", "in", "equal"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("broken", [None, {}, {"swarm": None, "training": {}, "pay": {"earned_wei": "x"}, "run": None}])
 def test_a_node_that_knows_little_shows_little(broken: dict[str, object] | None) -> None:
     model = Model()
