@@ -4,6 +4,7 @@ training.
     python -m benchmarks.diloco                  three seeds, about twenty minutes on one core
     python -m benchmarks.diloco --quick          one seed, 8 rounds, fewer methods
     python -m benchmarks.diloco --replicas       only: 50 rounds applied by other processes, orders and threads
+    python -m benchmarks.diloco --honest 1000    only: how many of so many honest contributions a validator refuses
 
 The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
 of 64 tokens. Every method sees the same number of inner steps: data-parallel makes them with the tokens of all peers,
@@ -202,10 +203,135 @@ def applied(out: Path, rounds: int, order: int) -> list[str]:
     return [*roots, state.root.hex()]
 
 
+def honest(folder: Path, count: int) -> dict[str, Any]:
+    """What a validator says of honest contributions. Every tenth is replayed: in the same arithmetic, with other
+    micro-batches (float32 sums in another order), with two threads. Half of the steps sold as all is the control for
+    the distances."""
+    import torch
+
+    from node.training.jobs import Check, Train
+    from node.training.outer import StateFile, apply_round
+
+    makers = {
+        name: _peer(folder, folder / name, **settings)
+        for name, settings in {
+            "the same": {},
+            "other micro-batches": {"micro_batch_tokens": 64},
+            "two threads": {"threads": 2},
+        }.items()
+    }
+    first, refused, distances = (
+        makers["the same"],
+        dict[str, int](),
+        {name: list[float]() for name in [*makers, "half"]},
+    )
+    seats, done, round_ = first._rules.max_contributions, 0, 0
+    first._started()
+    while done < count:
+        found = [first._do(Train(round_, seat, 4e9)) for seat in range(min(seats, count - done))]
+        paths = [one["path"] for one in found]
+        for path in paths:
+            others = tuple(other for other in paths if other != path)
+            _count(refused, first._do(Check(round_, path, others)))
+            if done % 10 == 0:
+                for name, peer in makers.items():
+                    _lend(first, peer, round_)
+                    torch.set_num_threads(peer._settings.threads)
+                    seen = peer._do(Check(round_, path, (), replay=True))
+                    torch.set_num_threads(1)
+                    _count(refused, seen)
+                    distances[name].append(seen["distance"])
+                half = _half_of(first, Path(path), round_)
+                distances["half"].append(first._do(Check(round_, str(half), (), replay=True))["distance"])
+            done += 1
+        outer = StateFile(first._outer_path(round_))
+        kept = [first._decoded(Path(path), outer) for path in paths[:PEERS]]
+        apply_round(outer, kept, first._rules, first._outer_path(round_ + 1))
+        print(f"round {round_}: {done} contributions, refused {refused or 0}", flush=True)
+        round_ += 1
+    spread = {
+        name: {"least": min(all_), "median": statistics.median(all_), "most": max(all_), "replays": len(all_)}
+        for name, all_ in distances.items()
+    }
+    for name, row in spread.items():
+        print(f"distance, {name:22} {row['least']:.3g} to {row['most']:.3g}, median {row['median']:.3g}")
+    return {"contributions": done, "refused": refused, "distances": spread}
+
+
+def _peer(folder: Path, out: Path, **settings: Any) -> Any:
+    from node.run.file import compile_run, load_run_file
+    from node.run.problems import place_files
+    from node.training.peer import Peer
+    from node.training.settings import TrainerSettings
+    from node.training.spool import Spool
+    from node.training.world import World
+
+    file = load_run_file(folder / "run.toml")
+    rules = msgspec.structs.replace(file.diloco, inner_state="reset", exchange="int4", stretch=5)  # type: ignore[type-var]
+    compiled = compile_run(folder / "run.toml", msgspec.structs.replace(file, diloco=rules))
+    place_files(compiled, out / "assets")
+    spool = Spool(out / "spool")
+    spool.prepare(compiled.encoded, out / "assets")
+    return Peer(spool, compiled.spec, TrainerSettings(**settings), World())
+
+
+def _lend(owner: Any, other: Any, round_: int) -> None:
+    """Everybody has the same outer state."""
+    path = other._outer_path(round_)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(owner._outer_path(round_).read_bytes())
+
+
+def _half_of(peer: Any, path: Path, round_: int) -> Path:
+    """The same seat's contribution of half of the steps, which says that it is of all."""
+    from node.training.jobs import Train
+    from node.training.outer import StateFile
+    from protocol.contribution import encode_contribution
+
+    whole, outer = path.with_suffix(".whole"), StateFile(peer._outer_path(round_))
+    said, steps = peer._decoded(path, outer).header, iter(range(1, 1 << 20))
+    path.rename(whole)
+    peer._is_over = lambda _: next(steps) >= peer._rules.inner_steps // 2
+    try:
+        peer._do(Train(round_, said.seat, 4e9))
+    finally:
+        del peer._is_over
+    made = peer._decoded(path, outer)
+    tensors = {name: made.tensor(name) for name in made.shapes}
+    data = b"".join(encode_contribution(msgspec.structs.replace(said, arithmetic="another"), tensors, made.form))
+    whole.rename(path)
+    path.with_suffix(".half").write_bytes(data)
+    return path.with_suffix(".half")
+
+
+def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
+    """By the rules of a validator whose node holds the seat."""
+    from types import SimpleNamespace
+
+    from node.inference.wire import Inspect
+    from node.services.rounds.judging import Looks
+    from protocol.checks import Reason
+    from protocol.identity import NodeKey
+
+    node = NodeKey(bytes([2]) * 32).address
+    station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32)))
+    looks = Looks(station, None)  # type: ignore[arg-type]
+    looks._claims[node, found.get("seat", 0)] = None
+    order = Inspect(
+        policy_root=bytes(32), node=node, pool=0, index=0, units=found.get("tokens", 0), path="", report_path="",
+        file_root=bytes(32),
+    )  # fmt: skip
+    reason, _, _ = looks._fault(order, found)
+    if reason is not Reason.NONE:
+        refused[reason.name] = refused.get(reason.name, 0) + 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
+    parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="default: 20, or 8 with --quick; 50 for the replicas")
     parser.add_argument("--methods", help="names, with ';' between; the first is what others are compared with")
@@ -223,12 +349,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         prepared(folder)
-        if not asked.replicas:
+        if asked.honest:
+            found["honest"] = honest(folder, 24 if asked.quick else asked.honest)
+        elif not asked.replicas:
             methods = asked.methods.split(";") if asked.methods else list(QUICK if asked.quick else METHODS)
             rounds = asked.rounds or (8 if asked.quick else 20)
             found["losses"] = losses(folder, methods, 1 if asked.quick else asked.seeds, rounds)
             show(found["losses"])
-        if asked.replicas or not asked.methods:
+        if asked.replicas or not (asked.methods or asked.honest):
             found["replicas"] = replicas(folder, 5 if asked.quick else 50)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
