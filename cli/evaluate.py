@@ -191,16 +191,17 @@ def _show(compiled: "CompiledRun", rows: Sequence[dict[str, Any]], pairs: Sequen
 
     first = {pair["to"]: pair for pair in pairs if pair["from"] == rows[0]["model"]}
     lengths = bool(compiled.spec.length_budget.targets)
-    table = Table(box=None, header_style="dim", padding=(0, 2), show_edge=False)
+    table = Table(box=None, header_style="dim", padding=(0, 1), show_edge=False)
     for name in (
         "model",
         "reward",
         "length",
         *(["off by", "r"] if lengths else []),
-        "beside the first",
-        "better/worse",
+        "difference",
+        "up/down",
     ):
-        table.add_column(name, justify="left" if name == "model" else "right", overflow="fold")
+        named = name == "model"
+        table.add_column(name, justify="left" if named else "right", overflow="fold", no_wrap=not named)
     for row in rows:
         pair = first.get(row["model"])
         r = row.get("eval_length_correlation")
@@ -216,10 +217,10 @@ def _show(compiled: "CompiledRun", rows: Sequence[dict[str, Any]], pairs: Sequen
     console().print(table)
     console().print(
         f"{rows[0]['answers']} answers to {rows[0]['problems']} held-back problems each, the same draws for all; "
-        "+- is one standard error",
+        "difference to the first, and on how many problems up and down; ± is one standard error",
         soft_wrap=True,
     )
 
 
 def _with_error(value: float, error: float | None, sign: str = "") -> str:
-    return f"{value:{sign}.3f}" + ("" if error is None else f" +- {error:.3f}")
+    return f"{value:{sign}.3f}" + ("" if error is None else f" ±{error:.3f}")

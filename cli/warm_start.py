@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
-from cli.output import clean, console, print_json
+from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
     from node.environments.base import Environment
@@ -27,7 +27,7 @@ def command(
     trainer: Annotated[
         list[str] | None, typer.Option("--trainer", help="NAME=VALUE: device, micro_batch_tokens. May be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make the model that a run file names by imitation: [warm_start] names its base and the examples.
 
