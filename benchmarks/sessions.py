@@ -1,8 +1,9 @@
 """What a session costs per turn, with snapshots and without, and whether strangers agree on it.
 
 `python -m benchmarks.sessions [--quick] [--json]`. Sessions of a seeded generator (shell, Python, edits, endless loops,
-full disks) are played under two hash seeds of the host and two settings of the compiler: words, fuel and state hashes
-are compared. Cost: wall milliseconds per turn of a session of 8 turns.
+full disks) are played under two hash seeds of the host, two settings of the compiler, and in wasmtime's virtual machine
+in place of this processor: words, fuel and state hashes are compared. Cost: wall milliseconds per turn of a session of
+8 turns.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 
 from node.environments.guests import guest
 from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi
-from node.sandbox.wasi.settings import Settings
+from node.sandbox.wasi.settings import OPTIMISED, Settings
 
 LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
 TURNS = 8
@@ -36,7 +37,12 @@ KINDS = (
     ("sh", "sed -i 's/+ {0}/+ {1}/' m.py; python -c 'import m; print(m.f({2}))'"),
     ("sh", "mkdir -p d/{0}; mv f{0} d/{0}; find . -name 'f*' | sort"),
 )
-WAYS = {"seed 1, optimised": ("1", True), "seed 2, optimised": ("2", True), "seed 2, plain": ("2", False)}
+WAYS = {
+    "seed 1, optimised": ("1", Settings()),
+    "seed 2, optimised": ("2", Settings()),
+    "seed 2, plain": ("2", Settings(optimised=False)),
+    "seed 2, another architecture": ("2", Settings(portable=True)),
+}
 
 
 def session(number: int, turns: int = TURNS) -> list[Call]:
@@ -49,15 +55,15 @@ def session(number: int, turns: int = TURNS) -> list[Call]:
     return calls
 
 
-def opened(*, optimised: bool, kept: int = 4) -> Sessions:
-    files, runtime, settings = {"intellect_session.py": guest("intellect_session")}, find_runtime(), Settings(optimised)
+def opened(settings: Settings = OPTIMISED, kept: int = 4) -> Sessions:
+    files, runtime = {"intellect_session.py": guest("intellect_session")}, find_runtime()
     opener = lambda: open_wasi(files, "intellect_session", LIMITS, runtime, settings=settings)  # noqa: E731
     return Sessions(opener, 10**12, kept)
 
 
-def play(count: int, *, optimised: bool) -> list[str]:
+def play(count: int, settings: Settings) -> list[str]:
     """A hash for each session of all its turns: word, status, fuel, state."""
-    sessions, found = opened(optimised=optimised), []
+    sessions, found = opened(settings), []
     for number in range(count):
         calls, hasher = session(number, 4), hashlib.sha256()
         for end in range(1, len(calls) + 1):
@@ -69,7 +75,7 @@ def play(count: int, *, optimised: bool) -> list[str]:
 
 
 def cost(count: int, kept: int) -> dict[str, float]:
-    sessions, times = opened(optimised=True, kept=kept), []
+    sessions, times = opened(kept=kept), []
     work = [("python", "x = [i * i for i in range(1000)]; print(sum(x))"), ("sh", "cat m.py; ls")] * (TURNS // 2)
     for number in range(count):
         calls = [Call("begin", ({"m.py": f"n = {number}\n"},))]
@@ -86,8 +92,8 @@ def cost(count: int, kept: int) -> dict[str, float]:
 
 def agreement(count: int) -> dict[str, Any]:
     played: dict[str, Sequence[str]] = {}
-    for name, (seed, optimised) in WAYS.items():
-        argv = [sys.executable, "-m", "benchmarks.sessions", "--play", str(count), *([] if optimised else ["--plain"])]
+    for name, (seed, _) in WAYS.items():
+        argv = [sys.executable, "-m", "benchmarks.sessions", "--play", str(count), "--way", name]
         done = subprocess.run(argv, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True)
         played[name] = json.loads(done.stdout)
     first, *others = played.values()
@@ -100,10 +106,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
     parser.add_argument("--play", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.play:
-        print(json.dumps(play(asked.play, optimised=not asked.plain)))
+        print(json.dumps(play(asked.play, WAYS[asked.way][1])))
         return
     count = 2 if asked.quick else 10
     found = {

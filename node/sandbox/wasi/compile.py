@@ -14,7 +14,8 @@ from node.state.files import write_whole
 
 def main() -> None:
     wasm, target, kind = sys.argv[1:]
-    compiled = compile_module(checked_bytes(Path(wasm)), Settings(optimised=kind == OPTIMISED_KIND))
+    settings = Settings(kind == OPTIMISED_KIND, Settings.of(Path(target)).portable)
+    compiled = compile_module(checked_bytes(Path(wasm)), settings)
     write_whole(Path(target), compiled, mode=0o600)
 
 

@@ -7,8 +7,9 @@ read from a directory that nobody else can write to.
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
-from wasmtime import Config, Engine, Module
+from wasmtime import Config, Engine, Module, WasmtimeError
 from wasmtime._ffi import dll
 
 from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
@@ -16,13 +17,15 @@ from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
 
 def make_engine(settings: Settings = OPTIMISED) -> Engine:
     config = Config()
+    if settings.portable:
+        _set(config, "target", ctypes.c_char_p, b"pulley64")
     config.consume_fuel = True
     config.cranelift_opt_level = "speed" if settings.optimised else "none"
     config.cranelift_nan_canonicalization = True
     config.wasm_relaxed_simd = False
     config.wasm_threads = False
     config.memory_init_cow = False
-    _allow_stack(config, STACK_BYTES)
+    _set(config, "async_stack_size", ctypes.c_uint64, STACK_BYTES)  # it checks the stack against that of its fibers
     config.max_wasm_stack = STACK_BYTES
     return Engine(config)
 
@@ -32,14 +35,15 @@ def compile_module(wasm: bytes, settings: Settings = OPTIMISED) -> bytes:
     return bytes(Module(make_engine(settings), wasm).serialize())
 
 
-def load_module(path: Path, settings: Settings = OPTIMISED) -> tuple[Engine, Module]:
+def load_module(path: Path) -> tuple[Engine, Module]:
     """path: native code that is trusted, see `runtime`. Raises WasmtimeError where it was made by another wasmtime."""
-    engine = make_engine(settings)
+    engine = make_engine(Settings.of(path))
     return engine, Module.deserialize_file(engine, str(path))
 
 
-def _allow_stack(config: Config, size: int) -> None:
-    """wasmtime checks the stack against that of its fibers, unused here; its Python face cannot set that."""
-    allow = dll.wasmtime_config_async_stack_size_set
-    allow.argtypes, allow.restype = [ctypes.c_void_p, ctypes.c_uint64], None
-    allow(ctypes.cast(config.ptr(), ctypes.c_void_p), size)
+def _set(config: Config, name: str, kind: Any, value: Any) -> None:
+    """What wasmtime's Python face cannot set."""
+    setter = getattr(dll, f"wasmtime_config_{name}_set")
+    setter.argtypes, setter.restype = [ctypes.c_void_p, kind], (ctypes.c_void_p if name == "target" else None)
+    if setter(ctypes.cast(config.ptr(), ctypes.c_void_p), value):
+        raise WasmtimeError(f"wasmtime does not take {name} = {value}")

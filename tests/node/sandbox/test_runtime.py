@@ -6,8 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import wasmtime
 
 from node.sandbox import RuntimeMissing, fetch, find_runtime, runtime
+from node.sandbox.wasi.engine import make_engine
 from node.sandbox.wasi.settings import Settings
 
 
@@ -116,3 +118,20 @@ def test_without_an_index_the_reason_and_the_way_by_hand_are_said(monkeypatch: p
         fetch.fetch()
     assert "No matching distribution" in caught.value.why
     assert "--file" in caught.value.remedy
+
+
+def test_another_instruction_set_counts_the_same_fuel_and_has_the_same_floats() -> None:
+    source = """(module (func (export "f") (param i32) (result f64) (local f64)
+        (loop (local.set 1 (f64.div (f64.add (f64.sqrt (local.get 1)) (f64.const 0.1)) (f64.const 3)))
+              (br_if 0 (local.tee 0 (i32.sub (local.get 0) (i32.const 1)))))
+        (f64.add (local.get 1) (f64.div (f64.const 1) (f64.const 7)))))"""
+    found = []
+    for settings in (Settings(), Settings(optimised=False), Settings(portable=True)):
+        engine = make_engine(settings)
+        store = wasmtime.Store(engine)
+        store.set_fuel(1_000_000)
+        function = wasmtime.Instance(store, wasmtime.Module(engine, source), []).exports(store)["f"]
+        found.append((function(store, 1000), store.get_fuel()))  # type: ignore[operator]
+    assert found[0][1] < 1_000_000 and found[0] == found[1] == found[2]
+    assert Settings.of(Path(f"x-{Settings(portable=True).key}.cwasm")).portable
+    assert not Settings.of(Path(f"x-{Settings().key}.cwasm")).portable
