@@ -316,6 +316,23 @@ class AuditPart(msgspec.Struct, frozen=True):
     disputes: dict[str, int] = {}
 
 
+class ChairPart(msgspec.Struct, frozen=True):
+    """Who leads, and how far this node's own replay is. until: end of the lease, unix seconds; standbys: in the order
+    of their turn; apart: what came out otherwise than its leader stated, empty if nothing did."""
+
+    term: int = 0
+    holder: str = ""
+    leads: bool = False
+    from_step: int = 0
+    ended: bool = False
+    until: int = 0
+    standbys: list[str] = []
+    lost: int = 0
+    replayed: int = 0
+    equal: int = 0
+    apart: str = ""
+
+
 class SlashPart(msgspec.Struct, frozen=True):
     node: str
     provider: str = ""
@@ -394,6 +411,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     audit: AuditPart | None = None
     auditing: AuditingPart | None = None
     uses: UsesPart | None = None
+    chair: ChairPart | None = None
     tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}

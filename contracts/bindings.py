@@ -81,7 +81,8 @@ class PoolInfo(msgspec.Struct, frozen=True):
 
     opener: who opened it, may end it, and gets what is left; stopped_at: since when it is paused or over, 0 while it
     runs; has_members: whether anybody ever joined; escrow: what no table of earnings has promised; owed: what one has
-    promised and nobody was paid yet; validators_from: when the proposed ones may take office, 0 without.
+    promised and nobody was paid yet; validators_from: when the proposed ones may take office, 0 without; seated: the
+    chair's trainers, if it has any.
     """
 
     id: int
@@ -111,6 +112,12 @@ class PoolInfo(msgspec.Struct, frozen=True):
     validators_from: int
     validators: tuple[Address, ...]
     proposed: tuple[Address, ...]
+    seated: tuple[Address, ...] = ()
+
+    @property
+    def trainers(self) -> tuple[Address, ...]:
+        """Who may train, in the order of their turn: the manager where nobody was seated."""
+        return self.seated or (self.manager,)
 
     def epoch_at(self, timestamp: int) -> int:
         """The epoch that a block timestamp falls into; 0 before the start."""
@@ -794,7 +801,8 @@ class Contracts:
         *plain, bootnodes = self.swarm.functions.poolInfo(pool).call()
         threshold, _, start, validators, proposed = self.court.functions.benchOf(pool).call()
         values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, start, tuple(validators), tuple(proposed)]
-        return PoolInfo(pool, *values)
+        chair = self.chair_of(pool)
+        return PoolInfo(pool, *values, seated=chair.trainers if chair else ())
 
     def chair_of(self, pool: int) -> ChairInfo | None:
         """Who leads; None where nobody was seated: then the manager does."""

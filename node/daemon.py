@@ -47,6 +47,7 @@ from node.services.auditing import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
 from node.services.certifying import Certifying
+from node.services.chairing import Chairing
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
 from node.services.court.tabling import Tabling
@@ -99,8 +100,8 @@ Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Training),
+    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Chairing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {
@@ -239,7 +240,7 @@ class Daemon:
         self.progress.enter("role", "looking at this machine, for the role that fits it")
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
-        role = choose_role(self.config.role, key.address, pool.manager, pool.validators, hardware)
+        role = choose_role(self.config.role, key.address, pool.trainers, pool.validators, hardware)
         if role == "worker" and self.config.role == "auto":
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options))

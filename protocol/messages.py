@@ -25,6 +25,7 @@ from protocol.statements import (
     Earnings,
     Rechecked,
     Statement,
+    TermSilent,
     Verdict,
     WorkCommitment,
     sign,
@@ -498,6 +499,23 @@ class EnvironmentPublished(_Message, frozen=True):
         return None
 
 
+class SilenceSigned(_Message, frozen=True):
+    """A validator does not hear the trainer that holds the chair. until: end of the lease that it means, unix seconds;
+    signature: over `statements.TermSilent`, for the contract."""
+
+    term: int
+    until: int
+    signature: bytes
+
+    @property
+    def statement(self) -> TermSilent:
+        return TermSilent(self.pool, self.term, self.until)
+
+    def fault(self) -> str | None:
+        fine = 0 <= self.term < 2**32 and 0 <= self.until < 2**40 and len(self.signature) == 65
+        return None if fine else "a number is out of range, or the signature not 65 bytes"
+
+
 Message = (
     Heartbeat
     | PolicyAnnounced
@@ -514,6 +532,7 @@ Message = (
     | CertificatesShown
     | EarningsSigned
     | CutSigned
+    | SilenceSigned
     | TaskOffered
     | TaskClaimed
     | EnvironmentPublished

@@ -33,7 +33,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.door", "node.tasks", "node.audit"),
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
-    ("node.services.certifying", "node.services.tables", "node.services.committing", "node.services.rounds.applying"),
+    (
+        "node.services.certifying",
+        "node.services.chairing",
+        "node.services.tables",
+        "node.services.committing",
+        "node.services.rounds.applying",
+    ),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
         "node.services.claiming",

@@ -181,13 +181,15 @@ class Casting(msgspec.Struct, frozen=True):
     liars: tuple[str, ...] = ()
     seed: int = 0
     worker_engine: str | None = None
+    trainers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
-    that honest workers compute with; churn: kill a worker on the way, and let another join."""
+    that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
+    killed on the way where there are others, and comes back as the last of them."""
 
     directory: Path
     workers: int = 2
@@ -202,10 +204,13 @@ class DemoOptions:
     page: str | None = None
     worker_engine: str | None = None
     churn: bool = False
+    trainers: int = 1
 
     @property
     def casting(self) -> Casting:
-        return Casting(self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine)
+        return Casting(
+            self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine, self.trainers
+        )
 
 
 def remembered(scene: Scene) -> Casting:
@@ -221,7 +226,7 @@ LATECOMER = "latecomer"
 
 
 def cast(options: DemoOptions) -> tuple[Participant, ...]:
-    """One trainer, the workers, the validators, and the cheats, each a worker of its own; the latecomer last."""
+    """The trainers, the workers, the validators, and the cheats, each a worker of its own; the latecomer last."""
     workers = [Participant(f"worker {i + 1}", "worker") for i in range(options.workers)]
     lies = [*options.liars, *[None] * options.validators][: options.validators]
     validators = [
@@ -230,7 +235,8 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     names = _numbered("cheat", len(options.cheats))
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [Participant(LATECOMER, "worker")] if options.churn else []
-    return (Participant("trainer", "trainer"), *workers, *validators, *cheats, *late)
+    standbys = [Participant(name, "trainer") for name in _numbered("standby", options.trainers - 1)]
+    return (Participant("trainer", "trainer"), *standbys, *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
     "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml   |   "
-    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb"
+    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb   |   intellect-node demo --trainers 2"
 )
 SMALLEST = 60  # columns and, with 20 lines, the least terminal for the live view
 
@@ -25,6 +25,12 @@ def command(
     workers: Annotated[int | None, typer.Option(min=1, max=32, help="Honest workers (2).")] = None,
     validators: Annotated[
         int | None, typer.Option(min=1, max=8, help="Validators (1); more than half of them decide.")
+    ] = None,
+    trainers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=4, help="Trainers (1); with more the leader is killed on the way, and a standby leads."
+        ),
     ] = None,
     cheat: Annotated[
         list[str] | None,
@@ -98,6 +104,7 @@ def command(
         lingers=not no_page and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
         worker_engine=worker_engine or before.worker_engine,
         churn=pretrains,
+        trainers=before.trainers if trainers is None else trainers,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

@@ -17,13 +17,14 @@ from cli.demo.chain import DemoChain
 from cli.demo.supervise import Program, Spawn, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import PoolTerms, about_run, open_pool, signer_for
+from cli.pools import COIN, PoolTerms, about_run, open_pool, signer_for
 from cli.run import warnings_about
 from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
     from node.run.file import RunFile
+    from protocol.identity import Address
 
 OWN_RUN = Path(__file__).with_name("sort.toml")
 
@@ -45,6 +46,7 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
 
 EPOCH_SECONDS, WINDOW_SECONDS = 10, 20
 """So short that a demo of a minute is paid while it runs."""
+CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS = 600, 20
 MEASURED = "--dtypes float32,bfloat16 --workers float32 --attentions sdpa --samples 128".split()
 """As the demo's run file was, with fewer samples."""
 
@@ -93,10 +95,23 @@ async def prepare(
     )
     account = await signer_for(chain.client, None, terms.fund)
     pool = await open_pool(chain.client, terms, account)
+    if options.trainers > 1:
+        await _seat(
+            scene, chain, pool, [_address(addresses[one.name]) for one in cast(options) if one.role == "trainer"]
+        )
     write_whole(scene.cast_file, msgspec.json.encode(options.casting))
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
     view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()})")
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
+
+
+async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "list[Address]") -> None:
+    """Who trains, in the order of their turn: the first, which manages the pool, leads."""
+    from node.chain.faucet import DevnetFaucet
+
+    manager = await trio.to_thread.run_sync(lambda: open_node_key(scene.state_dir("trainer")))
+    await DevnetFaucet(chain.client).fund(manager.address, coin=COIN)
+    await chain.client.seat_trainers(pool, trainers, CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS, key=manager)
 
 
 async def teach_and_measure(

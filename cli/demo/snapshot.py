@@ -201,7 +201,8 @@ class Tracker:
     def snapshot(self, phase: str, elapsed: float, processes: Mapping[str, ProcessState]) -> Snapshot:
         """The state of things, `elapsed` seconds after the start."""
         statuses = self._latest.values()
-        training = next((s.training for s in statuses if s.training and s.node.role == "trainer"), None)
+        told = (s.training for s in statuses if s.training and s.node.role == "trainer")
+        training = max(told, key=lambda part: part.step, default=None)
         run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
         return replace(
             self._base,

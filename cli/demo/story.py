@@ -3,7 +3,7 @@
 Everything that is started is stopped, whichever way the story ends: processes first, then the chain.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from protocol.errors import IntellectError
 ROOT = Path(__file__).resolve().parents[2]
 POLL = 1.0  # seconds between questions to a daemon
 CHURN_POLL = 0.1
+LEADER_DIES_AT = 5  # steps
 DRAW = 0.5  # seconds between pictures
 STALL = 600.0  # seconds without a new step after which something must be wrong
 REPORT_SECONDS = 30.0  # that the report of an interrupted demo may take
@@ -103,6 +104,9 @@ async def _perform(
                 nursery.start_soon(
                     _churn, participants[1], participants[0], latecomer, scene, supervisor, starting, view
                 )
+            trainers = [one for one in participants if one.role == "trainer"]
+            if len(trainers) > 1:
+                nursery.start_soon(_take_over, trainers, scene, tracker, supervisor, starting, view)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
@@ -152,6 +156,39 @@ async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingP
         await trio.sleep(CHURN_POLL)
 
 
+async def _take_over(
+    trainers: Sequence[Participant],
+    scene: Scene,
+    tracker: Tracker,
+    supervisor: Supervisor,
+    starting: Callable[[Participant], None],
+    view: View,
+) -> None:
+    """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
+    leader, standby = trainers[0], trainers[1]
+    while (step := await _step_of(leader, scene)) < LEADER_DIES_AT or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110
+        await trio.sleep(CHURN_POLL)
+    supervisor.kill(leader.name)
+    died = trio.current_time()
+    view.say(f"{leader.name} is killed at step {step}; {standby.name} has replayed {await _step_of(standby, scene)}")
+    while True:
+        status = await get_status_async(socket_of(scene.state_dir(standby.name)))
+        if status and status.chair and status.chair.leads and status.training:
+            if status.training.step >= status.chair.from_step:
+                break
+        await trio.sleep(CHURN_POLL)
+    seconds = trio.current_time() - died
+    equal = f"{status.chair.equal} of {status.chair.replayed} replayed steps equal"
+    view.say(f"{standby.name} leads: policy {status.training.step} came {seconds:.1f} s after the death ({equal})")
+    starting(leader)
+    view.say(f"{leader.name} comes back, as the last standby")
+
+
+async def _step_of(one: Participant, scene: Scene) -> int:
+    status = await get_status_async(socket_of(scene.state_dir(one.name)))
+    return status.training.step if status and status.training else -1
+
+
 async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], last: Snapshot, view: View) -> None:
     """The report of a demo that was cut short, if it came as far as a reward; a second signal does not cut it off."""
     if not last.rewards:
@@ -168,7 +205,9 @@ async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], 
 def _program(
     one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], options: DemoOptions
 ) -> Program:
-    command = join_command(one, scene, stage.profile, stage.pool, options.page, options.worker_engine)
+    shows = "standby" if options.trainers == 2 else "standby 1" if options.trainers > 2 else "trainer"  # who lives on
+    page = options.page if one.name == shows else None
+    command = join_command(one, scene, stage.profile, stage.pool, page, options.worker_engine)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
 
 
@@ -236,7 +275,8 @@ async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Sn
     events = await event_rows(chain.client)
 
     def write() -> dict[str, Any]:
-        spool = scene.state_dir("trainer") / "spool"
+        spools = [scene.state_dir(one.name) / "spool" for one in cast(options) if one.role == "trainer"]
+        spool = spools[min(1, len(spools) - 1)]  # of several the first is killed on the way
         summary = write_report(scene.report, last, spool=spool, events=events, seed=options.seed)
         (scene.report / "snapshot.json").write_bytes(msgspec.json.encode(last))
         return summary

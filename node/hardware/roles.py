@@ -18,7 +18,7 @@ def reason_for(asked: Role, role: Role, hardware: Hardware) -> str:
 
 
 def choose_role(
-    role: Role, own: Address, trainer: Address, validators: tuple[Address, ...], hardware: Hardware
+    role: Role, own: Address, trainers: tuple[Address, ...], validators: tuple[Address, ...], hardware: Hardware
 ) -> Role:
     """The role that this node will play.
 
@@ -26,7 +26,7 @@ def choose_role(
     pool gives it to this node, and otherwise works if the machine can hold an engine.
     """
     posts: list[Role] = []
-    if own == trainer:
+    if own in trainers:
         posts.append("trainer")
     if own in validators:
         posts.append("validator")

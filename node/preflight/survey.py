@@ -161,7 +161,7 @@ class Survey:
     def _role(self, pool: PoolInfo) -> Role | None:
         asked = self._config.role
         try:
-            role = choose_role(asked, self._node, pool.manager, pool.validators, self._hardware)
+            role = choose_role(asked, self._node, pool.trainers, pool.validators, self._hardware)
         except IntellectError as error:
             self._add(failure("role", f"{error.what}: {error.why}", error.remedy))
             return None

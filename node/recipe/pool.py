@@ -117,6 +117,11 @@ class RolloutPool:
             del self._groups[key]
         return len(keys)
 
+    def settle(self, keys: Iterable[Key]) -> None:
+        """Remove groups that another trainer's batch has used up."""
+        for key in keys:
+            self._groups.pop(key, None)
+
     def forget_made_with(self, gone: Callable[[bytes], bool]) -> int:
         """Remove the groups that policies made which are none any more, by their roots; how many there were."""
         keys = [key for key, one in self._groups.items() if one.origin and gone(one.origin.commitment.policy_root)]

@@ -140,7 +140,8 @@ class Showing(Service):
                 self._unpin(kind, step)
         for step in range(oldest, clock.newest_step):
             announced = clock.of_step(step + 1)
-            if announced is None or ("manifest", step) in self._pinned:
+            replayed = self._spool.works_path(step).exists()  # a standby is a step behind
+            if announced is None or not replayed or ("manifest", step) in self._pinned:
                 continue
             roots = await trio.to_thread.run_sync(self._named, step)
             self._pin("manifest", step, (announced.message.batch_root, *roots))

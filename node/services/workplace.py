@@ -23,6 +23,7 @@ from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.chairing import Chairing
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
 from node.services.tables import Tables
@@ -114,6 +115,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def certifying(self) -> Certifying:
         """What this validator certifies; asked by what reads what nodes show."""
         return Certifying(self.station)
+
+    @cached_property
+    def chairing(self) -> Chairing:
+        """Who leads; a trainer's service asks it."""
+        return Chairing(self.station, self.chain)
 
     @cached_property
     def rounds(self) -> Rounds:

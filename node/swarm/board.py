@@ -36,6 +36,7 @@ from protocol.messages import (
     PolicyAnnounced,
     RolloutCommitted,
     Signed,
+    SilenceSigned,
     StepJudged,
     VerdictIssued,
     VerdictRechecked,
@@ -342,6 +343,8 @@ class Board:
                 for one in certificates:
                     if signer_of(self._domain, one.statement(self._pool), one.signature) != author:
                         return False
+            case SilenceSigned(signature=signature):
+                return signer_of(self._domain, message.statement, signature) == author
             case EarningsSigned(earnings=earnings, signature=signature):
                 return signer_of(self._domain, earnings, signature) == author
             case DisputeRaised(first=first, second=second):

@@ -24,6 +24,7 @@ from protocol.messages import (
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    SilenceSigned,
     StepJudged,
     TaskClaimed,
     TaskOffered,
@@ -68,6 +69,7 @@ RULES: Mapping[type[Message], Rule] = {
     CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # one an epoch, and each again now and then until it is posted
     EarningsSigned: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
     CutSigned: Rule(By.VALIDATOR, 128, 4.0, 64.0),  # two a round, more where validators differ
+    SilenceSigned: Rule(By.VALIDATOR, 4, 0.5, 8.0),  # one a lease that nobody holds any more
     TaskOffered: Rule(By.TRAINER, 64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
     TaskClaimed: Rule(By.MEMBER, 64, 2.0, 64.0),  # one a shard, of seconds at least
     EnvironmentPublished: Rule(By.MEMBER, 16, 0.5, 16.0),  # MOST_OWN of a catalogue, each once a minute

@@ -47,6 +47,14 @@ class Terms:
         """The newest term."""
         return self._terms[-1]
 
+    def of(self, step: int) -> Term:
+        """The term in which a policy lies, as far as is known."""
+        return next(term for term in reversed(self._terms) if term.from_step <= step or term is self._terms[0])
+
+    def first_of_another(self, own: Address, after: int) -> int | None:
+        """The first policy of the earliest term later than `after` that is somebody else's; None without one."""
+        return next((term.from_step for term in self._terms if term.number > after and term.holder != own), None)
+
     def follow(self, listener: Listener) -> None:
         """Told after every change."""
         self._listeners.append(listener)

@@ -21,6 +21,7 @@ Every file appears whole or not at all. Knows names and atomicity; knows nothing
 import operator
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -168,6 +169,23 @@ class Spool:
         """Those of the checkpoints there, ascending."""
         return sorted(_steps(self.checkpoints)) if self.checkpoints.exists() else []
 
+    def cut(self, step: int) -> None:
+        """Delete policies from `step` on, and what they were made from: another trainer decides them. The learner must
+        not run."""
+        for path in self._beyond(step):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self._newest, self._next_batch = -1, 0
+
+    def _beyond(self, step: int) -> list[Path]:
+        """Metrics come first: without them a step is not complete."""
+        made = [path for part in ("out", "eval", "ckpt") for path in sorted((self.root / part).iterdir())]
+        fed = [path for part in ("in", "works", "stats") for path in sorted((self.root / part).glob("batch-*"))]
+        found = [path for path in made if (at := _number(path)) is not None and at >= step]
+        return found + [path for path in fed if (at := _number(path)) is not None and at >= step - 1]
+
     def oldest_checkpoint(self) -> int:
         """Its step, 0 if there is none: what came before it is replayed by nobody."""
         return min(self.checkpoint_steps(), default=0)
@@ -213,6 +231,12 @@ def image_of(root: Path, step: int | None) -> tuple[int, Path]:
 
 def step_of(image: Path) -> int:
     return int(image.stem.removeprefix("policy-"))
+
+
+def _number(path: Path) -> int | None:
+    """Of a file or directory that is named for a step."""
+    digits = re.search(r"-(\d{6,})(?:\.|$)", path.name)
+    return int(digits[1]) if digits else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Publisher:
     async def publish(self, step: int, image: Path, word: StepWord | None = None) -> HeldPolicy:
         """Announce the image of `step`. After a restart the journaled announcement is repeated as it was."""
         info, tensors = await self._take_in(step, image)
-        slot = step.to_bytes(8, "big")
+        slot = _slot(step, word)
         raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
         if raw is None:
             manifest = await self._describe(step, info, tensors)
@@ -115,13 +115,23 @@ class Publisher:
             manifest = await self._said_before(raw, step, info, tensors)
             raw = self._with_word(raw, word)
         await self._board.post_raw(raw)
+        held = await self._held(raw, step, info, manifest)
+        patch = manifest.patches[-1].size if manifest.patches else 0
+        log.info("policy.published", step=step, root=held.root.hex(), bytes=info.size, patch_bytes=patch)
+        return held
+
+    async def hold(self, step: int, image: Path, raw: bytes) -> HeldPolicy:
+        """Serve a policy that another trainer has announced, and build on it. Raises MalformedPolicy if the image is
+        another one."""
+        info, tensors = await self._take_in(step, image)
+        return await self._held(raw, step, info, await self._said_before(raw, step, info, tensors))
+
+    async def _held(self, raw: bytes, step: int, info: BlobInfo, manifest: PolicyManifest) -> HeldPolicy:
         message = self._read(raw)
         held = HeldPolicy(step, manifest.policy_root, self._store.path(info.root), manifest, message.manifest_root, raw)
         self._previous = held
         if self._records is not None and self._shelf is not None:
             await trio.to_thread.run_sync(self._records.write, held, self._shelf.keep)
-        patch = manifest.patches[-1].size if manifest.patches else 0
-        log.info("policy.published", step=step, root=held.root.hex(), bytes=info.size, patch_bytes=patch)
         return held
 
     async def _take_in(self, step: int, image: Path) -> tuple[BlobInfo, tuple[TensorInfo, ...]]:
@@ -233,11 +243,17 @@ class Publisher:
         )
 
     def _read(self, raw: bytes) -> PolicyAnnounced:
-        """An announcement of our own."""
+        """An announcement of a trainer's."""
         message = parse_envelope(self._pool, raw).message
         if not isinstance(message, PolicyAnnounced):
             raise MalformedPolicy("unreadable announcement", "it is another kind of message")
         return message
+
+
+def _slot(step: int, word: StepWord | None) -> bytes:
+    """In the journal. A trainer that leads again may say a step of its earlier term anew."""
+    term = 0 if word is None else word.statement.term
+    return step.to_bytes(8, "big") + (term.to_bytes(4, "big") if term else b"")
 
 
 def _read_manifest(path: Path) -> bytes:

@@ -49,7 +49,7 @@ Where validators are slower than workers everything waits, and who asked for all
 class Intake:
     """A service. fresh: whether groups of a step may still be trained on; taken_in, taken_back: what becomes of groups,
     and of a work's; to_judge: is given groups that have no reward yet; journeys: hears how far each work has come;
-    look, hopeless: as in Values."""
+    asks: whether this trainer asks for verdicts, as the leader does; look, hopeless: as in Values."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Intake:
         taken_back: Callable[[WorkId], object],
         to_judge: Callable[[Unjudged], None] = lambda _: None,
         journeys: Journeys | None = None,
+        asks: Callable[[], bool] = lambda: True,
         look: OwnLook | None = None,
         hopeless: Callable[[str], None] = lambda why: None,
     ) -> None:
@@ -72,6 +73,7 @@ class Intake:
         self._to_judge = to_judge
         self._journeys = journeys or Journeys(station.clock.monotonic)
         self._look = look
+        self._asks = asks
         self.values = Values(station, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
@@ -133,7 +135,8 @@ class Intake:
     async def _ask_again(self, work: Work) -> None:
         """Ask every validator for its verdict on a file that waits too long, and see whether it can be had at all: only
         of such files is silence held against anybody."""
-        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+        if self._asks():
+            await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
         log.info("verdict.wanted", work=work.id.hex()[:16])
         try:
             await self._fetch(work, self._station.jury.validators())

@@ -1,12 +1,13 @@
 """The trainer's word about a step: the manifest of its batch as a blob, and the statement that binds what came out."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 import trio
 
-from node.recipe.manifest import compose, materialise, scores_of
+from node.recipe.manifest import Scores, compose, materialise, scores_of
 from node.recipe.pool import Selection
 from node.services.station import Station
 from node.training.batch import Batch
@@ -14,7 +15,7 @@ from node.training.computed_by import arithmetic_in
 from node.training.spool import Spool
 from node.weights.publish import StepWord
 from protocol.blobs import BlobInfo
-from protocol.identity import address_from_bytes
+from protocol.identity import Address, address_from_bytes
 from protocol.manifest import BatchManifest, ComposedBatch, PolicyStatement, decode_composed, encode_manifest
 from protocol.statements import sign
 
@@ -28,44 +29,51 @@ async def make_batch(station: Station, selection: Selection) -> tuple[ComposedBa
     """What a selection is made of, and the batch from that: by the way of everybody who replays the step. Raises
     IntellectError where a part of it cannot be had any more, or breaks a rule."""
     composed = compose(station.run.spec, station.run.root, station.pool, selection)
+    return composed, await make(station, composed, scores_of(selection))
+
+
+async def make(
+    station: Station, composed: ComposedBatch, judged: Mapping[bytes, Scores], holders: Sequence[Address] = ()
+) -> Batch:
+    """The batch with these parts. holders: of everything that it names, besides who wrote it. Raises as above."""
     paths = dict[bytes, Path]()
     for work in composed.works:
         authors = [address_from_bytes(one.author) for one in work.reports]
         wanted = [(work.file_root, work.size), *((one.root, one.size) for one in work.reports)]
         for root, size in wanted:
-            sources = [work.author, *authors]
+            sources = [work.author, *authors, *holders]
             paths[root] = await station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
     def made() -> Batch:
         read = lambda root: paths[root].read_bytes()  # noqa: E731
-        return materialise(station.run.spec, composed, read, read, scores_of(selection))
+        return materialise(station.run.spec, composed, read, read, judged)
 
-    return composed, await trio.to_thread.run_sync(made)
+    return await trio.to_thread.run_sync(made)
 
 
-async def word_on(station: Station, spool: Spool, step: int) -> StepWord | None:
+async def word_on(station: Station, spool: Spool, step: int, term: int) -> StepWord | None:
     """About the step that led to policy `step`; None where the learner did not say what it computed."""
-    metrics = await trio.to_thread.run_sync(_metrics, spool, step)
+    metrics = await trio.to_thread.run_sync(metrics_of, spool, step)
     if "state_root" not in metrics:
         return None
     parent, batch = bytes(32), BlobInfo(bytes(32), 0, 0, ())
     if step > 0:
-        parent, encoded = await trio.to_thread.run_sync(_manifest, spool, step, metrics)
+        parent, encoded = await trio.to_thread.run_sync(_manifest, spool, step, metrics, term)
         batch = await station.blobs.add(encoded)
         log.info("manifest.made", step=step - 1, bytes=len(encoded))
     policy, state = (bytes.fromhex(str(metrics[name])) for name in ("policy_root", "state_root"))
-    statement = PolicyStatement(station.pool, TERM, step, parent, policy, batch.root, state)
+    statement = PolicyStatement(station.pool, term, step, parent, policy, batch.root, state)
     signature = sign(station.key, station.domain, statement.commitment(station.key.address))
     return StepWord(statement, batch.size, signature)
 
 
-def _manifest(spool: Spool, step: int, metrics: dict[str, object]) -> tuple[bytes, bytes]:
+def _manifest(spool: Spool, step: int, metrics: dict[str, object], term: int) -> tuple[bytes, bytes]:
     """(policy root of the step before, the encoded manifest)."""
-    parent = bytes.fromhex(str(_metrics(spool, step - 1)["policy_root"]))
+    parent = bytes.fromhex(str(metrics_of(spool, step - 1)["policy_root"]))
     state, arithmetic = bytes.fromhex(str(metrics["state_before"])), arithmetic_in(metrics)
     composed = decode_composed(spool.works_path(step - 1).read_bytes())
-    return parent, encode_manifest(BatchManifest(composed, TERM, parent, state, arithmetic))
+    return parent, encode_manifest(BatchManifest(composed, term, parent, state, arithmetic))
 
 
-def _metrics(spool: Spool, step: int) -> dict[str, object]:
+def metrics_of(spool: Spool, step: int) -> dict[str, object]:
     return msgspec.json.decode(spool.metrics_path(step).read_bytes(), type=dict[str, object])

@@ -18,10 +18,20 @@ from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
-from node.recipe.pool import Group, RolloutPool, Selection, group_id
+from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id
 from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
+from node.services.chairing import Chairing, Ready
 from node.services.station import Rate, Station
+from node.services.training.following import (
+    Compared,
+    batch_of,
+    compare,
+    entry_of,
+    remember_term,
+    settled_by,
+    term_known,
+)
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
 from node.services.training.stating import make_batch, word_on
@@ -31,13 +41,17 @@ from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
+from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
 from protocol.errors import IntellectError
 from protocol.manifest import ComposedBatch, encode_manifest
+from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
 POLL = 0.05
 AHEAD = 1
+FOLLOW_AGAIN = 1.0
+"""Seconds before what could not be had of another trainer's step is asked for again."""
 HISTORY = 400
 
 
@@ -65,8 +79,13 @@ class Trainer:
         observer: Observer,
         docket: Docket | None = None,
         look: OwnLook | None = None,
+        chair: Chairing | None = None,
     ) -> None:
         self._station = station
+        self._chair = chair
+        self._term = 0
+        self.compared = self.equal = 0
+        self.apart: Compared | None = None
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
@@ -89,6 +108,7 @@ class Trainer:
             taken_back=self._take_back,
             to_judge=self._docket.put,
             journeys=self._journeys,
+            asks=lambda: self.leads(self.step + 1),
             look=look,
             hopeless=self._give_up,
         )
@@ -101,6 +121,8 @@ class Trainer:
         self._first_batch = 0
         self.began_at: float | None = None
         self.seconds = 0.0
+        if chair is not None:
+            chair.ready, chair.at, chair.told = self.ready, self._at, self._compared
 
     @property
     def queued(self) -> int:
@@ -139,6 +161,14 @@ class Trainer:
         return self._observer.latest
 
     async def run(self) -> None:
+        """Until the run is over: one stint after the other, each without what another trainer's term took back."""
+        while True:
+            await self._heed_terms()
+            if not await self._stint():
+                return
+
+    async def _stint(self) -> bool:
+        """Whether there is another one to come."""
         journal = self._station.journal
         self._first_batch = self._spool.next_batch()
         self._station.progress.doing = self.doing
@@ -151,11 +181,74 @@ class Trainer:
             nursery.start_soon(self._evaluator.run)
             nursery.start_soon(self._intake.run)
             nursery.start_soon(self._feed)
+            nursery.start_soon(self._watch_terms, nursery.cancel_scope)
             async with trio.open_nursery() as until_over:
                 until_over.start_soon(self._publish)
                 await self._put_on_record()
                 until_over.cancel_scope.cancel()
             self._finish()
+        return not self.done
+
+    # terms
+
+    def leads(self, step: int) -> bool:
+        """Whether policy `step` is this trainer's to make and publish."""
+        return self._chair is None or self._chair.leads(step)
+
+    def _lost_from(self) -> int | None:
+        """The first policy here that somebody else's later term decides; None where there is none. Policy 0 follows
+        from the start model, whoever says it."""
+        own, terms = self._station.key.address, self._station.membership.terms
+        first = terms.first_of_another(own, self._term)
+        return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
+
+    async def _heed_terms(self) -> None:
+        """Drop what this trainer made beyond the start of another's term, as if it had never been."""
+        self._term = await trio.to_thread.run_sync(term_known, self._spool)
+        first = self._lost_from()
+        if first is not None:
+            log.warning("trainer.cut_back", step=first, term=self._station.membership.terms.now.number)
+            self._station.progress.tell("chair", f"another trainer leads: own policies from {first} on are dropped")
+            await trio.to_thread.run_sync(self._spool.cut, first)
+            self.step = min(self.step, first - 1)
+            self._pool.forget_made_with(self._station.jury.policies.is_orphan)
+        await self._remember_term()
+
+    async def _remember_term(self) -> None:
+        self._term = self._station.membership.terms.now.number
+        await trio.to_thread.run_sync(remember_term, self._spool, self._term)
+
+    async def _watch_terms(self, stint: trio.CancelScope) -> None:
+        """End the stint where a later term takes something back."""
+        while True:
+            await trio.sleep(POLL)
+            if self.done or self._term == self._station.membership.terms.now.number:
+                continue
+            self._pool.forget_made_with(self._station.jury.policies.is_orphan)
+            if self._lost_from() is not None:
+                stint.cancel()
+            else:
+                await self._remember_term()
+
+    def ready(self) -> Ready | None:
+        """What this trainer could lead from now: everything announced is replayed here, and came out equal."""
+        newest = self._spool.newest_step()
+        if self.done or self.ended_by or self.apart or newest < 0 or self._spool.next_batch() != newest:
+            return None
+        policies = self._station.jury.policies
+        if policies.of_step(newest) is None:
+            before = policies.of_step(newest - 1)
+            return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
+        announced = policies.of_step(newest)
+        return Ready(newest + 1, announced.message.policy_root) if announced and self.step >= newest else None
+
+    def _at(self) -> tuple[int, bytes]:
+        announced = self._station.jury.policies.of_step(self.step)
+        return max(self.step, 0), announced.message.policy_root if announced else bytes(32)
+
+    def _compared(self) -> dict[str, Any]:
+        apart = f"step {self.apart.step}: {self.apart.differs}" if self.apart else ""
+        return {"replayed": self.compared, "equal": self.equal, "apart": apart}
 
     # policies out
 
@@ -170,8 +263,9 @@ class Trainer:
                 self.ended_by = f"this trainer is not believed any more: {fork.what if fork else ''}"
                 return
             began = self._station.clock.monotonic()
-            word = await word_on(self._station, self._spool, step)
-            held = await self._publisher.publish(step, self._spool.policy_path(step), word)
+            held = await self._bring_out(step)
+            if held is None:
+                return
             self._announced[step] = self._station.clock.monotonic() - began
             self._journeys.published(step)
             self._station.shelf.put(held)
@@ -179,6 +273,30 @@ class Trainer:
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=self._evaluations.waiting())
             self.step = step
             self._tell_of_policy(step)
+
+    async def _bring_out(self, step: int) -> HeldPolicy | None:
+        """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
+        apart: then this trainer follows no further, and never leads from there."""
+        own, policies = self._station.key.address, self._station.jury.policies
+        while True:
+            signed = policies.of_step(step)
+            if signed is not None and signed.author != own and self._chair is not None:
+                return await self._compare(step, signed)
+            if signed is not None or self.leads(step):
+                word = await word_on(self._station, self._spool, step, self._station.membership.terms.of(step).number)
+                return await self._publisher.publish(step, self._spool.policy_path(step), word)
+            await trio.sleep(POLL)
+
+    async def _compare(self, step: int, signed: Signed[PolicyAnnounced]) -> HeldPolicy | None:
+        found = await compare(self._spool, signed)
+        self.compared += 1
+        if found.differs:
+            self.apart = found
+            text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
+            self._station.progress.trouble(f"{text}: this trainer does not take the chair")
+            return None
+        self.equal += 1
+        return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
 
     async def _put_on_record(self) -> None:
         """Each published step in order, once its evaluation is there, until the run ends by what the records say."""
@@ -220,6 +338,8 @@ class Trainer:
         """What this trainer does now, in words."""
         if self.done:
             return f"the run is over: {self.ended_by or 'its last step is done'}"
+        if not self.leads(self.step + 1):
+            return f"stands by: {self.equal} of {self.compared} replayed steps are equal to the leader's"
         return f"policy {self.step} is published; {self.queued} verified rollouts wait for the next batch"
 
     async def _recall(self) -> None:
@@ -275,7 +395,7 @@ class Trainer:
     # verdicts in
 
     def _take_in(self, groups: list[Group]) -> None:
-        self._pool.add(group for group in groups if not self._is_used(_name(group)))
+        self._pool.add(group for group in groups if not self._is_used(_key_name(group.key)))
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
     def _is_used(self, name: bytes) -> bool:
@@ -299,12 +419,39 @@ class Trainer:
             step = self._spool.next_batch()
             if step >= self._spec.recipe.steps:
                 return
-            if step <= self.step + AHEAD and not self._evaluations.behind:
+            if not self.leads(step + 1):
+                if self.apart is None and await self._follow(step):
+                    continue
+            elif step <= self.step + AHEAD and not self._evaluations.behind:
                 selection = self._pool.take(step)
                 if selection is not None:
                     await self._hand_over(selection)
                     continue
             await trio.sleep(POLL)
+
+    async def _follow(self, step: int) -> bool:
+        """Hand the learner what another trainer composed; False where that is not announced, or cannot be had now."""
+        signed = self._station.jury.policies.of_step(step + 1)
+        if signed is None or signed.message.statement is None:
+            return False
+        try:
+            composed, batch = await batch_of(self._station, signed)
+        except IntellectError as error:
+            log.warning("step.not_followed", step=step, why=error.why)
+            self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
+            await trio.sleep(FOLLOW_AGAIN)
+            return False
+        keys = settled_by(self._spec.rollout.prompts_per_file, self._station.pool, composed)
+        self._pool.settle(keys)
+        await self._settle([_key_name(key) for key in keys], step)
+        entry = entry_of(composed, batch)
+        await trio.to_thread.run_sync(self._write, entry, composed, batch)
+        self._tokens += entry.metrics["output_tokens"]
+        return True
+
+    async def _settle(self, names: list[bytes], step: int) -> None:
+        await self._station.journal.do(self._station.journal.consume, names, step)
+        self._use(names, step)
 
     def _fresh(self, policy_step: int) -> bool:
         return self._spool.next_batch() - policy_step <= self._spec.recipe.max_staleness
@@ -312,28 +459,27 @@ class Trainer:
     async def _hand_over(self, selection: Selection) -> None:
         """Journal what is used up, then the batch log, then the batch: a crash in between frees the groups again. What
         cannot be made again from its names is not learnt from."""
-        step, journal = selection.step, self._station.journal
+        step = selection.step
         try:
             composed, batch = await make_batch(self._station, selection)
         except IntellectError as error:
             log.error("batch.not_made", step=step, why=error.why)
             self._lost += sum(len(group.rows) for group in selection.settled)
             return
-        settled = [_name(group) for group in selection.settled]
-        await journal.do(journal.consume, settled, step)
-        self._use(settled, step)
+        await self._settle([_key_name(group.key) for group in selection.settled], step)
         stats = describe(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         stats["file_seconds"] = self._journeys.means(selection.groups)
-        await trio.to_thread.run_sync(self._write, selection, stats, composed, batch)
+        entry = Entry(step, stats, [group_id(group) for group in selection.groups])
+        await trio.to_thread.run_sync(self._write, entry, composed, batch)
         self._tokens += stats["output_tokens"]
         for age, count in stats["staleness"].items():
             self.staleness[int(age)] += count
         log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
 
-    def _write(self, selection: Selection, stats: dict[str, Any], composed: ComposedBatch, batch: Batch) -> None:
-        self._batch_log.write(Entry(selection.step, stats, [group_id(group) for group in selection.groups]))
-        self._spool.write_works(selection.step, encode_manifest(composed))
-        self._spool.write_batch(selection.step, encode_batch(batch))
+    def _write(self, entry: Entry, composed: ComposedBatch, batch: Batch) -> None:
+        self._batch_log.write(entry)
+        self._spool.write_works(entry.step, encode_manifest(composed))
+        self._spool.write_batch(entry.step, encode_batch(batch))
 
     # as a service
 
@@ -381,7 +527,7 @@ def _by_step(names: Mapping[bytes, int]) -> dict[int, set[bytes]]:
     return found
 
 
-def _name(group: Group) -> bytes:
+def _key_name(key: Key) -> bytes:
     """What the journal calls a group: its file's root and its number."""
-    root, number = group.key
+    root, number = key
     return root + number.to_bytes(4, "big")

@@ -24,6 +24,7 @@ from node.state.journal import Journal
 from node.swarm.ballots import FileState
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register
+from node.swarm.terms import Terms
 from node.training.batch import decode_batch, encode_batch
 from node.training.spool import Spool
 from node.weights.publish import StepWord
@@ -244,6 +245,7 @@ class House:
             progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
+            membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time)),
             clock=Clock(),
         )
         publisher = SimpleNamespace(publish=self._publish)

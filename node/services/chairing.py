@@ -1,0 +1,205 @@
+"""The chair: a leader holds it, validators say that they do not hear it any more, a standby takes it in its turn.
+
+What is so stands on the chain, and every node reads it there (`node.swarm.terms`). Without a chair nothing of this is
+done: the pool's manager leads.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from node.chain.errors import Reverted
+from node.services.base import Service
+from node.services.station import Station
+from node.swarm.terms import Term
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.messages import Signed, SilenceSigned
+from protocol.statements import TermSilent, sign
+
+log = structlog.get_logger()
+POLL = 0.5
+SILENCE_SECONDS = 20.0
+"""Without a heartbeat: longer than a restart takes."""
+PAUSE = 2.0
+"""Seconds before a transaction that failed is tried again."""
+TURN = 5.0
+"""Seconds that a standby leaves to each one before it to carry the validators' words."""
+KEPT = 16
+"""Leases about which words of silence are kept."""
+
+
+class OnChain(Protocol):
+    """The part of node.chain that a chair needs."""
+
+    async def hold_chair(self, pool: int, step: int, policy_root: bytes) -> object: ...
+    async def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> object: ...
+    async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> object: ...
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What a trainer could lead from: the first policy that would be its own, and the root of the one before it."""
+
+    from_step: int
+    parent: bytes
+
+
+class Chairing(Service):
+    """ready: what this trainer could lead from, None while it cannot; at: how far the leader is, (step, root)."""
+
+    name = "chair"
+
+    def __init__(self, station: Station, chain: OnChain, *, silence: float = SILENCE_SECONDS) -> None:
+        self._station = station
+        self._chain = chain
+        self._silence = silence
+        self._terms = station.membership.terms
+        self._words: dict[tuple[int, int], dict[Address, bytes]] = {}
+        self._complete_at: dict[tuple[int, int], float] = {}
+        self._signed: set[tuple[int, int]] = set()
+        self.ready: Callable[[], Ready | None] = lambda: None
+        self.at: Callable[[], tuple[int, bytes]] = lambda: (0, bytes(32))
+        self.told: Callable[[], dict[str, Any]] = dict
+        self.lost = 0
+
+    @classmethod
+    async def open(cls, place: Any) -> "Chairing":
+        return place.chairing
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._sign_always)
+            nursery.start_soon(self._act_always)
+
+    # whose it is
+
+    def leads(self, step: int) -> bool:
+        """Whether policy `step` is this node's to publish, and the chain still says so as far as this node knows. While
+        the chain is silent a leader goes on until its lease is over by its own clock."""
+        term = self._terms.of(step)
+        if term.holder != self._station.key.address:
+            return False
+        return term is not self._terms.now or self._in_force(term)
+
+    def _in_force(self, term: Term) -> bool:
+        return not term.ended and self._station.time.now() < term.until
+
+    def status(self) -> dict[str, Any]:
+        term, own = self._terms.now, self._station.key.address
+        if not self._terms.seated:
+            return {}
+        order = sorted((one for one in self._terms.trainers if one != term.holder), key=lambda one: self._turn(one))
+        facts = {
+            "term": term.number,
+            "holder": term.holder,
+            "leads": term.holder == own and self._in_force(term),
+            "from_step": term.from_step,
+            "ended": term.ended,
+            "until": term.until,
+            "standbys": order,
+            "lost": self.lost,
+        }
+        return {"chair": {**facts, **self.told()}}
+
+    def _turn(self, trainer: Address) -> int:
+        return self._terms.turn(trainer) or 0
+
+    # validators: silence
+
+    async def _sign_always(self) -> None:
+        while True:
+            await trio.sleep(POLL)
+            members, term = self._station.membership, self._terms.now
+            if self._terms.seated and members.may_validate(members.own) and self._is_silent(term):
+                await self._say_silent(term)
+
+    def _is_silent(self, term: Term) -> bool:
+        """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
+        now, member = self._station.clock.monotonic(), self._station.membership.table.get(term.holder)
+        seen = member.seen_at if member is not None else None
+        return not term.ended and seen is not None and now - max(seen, term.at) > self._silence
+
+    async def _say_silent(self, term: Term) -> None:
+        key = (term.number, term.until)
+        if key in self._signed:
+            return
+        self._signed.add(key)
+        station = self._station
+        silent = TermSilent(station.pool, *key)
+        signature = sign(station.key, station.domain, silent)
+        log.warning("leader.silent", holder=term.holder, term=term.number)
+        station.progress.tell("chair", f"the trainer {term.holder} is not heard: this validator says so")
+        await station.board.post(SilenceSigned(pool=station.pool, term=key[0], until=key[1], signature=signature))
+
+    async def _listen(self) -> None:
+        async for signed in self._station.board.subscribe(SilenceSigned):
+            self._hear(signed)
+
+    def _hear(self, signed: Signed[SilenceSigned]) -> None:
+        key = (signed.message.term, signed.message.until)
+        if key[0] < self._terms.now.number or (key not in self._words and len(self._words) >= KEPT):
+            return
+        self._words.setdefault(key, {})[signed.author] = signed.message.signature
+
+    # trainers: hold, end, take
+
+    async def _act_always(self) -> None:
+        while True:
+            await trio.sleep(POLL)
+            if not self._terms.seated or self._station.key.address not in self._terms.trainers:
+                continue
+            try:
+                await self._act()
+            except Reverted as error:  # another one was first, or the chain's clock is a little behind
+                self.lost += 1
+                log.info("chair.refused", why=error.why)
+                await trio.sleep(PAUSE)
+            except IntellectError as error:
+                log.warning("chair.not_reached", why=error.why)
+                await trio.sleep(PAUSE)
+
+    async def _act(self) -> None:
+        term, now = self._terms.now, self._station.time.now()
+        if term.holder == self._station.key.address and not term.ended:
+            if now > term.until - self._terms.lease / 2:
+                await self._chain.hold_chair(self._station.pool, *self.at())
+                await self._until_changed(term)
+            return
+        ready, turn = self.ready(), self._terms.turn(self._station.key.address)
+        if ready is None or turn is None:
+            return
+        if now >= turn:
+            await self._take(term, ready)
+        elif not term.ended:
+            await self._carry(term)
+
+    async def _take(self, term: Term, ready: Ready) -> None:
+        log.info("chair.taking", term=term.number + 1, from_step=ready.from_step)
+        await self._chain.take_chair(self._station.pool, term.number + 1, ready.from_step, ready.parent)
+        await self._until_changed(term)
+        said = f"this trainer leads from policy {ready.from_step} on, in term {term.number + 1}"
+        self._station.progress.tell("chair", said)
+
+    async def _carry(self, term: Term) -> None:
+        """A quorum's words of silence, once there are as many; the next standby first."""
+        key, members = (term.number, term.until), self._station.membership
+        words = [word for author, word in self._words.get(key, {}).items() if members.may_validate(author)]
+        if len(words) < members.quorum:
+            return
+        at = self._complete_at.setdefault(key, self._station.clock.monotonic())
+        turn = self._terms.turn(self._station.key.address) or 0
+        place = (turn - term.until) // max(self._terms.grace, 1)
+        if self._station.clock.monotonic() - at < place * TURN:
+            return
+        await self._chain.end_term(TermSilent(self._station.pool, *key), words[: members.quorum])
+        await self._until_changed(term)
+
+    async def _until_changed(self, term: Term) -> None:
+        """Until the chain's events tell of it."""
+        with trio.move_on_after(4 * PAUSE):
+            while self._terms.now == term:  # noqa: ASYNC110 - the event comes from another task
+                await trio.sleep(POLL / 5)
