@@ -1,0 +1,229 @@
+"""The chair, node by node: who says silence, who carries it, who takes, and what a leader does without the chain."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from node.chain.errors import Reverted, RpcUnreachable
+from node.progress import ProgressRecord
+from node.services.chairing import SILENCE_SECONDS, Chairing, Ready
+from node.swarm.terms import Terms
+from protocol.identity import NodeKey
+from protocol.messages import Signed, SilenceSigned
+from protocol.statements import Domain, TermSilent, signer_of
+
+A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
+DOMAIN = Domain(31337, A.address)
+LEASE, GRACE = 200, 30
+ROOT = b"\x55" * 32
+
+
+class World:
+    """Chain and clocks of a pool with three trainers and two validators, both of which are a quorum."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.said: list[Any] = []
+        self.sent: list[tuple[str, Any]] = []
+        self.away = False
+        self.first: NodeKey | None = None
+        self.nodes: list[Terms] = []
+
+    def node(self, key: NodeKey, ready: Ready | None = None) -> Chairing:
+        terms = Terms(A.address, lambda: self.time)
+        terms.take(0, A.address, 0, bytes(32), int(self.time) + LEASE)
+        terms.seat([one.address for one in (A, B, C)], LEASE, GRACE)
+        self.nodes.append(terms)
+        seen = {A.address: SimpleNamespace(seen_at=self.time)}
+        members = SimpleNamespace(
+            own=key.address,
+            terms=terms,
+            table=seen,
+            quorum=2,
+            may_validate=lambda one: one in (V.address, W.address),
+        )
+        station = SimpleNamespace(
+            key=key,
+            domain=DOMAIN,
+            pool=7,
+            membership=members,
+            board=SimpleNamespace(post=self.post),
+            clock=SimpleNamespace(monotonic=lambda: self.time),
+            time=SimpleNamespace(now=lambda: self.time),
+            progress=ProgressRecord(),
+        )
+        chair = Chairing(station, Door(self, key))  # type: ignore[arg-type]
+        chair.ready = lambda: ready
+        return chair
+
+    async def post(self, message: Any) -> None:
+        self.said.append(message)
+
+    def tell(self, change: Any) -> None:
+        for terms in self.nodes:
+            change(terms)
+
+
+class Door:
+    """One node's way to the chain, whose word reaches everybody at once."""
+
+    def __init__(self, world: World, key: NodeKey) -> None:
+        self.world, self.key = world, key
+
+    def _open(self, what: str, given: Any) -> None:
+        if self.world.away:
+            raise RpcUnreachable({"http://nowhere": "no answer"})
+        self.world.sent.append((what, given))
+
+    async def hold_chair(self, pool: int, step: int, root: bytes) -> None:
+        self._open("hold", step)
+        until = int(self.world.time) + LEASE
+        self.world.tell(lambda terms: terms.hold(terms.now.number, until))
+
+    async def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> None:
+        self._open("take", (self.key.address, from_step))
+        if self.world.nodes[0].now.number >= term:
+            raise Reverted("take the chair", "OtherTerm", {"term": term, "until": 0})
+        until = int(self.world.time) + LEASE
+        self.world.tell(lambda terms: terms.take(term, self.key.address, from_step, parent, until))
+
+    async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> None:
+        self._open("end", sorted(signer_of(DOMAIN, silent, one) for one in signatures))
+        self.world.tell(lambda terms: terms.end(silent.term, int(self.world.time)))
+
+
+def hears(chair: Chairing, *validators: NodeKey, world: World) -> None:
+    for one, said in zip(validators, world.said, strict=True):
+        chair._hear(Signed(one.address, said, b""))  # noqa: SLF001
+
+
+async def silence(world: World, *validators: Chairing) -> None:
+    for one in validators:
+        term = one._terms.now  # noqa: SLF001
+        if one._is_silent(term):  # noqa: SLF001
+            await one._say_silent(term)  # noqa: SLF001
+
+
+async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before() -> None:
+    world = World()
+    judge = world.node(V)
+    world.time += SILENCE_SECONDS
+    await silence(world, judge)
+    assert world.said == []
+    world.time += 1
+    await silence(world, judge)
+    await silence(world, judge)
+    (said,) = world.said
+    assert isinstance(said, SilenceSigned) and said.fault() is None
+    assert signer_of(DOMAIN, said.statement, said.signature) == V.address
+    judge._station.membership.table.clear()  # noqa: SLF001
+    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - who never spoke has its lease
+
+
+async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> None:
+    world = World()
+    judges, standby = (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
+    world.time += SILENCE_SECONDS + 1
+    await silence(world, *judges)
+    hears(standby, V, W, world=world)
+    await standby._act()  # noqa: SLF001
+    assert world.sent == [("end", sorted([V.address, W.address]))]
+    await standby._act()  # noqa: SLF001
+    assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
+
+
+async def test_one_word_of_two_ends_nothing() -> None:
+    world = World()
+    judge, standby = world.node(V), world.node(B, Ready(6, ROOT))
+    world.time += SILENCE_SECONDS + 1
+    await silence(world, judge)
+    hears(standby, V, world=world)
+    await standby._act()  # noqa: SLF001
+    assert world.sent == []
+
+
+async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> None:
+    world = World()
+    leader, judges, standby = world.node(A), (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
+    world.time += SILENCE_SECONDS + 1
+    await silence(world, *judges)
+    hears(standby, V, W, world=world)
+    world.tell(lambda terms: terms.hold(0, int(world.time) + LEASE))
+    await standby._act()  # noqa: SLF001
+    assert world.sent == [] and leader.leads(6)
+
+
+async def test_without_validators_the_lease_runs_out_by_itself_and_each_standby_has_its_turn() -> None:
+    world = World()
+    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
+    world.time += LEASE
+    await second._act()  # noqa: SLF001
+    assert world.sent == []
+    await first._act()  # noqa: SLF001
+    assert world.sent == [("take", (B.address, 6))]
+
+
+async def test_of_two_that_take_at_once_one_leads_and_the_other_goes_on_following() -> None:
+    world = World()
+    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(7, ROOT))
+    world.time += LEASE + GRACE
+    term = second._terms.now  # noqa: SLF001 - what it saw before the other was first
+    await first._act()  # noqa: SLF001
+    with pytest.raises(Reverted):
+        await second._take(term, Ready(7, ROOT))  # noqa: SLF001
+    assert first.leads(7) and not second.leads(7)
+
+
+async def test_a_standby_that_could_not_lead_takes_nothing() -> None:
+    """It has not replayed all, or what it replayed came out otherwise than was stated."""
+    world = World()
+    standby = world.node(B, None)
+    world.time += LEASE + 1
+    await standby._act()  # noqa: SLF001
+    assert world.sent == []
+
+
+async def test_a_leader_holds_in_the_second_half_of_its_lease_and_pauses_at_its_end_while_the_chain_is_away() -> None:
+    world = World()
+    leader = world.node(A)
+    leader.at = lambda: (5, ROOT)
+    await leader._act()  # noqa: SLF001
+    assert world.sent == []
+    world.time += LEASE / 2 + 1
+    world.away = True
+    with pytest.raises(RpcUnreachable):
+        await leader._act()  # noqa: SLF001
+    assert leader.leads(6)
+    world.time += LEASE / 2
+    assert not leader.leads(6)
+    world.away = False
+    await leader._act()  # noqa: SLF001
+    assert world.sent == [("hold", 5)] and leader.leads(6)
+
+
+async def test_a_leader_whose_term_was_ended_publishes_nothing_more_and_takes_as_the_last() -> None:
+    world = World()
+    leader = world.node(A, Ready(6, ROOT))
+    world.tell(lambda terms: terms.end(0, int(world.time)))
+    assert not leader.leads(6)
+    await leader._act()  # noqa: SLF001
+    assert world.sent == []
+    world.time += 2 * GRACE
+    await leader._act()  # noqa: SLF001
+    assert world.sent == [("take", (A.address, 6))] and leader.leads(6)
+
+
+async def test_a_chain_that_is_away_during_a_take_over_is_asked_again(autojump_clock: trio.testing.MockClock) -> None:
+    world = World()
+    standby = world.node(B, Ready(6, ROOT))
+    world.time += LEASE
+    world.away = True
+    with trio.move_on_after(10):
+        await standby._act_always()  # noqa: SLF001
+    assert world.sent == []
+    world.away = False
+    with trio.move_on_after(10):
+        await standby._act_always()  # noqa: SLF001
+    assert world.sent[0] == ("take", (B.address, 6))
