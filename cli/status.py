@@ -130,6 +130,7 @@ def activity(status: DaemonStatus) -> Lines:
         rate = status.work.tokens_per_second if status.work else 0.0
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         lines.append(f"run {run.name}: {at} of {run.steps_total}{speed}")
+    lines += _chair(status)
     if status.training and status.training.ended_by:
         lines.append(f"ended: {status.training.ended_by}")
     if run and run.over:
@@ -137,6 +138,20 @@ def activity(status: DaemonStatus) -> Lines:
     if status.work and status.work.waiting:
         lines.append(f"waits: {status.work.waiting}")
     return lines
+
+
+def _chair(status: DaemonStatus) -> Iterator[str]:
+    """Who leads, and how far this trainer's own replay is."""
+    chair = status.chair
+    if chair is None or not chair.holder:
+        return
+    who = "this node" if chair.leads else chair.holder
+    silent = ", ended: a quorum did not hear it" if chair.ended else ""
+    yield f"chair: term {chair.term}, held by {who} from policy {chair.from_step} on{silent}"
+    if not chair.leads and status.node.address in chair.standbys:
+        place = chair.standbys.index(status.node.address) + 1
+        apart = f"; apart: {chair.apart}" if chair.apart else ""
+        yield f"standby {place} of {len(chair.standbys)}: replayed {chair.replayed}, equal {chair.equal}{apart}"
 
 
 def wanted(status: DaemonStatus) -> Lines:
@@ -253,6 +268,8 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     audit = status.audit
     if audit and not audit.trainer.trusted:
         lines.append(f"the trainer is not trusted any more: {audit.trainer.why}; every member has what shows it")
+    if status.chair and status.chair.apart:
+        lines.append(f"its replay is not what the leader stated ({status.chair.apart}): intellect-node audit step")
     lines += status.pay.warnings if status.pay else []
     lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
     left = {node: uses.left_out for node, uses in (status.uses.workers if status.uses else {}).items() if uses.left_out}

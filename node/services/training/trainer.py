@@ -332,7 +332,7 @@ class Trainer:
             progress.tell("engine", "the learner is ready")
             progress.enter("first-contribution", self.doing)
         tell = progress.contributed if step > self._first_batch else progress.tell
-        tell("policy", f"policy {step} is published")
+        tell("policy", f"policy {step} is {'published' if self.leads(step) else 'replayed, equal to the leader'}")
 
     def doing(self) -> str:
         """What this trainer does now, in words."""

@@ -26,3 +26,26 @@ def test_a_step_that_waits_for_its_evaluation_knows_when_it_was_done(tmp_path: P
     assert spool.age(3) >= 100
     os.utime(path, (0, path.stat().st_mtime + 10_000))  # a clock that was set back
     assert spool.age(3) == 0
+
+
+def test_what_another_trainer_decides_is_cut_and_what_led_to_it_stays(tmp_path: Path) -> None:
+    """Batch 4 made policy 5: both go, and a checkpoint of step 6; policy 4 and its batch stay."""
+    spool = Spool(tmp_path / "spool")
+    spool.prepare(b"{}", tmp_path)
+    for step in range(8):
+        spool.write_works(step, b"works")
+        spool.write_batch(step, b"batch")
+        for path in (spool.policy_path(step), spool.metrics_path(step), spool.evaluation_path(step)):
+            path.write_bytes(b"{}")
+    for step in (3, 6):
+        (spool.checkpoints / f"step-{step:06d}").mkdir()
+    (spool.root / "stats").mkdir()
+    (spool.root / "stats" / "batch-000004.json").write_bytes(b"{}")
+    assert (spool.newest_step(), spool.next_batch()) == (7, 8)
+    spool.cut(5)
+    assert (spool.newest_step(), spool.next_batch()) == (4, 4)
+    assert spool.policy_path(4).exists() and not spool.policy_path(5).exists()
+    assert spool.batch_path(3).exists() and not spool.batch_path(4).exists() and not spool.works_path(4).exists()
+    assert spool.evaluation_path(4).exists() and not spool.evaluation_path(5).exists()
+    assert not (spool.root / "stats" / "batch-000004.json").exists()
+    assert spool.checkpoint_steps() == [3]
