@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import TermEnded, TermHeld, TermTaken, TrainersSeated
+from contracts.bindings import NOBODY, TermEnded, TermHeld, TermTaken, TrainersSeated
 from protocol.identity import NodeKey
 from protocol.statements import TermSilent, sign
 from tests.contracts.conftest import WINDOW, Pool
@@ -70,7 +70,7 @@ def test_only_the_manager_seats_and_only_what_is_in_form(pool: Pool, refused: An
     for trainers in ([], [NodeKey.generate().address for _ in range(9)]):
         with refused("BadTrainers"):
             send(seat(pool.id, trainers, LEASE, GRACE), pool.manager)
-    for trainers in ([one, two, one], ["0x" + "00" * 20]):
+    for trainers in ([one, two, one], [NOBODY]):
         with refused("NotATrainer"):
             send(seat(pool.id, trainers, LEASE, GRACE), pool.manager)
     send(seat(pool.id, [NodeKey.generate().address for _ in range(8)], LEASE, LEASE), pool.manager)
@@ -97,6 +97,7 @@ def test_standbys_take_in_their_order_and_the_last_holder_comes_last(chair: Chai
     with refused("TooEarly"):
         chair.take(chair.c, at=until + GRACE - 1)
     (taken,) = chair.world.events(chair.take(chair.c, at=until + GRACE))
+    assert isinstance(taken, TermTaken)
     assert (taken.holder, taken.term, taken.from_step, taken.parent) == (chair.c.address, 1, 7, ROOT)
     with refused("OtherTerm"):
         chair.take(chair.b)  # it lost: somebody has this term

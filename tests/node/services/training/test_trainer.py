@@ -18,6 +18,7 @@ from node.progress import ProgressRecord
 from node.recipe.batch_log import BatchLog
 from node.recipe.docket import Docket
 from node.recipe.manifest import materialise
+from node.services.chairing import Ready
 from node.services.training.trainer import StepMetrics, Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
@@ -437,3 +438,38 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than a node does, and fetch one file after the other, so that their order is known."""
     monkeypatch.setattr("node.services.training.trainer.POLL", 0.005)
     monkeypatch.setattr("node.services.training.intake.FETCHERS", 1)
+
+
+async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_free_again(tmp_path: Path) -> None:
+    """Killed as the leader at policy 3; meanwhile another trainer took the chair from policy 2 on."""
+    house = House(tmp_path / "house", RUN)
+    for step in range(3):
+        house.swarm.submit(0, step, VARIED)
+    await house.live(until=2, last=2)
+    trainer, journal = house.open(last=2)
+    terms = trainer._station.membership.terms  # noqa: SLF001
+    assert house.spool.newest_step() == 2 and house.spool.batch_path(1).exists()
+    terms.take(1, WORKER, 2, policy(1), 10**10)
+    assert trainer._lost_from() == 2  # noqa: SLF001
+    await trainer._heed_terms()  # noqa: SLF001
+    assert house.spool.newest_step() == 1 and house.spool.next_batch() == 1
+    assert trainer._lost_from() is None and trainer.step <= 1  # noqa: SLF001
+    again, _ = house.open(last=2)
+    again._station.membership.terms.take(1, WORKER, 2, policy(1), 10**10)  # noqa: SLF001
+    await again._heed_terms()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
+    assert house.spool.newest_step() == 1
+    journal.close()
+
+
+async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Path) -> None:
+    """While a batch is under way, or an announced policy is not brought out here, it could not."""
+    house = House(tmp_path / "house", RUN)
+    house.swarm.submit(0, 0, VARIED)
+    await house.live(until=0, last=1)
+    trainer, journal = house.open(last=1)
+    assert trainer.ready() is None  # policy 1 is announced, and this life has not brought it out yet
+    trainer.step = 1
+    assert trainer.ready() == Ready(2, policy(1))
+    house.spool.write_batch(1, b"under way")
+    assert trainer.ready() is None
+    journal.close()
