@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.contract.frame import AsJson, Network, Plan, chair_app, read, step, transaction, when
+from cli.contract.frame import Plan, chair_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import address, seconds, word
 from cli.errors import USAGE, CommandError
-from cli.output import duration, print_facts, print_json
+from cli.output import duration
 
 if TYPE_CHECKING:
     from contracts.bindings import ChairInfo
@@ -23,32 +23,24 @@ Step = Annotated[int, typer.Option("--step", min=0, max=2**64 - 1, help="The fir
 Root = Annotated[Any, typer.Option("--root", parser=word, metavar="ROOT", help="Policy root, 64 hex digits.")]
 
 
-@chair_app.command("show", epilog="Example:  intellect-node contract chair show 7 --network base-sepolia --json")
-def show(pool: Pool, network: Network = "local", as_json: AsJson = False) -> None:
+@question(chair_app, "show", example="chair show 7 --network base-sepolia --json")
+async def show(chain: "ChainClient", pool: Pool) -> tuple[dict[str, Any], list[Any]]:
     """Who leads a pool's training, until when, and who comes next."""
-
-    async def look(chain: "ChainClient") -> "tuple[ChairInfo | None, Address, int]":
-        return await chain.chair(pool), (await chain.pool(pool)).manager, (await chain.block()).timestamp
-
-    info, manager, now = read(network, look)
+    info = await chain.chair(pool)
     if info is None:
+        manager = (await chain.pool(pool)).manager
         alone = {"pool": pool, "trainers": [manager], "holder": manager, "term": 0, "seated": False}
-        print_json(alone) if as_json else print_facts([("leads", f"the manager {manager}, for good")])
-        return
-    facts = {name: getattr(info, name) for name in info.__struct_fields__}
-    if as_json:
-        print_json({**facts, "parent": info.parent.hex(), "holder": info.holder, "seated": True})
-        return
-    turns = [(f"standby {one}", f"may take the chair {when(info.turn(one), now)}") for one in _in_turn(info)]
-    ends = "ended" if info.ended else "its lease ends"
-    rows: list[tuple[str, Any]] = [
+        return alone, [("leads", f"the manager {manager}, for good")]
+    now = (await chain.block()).timestamp
+    rows: list[Any] = [
         ("leads", f"{info.holder}, term {info.term}, from policy {info.from_step} on"),
-        (ends, when(info.until, now)),
-        *turns,
+        ("ended" if info.ended else "its lease ends", when(info.until, now)),
+        *((f"standby {one}", f"may take the chair {when(info.turn(one), now)}") for one in _in_turn(info)),
     ]
     if info.proposed_from:
         rows.append(("proposed", f"{', '.join(info.proposed)}, from {when(info.proposed_from, now)}"))
-    print_facts(rows)
+    facts = {name: getattr(info, name) for name in info.__struct_fields__}
+    return {**facts, "parent": info.parent.hex(), "holder": info.holder, "seated": True}, rows
 
 
 def _in_turn(info: "ChairInfo") -> "list[Address]":

@@ -89,6 +89,8 @@ def command(
         raise CommandError(
             "more liars than validators", f"{len(lies)} of {judges}", f"--validators {2 * len(lies) + 1}", USAGE
         )
+    if pretrains and (trainers or 1) > 1:
+        raise CommandError("a run that pre-trains has no leader", "nobody stands by", "leave --trainers out", USAGE)
     _check_parts()
     options = DemoOptions(
         directory=directory,

@@ -267,3 +267,18 @@ def test_a_stranger_can_choose_among_pools(scene: Any, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert line in shown and "pays 1 per 1000 units, 50 tokens left" in shown and "by invitation" in shown
     assert "0 members, 1 of 1 validators decide" in shown and "bonds 100 tokens" in shown
+
+
+def test_the_chair_of_a_pool_is_its_managers_until_trainers_are_seated(scene: Any) -> None:
+    first, second = NodeKey.generate().address, NodeKey.generate().address
+    pool = scene.send("me", "pool", "create", "--run-root", "22" * 32, "--trainer", scene.me, "--validator", first)[
+        "pool"
+    ]
+    alone = scene.look("chair", "show", str(pool))
+    assert (alone["holder"], alone["term"], alone["seated"]) == (scene.me, 0, False)
+    scene.send("me", "chair", "seat", str(pool), "--trainer", scene.me, "--trainer", second, "--lease", "10m")
+    seated = scene.look("chair", "show", str(pool))
+    assert seated["trainers"] == [scene.me, second] and seated["holder"] == scene.me and seated["lease_seconds"] == 600
+    held = scene.send("me", "chair", "hold", str(pool), "--step", "3", "--root", "33" * 32)
+    assert scene.look("chair", "show", str(pool))["until"] >= seated["until"] and held["transaction"]
+    scene.send("me", "chair", "take", str(pool), "--step", "4", "--root", "33" * 32, "--dry-run", code=4)  # it leads
