@@ -51,7 +51,7 @@ async def make(
     return await trio.to_thread.run_sync(made)
 
 
-async def word_on(station: Station, spool: Spool, step: int, term: int) -> StepWord | None:
+async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> StepWord | None:
     """About the step that led to policy `step`; None where the learner did not say what it computed."""
     metrics = await trio.to_thread.run_sync(metrics_of, spool, step)
     if "state_root" not in metrics:
