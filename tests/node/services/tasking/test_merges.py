@@ -19,11 +19,9 @@ from node.weights.merge import assemble, merge_models, merge_stretches
 from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.merging import Merge
-from protocol.messages import PolicyAnnounced
 from protocol.policy import bf16_bits, encode_image
 from protocol.statements import Outcome
 from protocol.tasks import MergeOrder, TaskId, TaskSpec
-from tests.attacks.validators.court import POOL
 from tests.node.services.tasking.town import Town, at_once, opened
 
 UNITS, STRETCH = 300, 1000
@@ -51,8 +49,8 @@ async def announce(town: Town) -> list[Path]:
     paths = []
     for step, root in enumerate(ROOTS, 1):
         paths.append(image(town.directory / "blobs" / root.hex(), step))
-        said = PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1)
-        await town.trainer.board.post(said)
+        for seat in (town.trainer, *town.workers, *town.seats):
+            seat.jury.policies.learn(step, root)
         manifest: Any = SimpleNamespace(image_root=root)
         held: Any = SimpleNamespace(root=root, step=step, path=paths[-1], manifest=manifest)
         town.trainer.station.shelf._held[step] = held
