@@ -97,6 +97,9 @@ class ToolEnvironment:
     def is_judged(self, problem: Problem) -> bool:
         return self._problems.is_judged(problem)
 
+    def is_witnessed(self, problem: Problem) -> bool:
+        return self._problems.is_witnessed(problem)
+
     def _told(self, result: str) -> list[int]:
         return self._encode(tell_result(result, self._most))
 
