@@ -208,7 +208,7 @@ def test_a_profile_whose_contracts_are_not_there_is_refused(scene: Any, capsys: 
 
 
 def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
-    """Three of its transactions stand, then the endpoint dies."""
+    """Three of its seven transactions stand, then the endpoint dies."""
     profile = msgspec.structs.replace(load_profile(NETWORK, home=scene.home, deployed=False), name="second")
     write_profile(user_profile_path("second", scene.home), profile)
     deploy = ["contract", "deploy", "--network", "second", "--key", "me", "--replace", "--yes", "--json"]
@@ -225,10 +225,10 @@ def test_a_deployment_that_was_interrupted_goes_on(scene: Any) -> None:
         scene.cli(*deploy, code=130)
     finally:
         ChainClient.execute = real  # type: ignore[method-assign]
-    assert len(scene.cli(*deploy[:-2], "--dry-run", "--json")["steps"]) == 3
+    assert len(scene.cli(*deploy[:-2], "--dry-run", "--json")["steps"]) == 4
     before = int(scene.rpc("eth_blockNumber"), 16)
     done = scene.cli(*deploy)
-    assert int(scene.rpc("eth_blockNumber"), 16) == before + 3
+    assert int(scene.rpc("eth_blockNumber"), 16) == before + 4
     assert load_profile("second", home=scene.home).contracts.swarm == done["swarm"] != profile.contracts.swarm
     assert scene.cli("contract", "params", "--network", "second", "--json")["contracts"]["court"] == done["court"]
 

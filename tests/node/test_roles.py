@@ -46,7 +46,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer tasks slashed "
+    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses chair tasks slashed "
     "network_stats board engine processes restarts services last_error events"
 ).split()
 WORK = {
@@ -107,13 +107,14 @@ async def crew_of(place: Workplace) -> Crew:
     [
         (
             "worker",
-            "tallying jury heartbeat ending catalogue engine policies generating tasks paying settling".split(),
+            "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying settling".split(),
         ),
         (
             "validator",
             [
                 "tallying",
                 "jury",
+                "tracing",
                 "heartbeat",
                 "ending",
                 "claims",
@@ -121,10 +122,12 @@ async def crew_of(place: Workplace) -> Crew:
                 "engine",
                 "policies",
                 "judging",
+                "auditing",
                 "certifying",
                 "tabling",
                 "paying",
                 "settling",
+                "chair",
             ],
         ),
         (
@@ -132,6 +135,7 @@ async def crew_of(place: Workplace) -> Crew:
             [
                 "tallying",
                 "jury",
+                "tracing",
                 "heartbeat",
                 "ending",
                 "claims",
@@ -141,6 +145,8 @@ async def crew_of(place: Workplace) -> Crew:
                 "clearing",
                 "offers",
                 "showing",
+                "auditing",
+                "chair",
                 "training",
             ],
         ),
@@ -166,6 +172,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         assert crew.names == [
             "tallying",
             "jury",
+            "tracing",
             "gateway",
             "heartbeat",
             "ending",
@@ -176,6 +183,8 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "clearing",
             "offers",
             "showing",
+            "auditing",
+            "chair",
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
