@@ -79,6 +79,7 @@ def _could_not_replay(other: Judgement, accusing: Judgement, groups: int) -> boo
     """Whether the accused fault is in what the environment said, and the other verdict leaves that group undecided."""
     if accusing.verdict.reason != Reason.FORGED_TURN or not 0 <= accusing.group < groups or _objective(other):
         return False
+    # A forged turn names its group, and only a verdict that leaves this very group open may have missed it.
     rewards = _rewards(other, groups)
     return not rewards or rewards[accusing.group] == UNDECIDED
 

@@ -131,7 +131,10 @@ def encode(batch: RolloutBatch) -> bytes:
 
 
 def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:
-    """The columns with `segments` behind them, if one of the rows took more than one turn."""
+    """The columns with `segments` behind them, if one of the rows took more than one turn.
+
+    Without turns a file's bytes, its content digest and the bindings of its proofs are as if there were no segments.
+    """
     return (*columns, _SEGMENTS) if any(row.segments for row in rows) else columns
 
 

@@ -240,6 +240,7 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         rows.left_out += 1
         return
     if task is None:
+        # Left out in silence, such rows would make the run train on something else than its file says.
         raise _OtherTask(f"task_type {published.task[:80]!r} cannot be scored; {nearest(published.task, TASK_TYPES)}")
     if not _in_solve_range(raw, arguments):
         rows.left_out += 1

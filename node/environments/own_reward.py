@@ -1,7 +1,8 @@
 """A reward function of one's own over the problems of any environment: `score(row, answer) -> float`, at a desk.
 
 row: what the problem is (Row); answer: the text that was sampled last, special tokens left out, also where the length
-limit cut it off. Whatever is finite may be returned. The function is trusted and has no deadline: it is its owner's.
+limit cut it off. Whatever is finite may be returned, also -1 or 7. The function is trusted and has no deadline: it is
+its owner's code in its owner's process, and at a desk no verdict depends on it.
 """
 
 import math

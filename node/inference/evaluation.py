@@ -57,6 +57,7 @@ class Evaluation:
         score."""
         self.answered = self.answered_in(step)
         table = self._by_label()
+        # Others never enter eval_reward: the run's goal goes by it, and a second benchmark must not move a run's end.
         for label, environment in self._others.items():
             table[label] = float(np.mean([one.task for one in self._answered(environment, step, label)]))
         reward, error = mean_and_error([one.reward for one in self.answered])
@@ -84,6 +85,7 @@ class Evaluation:
         of their own."""
         limit = self._run.rollout.max_output_tokens
         place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little") + label.encode()
+        # Not from the policy's root: two recipes with one seed are compared on equal problems at every step.
         chosen = sample(held_back_parts(environment), self._run.evaluation.problems, _key(place, _SAMPLE))
         drawn = uniforms(_key(place, _EVALUATION), len(chosen) * limit).reshape(len(chosen), limit)
         problems = [environment.held_back_problem(number) for number in chosen]

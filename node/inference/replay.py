@@ -42,6 +42,7 @@ def replay_turns(
         return None, set(groups)
     unreplayed: set[int] = set()
     otherwise: Fault | None = None
+    # If time runs out, what stays open is not what this validator drew, and nobody knows beforehand what that is.
     drawn, others = [group for group in groups if group in first], [group for group in groups if group not in first]
     for some in (*_together(drawn, size), *_together(others, size)):
         replays = [_replay_of(tasks, row) for group in some for row in batch.rows if row.group == group]

@@ -106,6 +106,8 @@ def replies(environment: Environment, due: Sequence[Due], bounds: Bounds) -> lis
 
 
 def _fitting(said: list[int] | None, transcript: Transcript, bounds: Bounds) -> list[int] | None:
+    # A reply that does not fit ends the rollout. Cut, it would be no message of the chat template, and where it is cut
+    # would be one more thing that all nodes have to agree on.
     before = sum(len(segment.tokens) for segment in transcript if not segment.sampled)
     return list(said) if said and before + len(said) <= bounds.environment_tokens else None
 

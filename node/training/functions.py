@@ -3,6 +3,7 @@
     loss(tokens: LossInputs, objective: Objective) -> Tensor or TokenLoss     float[n], per token, differentiable
     advantage(samples: Samples) -> array                                      float[n], per sample
 
+A function gets one argument of ours, so that a field more in it breaks nobody's function.
 What one's own functions return is checked: shape, type, finite numbers, and that the loss depends on the log-probs.
 A loss that needs `proximal_logprobs` says so: `my_loss.needs_proximal = True`. One that pulls at tokens of advantage
 zero is found by trying it, or says so: `my_loss.pulls_at_zero_advantage = True`. Nothing that such a loss returns is

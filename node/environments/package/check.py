@@ -292,6 +292,7 @@ def _differences(item: Item, players: Sequence[_Player], played: Sequence[Mappin
 
 
 def _pairs(players: Sequence[_Player]) -> Iterator[tuple[_Player, _Player]]:
+    # The sandbox's Python and the native one differ in their version, which is no mistake of a package.
     for place, player in enumerate(players):
         yield from ((player, other) for other in players[place + 1 :] if other.way.pair == player.way.pair)
 

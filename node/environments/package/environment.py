@@ -53,6 +53,7 @@ class PackageEnvironment(Defaults):
         self._tokenizer = tokenizer
         self._chat = arguments.template == "chat"
         self._said = Recent[bytes, str](_REMEMBERED)
+        # All rows are read here, once, with their prompts: what is wrong with row 7 is known before a run begins.
         problems = [self._problem(item) for item in package.items()]
         held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
         self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]

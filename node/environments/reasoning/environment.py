@@ -150,7 +150,10 @@ def answer_in(text: str) -> str:
 
 
 def above_floor(dataset: str, score: float) -> float:
-    """What a data set pays for any answer whatever is nothing."""
+    """What a data set pays for any answer whatever is nothing.
+
+    Honest partial credit up to there is lost with it: 0.67 for answering "0" to a question about dates is worse.
+    """
     return score if score > FLOORS.get(dataset, 0.0) else 0.0
 
 

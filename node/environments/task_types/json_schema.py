@@ -1,6 +1,7 @@
 """`json_schema`: the answer is JSON that fits a schema (draft 2020-12, without remote references and formats).
 
-The schema's patterns are regular expressions of a stranger on text of another, so they are tried in the sandbox.
+The schema's patterns are regular expressions of a stranger on text of another and may run for ever. So they are tried
+in the sandbox, which counts instructions; the library for schemas needs native code, which the sandbox has not.
 """
 
 import json

@@ -77,6 +77,8 @@ class VerifiersEnvironment(Defaults):
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """The package's own reward; 0 for a rollout that is over where the package would have gone on: after a cut, or
         an answer (one with marks of the template in it) that the package's renderer would change."""
+        # No error: that would stop a run at the first strange token of an untrained policy. Where even plain answers
+        # are changed, `check_renderer` has refused the package.
         rollouts = [self._rollout(problem, one) for problem, one in zip(problems, transcripts, strict=True)]
         return [found.reward or 0.0 for found in self._replayer.replay(rollouts)]
 
