@@ -64,6 +64,8 @@ class ProgramRunner:
         """
         if self._sandbox is None:
             self._sandbox = self.open(_ENTRY, guest(_ENTRY))
+        # A call for each trial. One for all would save some forks. But a program would see its later inputs, one
+        # endless trial would take the others' outputs, and nobody could stop at the first wrong one.
         left = TOTAL * self._limits.fuel
         for trial in trials:
             if left <= 0:

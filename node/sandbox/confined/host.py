@@ -1,8 +1,9 @@
 """The process around a confined guest: `python -m node.sandbox.confined.host`, frames on standard input and output.
 
-No stranger's code ever runs in it. Every call is a fork that first goes behind the walls and only then imports the
-entry module; what it prints goes to memory files of bounded size, what it replies into a pipe, and how it ended is
-what the kernel says.
+No stranger's code ever runs in it, and it never imports what it serves: a server with the module in it must be allowed
+to fork, so the module could fork, too, and seccomp cannot count. Every call is a fork that first goes behind the walls
+and only then imports the entry module; what it prints goes to memory files of bounded size, what it replies into a
+pipe, and how it ended is what the kernel says.
 """
 
 import gc

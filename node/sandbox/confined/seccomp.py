@@ -1,7 +1,8 @@
 """seccomp: from now on this process makes only the system calls that Python needs to compute.
 
 An allow-list: whatever is not named fails with EPERM. No processes or threads, no sockets, no signals to anybody, no
-waiting (so that only computing takes time), no descriptors but files. Kernel documentation: seccomp_filter.
+waiting (so that only computing takes time, which the kernel counts, and the wall clock almost never ends a call), no
+descriptors but files. Kernel documentation: seccomp_filter.
 """
 
 import ctypes
