@@ -2,6 +2,7 @@
 
 Knows names, order and metadata of the tensors that llama.cpp's converter writes for Llama; `gguf` knows how numbers
 are packed. Weights that were quantised are rounded to bf16 once more: they are as good as the file, no better.
+Transformers reads GGUF, too, but its tokenizer for it lacks the split into single digits that SmolLM2's own has.
 """
 
 import json

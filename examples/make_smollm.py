@@ -32,7 +32,8 @@ STORIES = (
 PEOPLE = ("Tom", "Ann", "Sam", "Eva")
 THINGS = ("apples", "coins", "birds", "cats", "books")
 SHOWN = 6, 2
-"""The numbers of the one problem that every prompt shows solved."""
+"""The numbers of the one problem that every prompt shows solved. Asked plainly at temperature 1, the model is right in
+0 to 8 % of one-digit sums; after one example in a third of all problems, which leaves room both ways."""
 STORIES_SHARE = 5
 """One in so many pairs of numbers is told in a story, too."""
 

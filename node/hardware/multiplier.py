@@ -1,4 +1,8 @@
-"""The daemon's end of the child that multiplies (multiply.py): started when first asked, killed when late or idle."""
+"""The daemon's end of the child that multiplies (multiply.py): started when first asked, killed when late or idle.
+
+A child of its own: a daemon does not compute, and the engine's process may be busy with rollouts. It costs one more
+import of torch while it lives.
+"""
 
 import sys
 from collections.abc import Sequence

@@ -158,6 +158,8 @@ class EngineProcess:
     async def _asked(self, request: Request, policy: LoadPolicy | None, told: Told | None) -> Reply:
         while (link := self._link) is None or link.ended.is_set():
             await self._ready.wait()
+        # The policy goes with the request, whoever answers it: a caller that counted the child's starts could miss one,
+        # skip the load and fail for good.
         if policy is not None:
             await link.hold(policy)
         return await link.exchange(request, told)

@@ -32,7 +32,8 @@ class Speed(msgspec.Struct, frozen=True):
 
     def expected(self, parameters: int) -> float:
         """Tokens per second that it will draw with another model. The work grows with the parameters; a small model
-        has more besides them, so larger ones do a little better than this."""
+        has more besides them, so larger ones do a little better than this. A guess that is too low costs one file of
+        short answers; one that is too high would cost a file that comes too late."""
         return self.decode * self.parameters / max(parameters, 1)
 
 

@@ -326,6 +326,8 @@ class Voice(msgspec.Struct, frozen=True):
 
 def is_cut_off(voices: Iterable[Voice], now: float) -> bool:
     """Whether all of them have been silent for three of their own intervals; true where nobody was ever heard."""
+    # One voice is enough, since a trainer that restarts is no reason to stop. A connection is none: a dead line stays
+    # open for a while. In a partition of 45 s an honest worker made twelve files of an old policy, all lost as stale.
     return all(now - voice.heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * voice.interval) for voice in voices)
 
 
