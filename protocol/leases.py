@@ -24,7 +24,8 @@ STRIKES = 3.0
 """Leases of one node that ran out, or results of it that were refused, since its last accepted one; then its claims in
 this task are heard no more for a while."""
 OF_A_DEATH = 0.25
-"""Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others."""
+"""Of a strike, what the lease of a dead holder counts: most die by no fault, and their shards are soon with others. A
+stall that makes all workers look dead for a moment must not bar them all, or the task would end with them."""
 FORGIVEN_AFTER = 10.0
 """Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
 EARLY = 16
@@ -141,7 +142,8 @@ class Leases:
     # results
 
     def commit(self, shard: int, node: Address, work: WorkId) -> Standing:
-        """Hear of a result. One that comes after its lease, before anybody else claimed, counts."""
+        """Hear of a result. One that comes after its lease, before anybody else claimed, counts: to refuse right
+        answers would waste the work and protect nobody."""
         if work in self._standing and self._standing[work] is not Standing.UNCLAIMED:
             return self._standing[work]
         state = self._shards.get(shard)

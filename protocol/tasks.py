@@ -42,7 +42,7 @@ MAX_STRETCHES = 16
 """Of a shard."""
 _MAX_IMAGE_HEADER = 1 << 24
 COPIES = 3
-"""How many nodes do the same of a judge or review task, each by itself."""
+"""How many nodes do the same of a judge or review task, each by itself. The median of opinions needs three."""
 SUBJECT = "subject.arrow"
 """The path of the file that is judged, among a judge task's assets."""
 ANYBODY = Address("0x0000000000000000000000000000000000000000")

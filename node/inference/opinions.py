@@ -18,6 +18,7 @@ from protocol.rollout import MAX_FILE_BYTES, MalformedRollout, RolloutBatch, Sam
 
 MOST_ANSWERS = 65_536
 SIXTEENTHS = 16
+"""Steps of a score: values are compared for equality, and a sixteenth is exact in every float type."""
 NO_OPINION = -1.0
 """The score of an answer of a judge in which no number can be read."""
 SPREAD = 0.25

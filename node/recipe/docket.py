@@ -1,6 +1,8 @@
 """Groups whose rewards are a matter of opinion, between an accepted file and what its judges agree on.
 
-Everything but the reward is known of them. Pure; who asks the judges is somebody else.
+Everything but the reward is known of them (it is NaN in the validators' report), so nothing is recomputed once the
+judges have spoken. They go stale like any others: batches that waited for judges would let three slow nodes stop a run.
+Pure; who asks the judges is somebody else.
 """
 
 import math

@@ -1,7 +1,8 @@
 """What was said in a rollout, as messages: the form that users of published data expect.
 
 Read off the tokens by the model's own chat template, and only where the template makes exactly these tokens of the
-messages that were read. Elsewhere (no template, a prompt that is plain text) the text itself is the message.
+messages that were read. What was sampled is a list of tokens; roles that were guessed from it would teach a model
+something that nobody said. Elsewhere (no template, a prompt that is plain text) the text itself is the message.
 """
 
 from collections.abc import Iterator, Sequence

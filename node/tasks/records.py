@@ -1,7 +1,8 @@
 """What the owner of tasks keeps of them on disk: the specification, and of each shard its file, its report, its record.
 
 A shard's record is written last and once: whoever finds it finds the rest, and a second result of the same shard finds
-its place taken. Read by the command line, too, without the daemon. Blocking.
+its place taken. Read by the command line, too, without the daemon: these are plain files as they came, and it makes of
+them what was asked for (`exports`). Blocking.
 """
 
 import os

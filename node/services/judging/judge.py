@@ -233,6 +233,7 @@ class Validator:
 
     async def _lot(self, work: Work, recheck: bool) -> Lot | None:
         """The groups to recompute, None for all of them: of a task's every one, since its owner needs every score."""
+        # Nor could lots be drawn: a task may last longer than a window, and lots whose secret is known are no lots.
         if recheck or work.task is not None:
             return None
         history = await self._records.of(work.node)

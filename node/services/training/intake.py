@@ -234,7 +234,10 @@ class Intake:
 
 
 def _decided(votes: Sequence[Judgement], groups: int) -> set[int]:
-    """The groups that one of these verdicts has a reward for: no judge is asked about them."""
+    """The groups that one of these verdicts has a reward for: no judge is asked about them.
+
+    Otherwise one validator that leaves open what others scored would choose its reward's judges.
+    """
     known = (vote.rewards for vote in votes if len(vote.rewards) == DIGEST * groups)
     return {
         group for tags in known for group in range(groups) if tags[DIGEST * group : DIGEST * (group + 1)] != UNDECIDED
