@@ -61,7 +61,11 @@ def merged(
 
 
 def whole_weights(model_dir: Path, weights: Mapping[str, Tensor], device: str = "cpu") -> Mapping[str, Tensor]:
-    """What an engine computes with: the policy's tensors or, if it is an adapter, the start model's with it in them."""
+    """What an engine computes with: the policy's tensors or, if it is an adapter, the start model's with it in them.
+
+    Merged, an engine has the kernels and rows that verification was measured with. One that kept the adapter apart
+    would be another class of engine to calibrate.
+    """
     return merged(StartWeights(model_dir), weights, device=device) if is_adapter(weights) else weights
 
 

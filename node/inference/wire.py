@@ -202,7 +202,11 @@ class Pong(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """How far the request `id` is. done: answers that are sampled, of those it needs so far."""
+    """How far the request `id` is. done: answers that are sampled, of those it needs so far.
+
+    The answers themselves do not come one by one: what leaves an engine's process is a rollout file, an opinion or a
+    mean, each of all its sequences, and nobody could use half of one.
+    """
 
     done: int
     of: int

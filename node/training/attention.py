@@ -1,8 +1,9 @@
 """Attention over a pack: samples end to end in one row, none of which sees another.
 
 Registered with transformers under a name of its own, so every architecture that uses its attention interface can be
-packed. There is no mask to get wrong: each bucket of samples is cut out, attends causally, and is put back. Everything
-else in a decoder works token by token, given positions that begin anew with each sample.
+packed. There is no mask to get wrong: each bucket of samples is cut out, attends causally, and is put back. A mask over
+the pack would cost its length squared, and kernels for samples end to end need a GPU or a compiler. Everything else in
+a decoder works token by token, given positions that begin anew with each sample.
 """
 
 from dataclasses import dataclass

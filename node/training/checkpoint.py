@@ -284,7 +284,7 @@ class _WholePlan(DefaultLoadPlanner):
             read[item.dest_index.fqn] += math.prod(item.lengths)
         for name, tensor in self._target.items():
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            if read[name] != own.numel():
+            if read[name] != own.numel():  # the rest would stay as it was, without a word
                 raise _elsewhere(self._path, name)
         return super().finish_plan(central_plan)
 

@@ -19,6 +19,8 @@ def as_deterministic_as_set(settings: TrainerSettings, device: torch.device) -> 
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
+    # Not `warn_only`: it lets operations without such a kernel through, and under it torch's memory-efficient attention
+    # keeps its backward pass that adds in any order.
     torch.use_deterministic_algorithms(True)
     try:
         yield

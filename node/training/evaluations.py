@@ -4,7 +4,8 @@ from node.training.spool import Spool
 from protocol.run import RunSpec
 
 MOST_WAITING = 4
-"""Policies that may wait for their evaluation before the next batch is held back: each keeps an image on the disk."""
+"""Policies that may wait for their evaluation before the next batch is held back: each keeps an image on the disk. To
+leave evaluations out instead would make the curve depend on how fast the machine is."""
 
 
 class Evaluations:

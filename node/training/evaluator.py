@@ -32,7 +32,11 @@ def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
 
 
 class Evaluator:
-    """An engine of its own, and the environments of a run."""
+    """An engine of its own, and the environments of a run.
+
+    The engine that samples would have other batches with an evaluation in between, and so other last bits in its
+    rollouts: the curve of a run at a desk would depend on timing.
+    """
 
     def __init__(
         self,

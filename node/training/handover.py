@@ -1,7 +1,8 @@
 """What other machines need of the run, from machine 0: the run itself and its files, over the process group.
 
-Machines share no disk. Every file is checked against the run's own root before it has its name, so whatever has its
-name and size is taken to be it at the next start.
+Machines share no disk; a shared one, or a second server, would be one more thing to set up and to protect. Every file
+is checked against the run's own root before it has its name, so whatever has its name and size is taken to be it at
+the next start.
 """
 
 import json

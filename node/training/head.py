@@ -65,6 +65,8 @@ class _How:
         return (slice(at, min(at + self.size, count)) for at in range(0, count, self.size))
 
 
+# Autograd over chunks that are computed again would make a whole gradient of the head for each chunk, and four tables
+# of logits. This adds the gradient up in place. A fused kernel would need Triton, which CPUs lack.
 class _Head(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -182,6 +184,7 @@ class _Told:
         self.gradient.add(cut, table.slope(*slopes))
 
     def comes_true(self, by_logprobs: Tensor, by_entropy: Tensor, entropy_gradient: bool) -> bool:
+        # So a mistake in `Slopes` costs time, and never a gradient.
         return _same(by_logprobs, self.by_logprobs) and (not entropy_gradient or _same(by_entropy, self.by_entropy))
 
 

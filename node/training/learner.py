@@ -323,7 +323,8 @@ class Learner:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights as bf16 tensors, one at a time and in name order, on the first rank's CPU: what is published.
 
-        All ranks take part in each; whoever lets go of one before it asks for the next has one in memory.
+        All ranks take part in each; whoever lets go of one before it asks for the next has one in memory. Ranks do not
+        write their own slices: the digest needs all bytes in order on one host, and hosts share no disk.
         """
         place = torch.device("cpu") if self._world.first else self._world.device
         for name, parameter in self.parameters.items():

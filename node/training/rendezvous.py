@@ -30,7 +30,7 @@ def arguments(settings: TrainerSettings) -> list[str]:
         processes,
         f"--nnodes={settings.nodes}",
         f"--node-rank={settings.node_rank}",
-        "--rdzv-backend=static",
+        "--rdzv-backend=static",  # c10d deals ranks by address, and rank 0 must be where the spool is
         f"--rdzv-endpoint={settings.rendezvous}",
         f"--rdzv-id={RENDEZVOUS_ID}",
         f"--rdzv-conf=timeout={PATIENCE_SECONDS}",

@@ -1,6 +1,7 @@
 """TrainerSettings: what the trainer's machine can bear. Not part of the run: it may change at every restart.
 
 The daemon takes them from the table [trainer] of config.toml and hands them to the trainer process through the spool.
+They are not in the run's recipe, so that what is named when memory runs out can be changed without another run.
 """
 
 from collections.abc import Mapping

@@ -40,6 +40,7 @@ def without_memory(world: World) -> Iterator[None]:
 
 
 def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    # A start under torch.device("meta") would take the buffers along, and somebody would have to compute them again.
     if parameter is None or parameter.is_meta:
         return parameter
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)

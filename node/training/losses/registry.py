@@ -73,6 +73,8 @@ NAMES = tuple(sorted(_LOSSES))
 NEEDS_PROXIMAL = frozenset({"tis", "decoupled"})
 OF_WHOLE_SAMPLES = frozenset({"gspo"})
 """Losses in which a token's depends on others of its sample."""
+# dppo's pull towards the sampler holds for groups without signal, too. Without their rows its loss was 6.6e-4 off its
+# reference.
 _PULLS: dict[str, Callable[[Objective], bool]] = {"dppo": lambda o: o.sampler_kl > 0}
 
 
