@@ -93,6 +93,9 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
     pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
     outer: the state root with which its round (policy_step) begins, 32 bytes or none.
+
+    What the trainer's queue lacks is not said. Workers see that no policy comes; a number with stale groups and groups
+    without signal in it would tell them less.
     """
 
     boot: int

@@ -143,6 +143,8 @@ class RolloutPool:
         fresh = [group for group in self._groups.values() if step - group.policy_step <= self._max_staleness]
         if not self._filters.online:
             return max(0, self._wanted - len(fresh))
+        # A model that solves everything, or nothing, makes no group with signal. Then the step is made of what there
+        # is, and the alarm `no_signal` says so.
         if len(fresh) >= math.floor(self._filters.refill * self._wanted):
             return 0
         return max(0, self._wanted - sum(group.informative for group in fresh))
@@ -151,8 +153,11 @@ class RolloutPool:
         """The batch of `step`: the freshest policies first; None while groups are missing.
 
         Where more is made than can be learnt from, this keeps learning close to the policy; where less is, everything
-        is used anyway. With the online filter, groups without signal are settled together with the batch, and if the
-        refill's limit came first, some of them fill it up.
+        is used anyway. Oldest first, a swarm's queue slid to the greatest age and stayed there, and a third of the
+        work went stale all the same.
+
+        With the online filter, groups without signal are settled together with the batch, and if the refill's limit
+        came first, some of them fill it up.
         """
         self.drop_stale(step)
         if self.missing(step) > 0:

@@ -224,6 +224,8 @@ class LocalRun(DeskRun):
         """Make files with `policy` until the batch of `step` is full."""
         self._seconds = {}
         while (selection := self._pool.take(step)) is None:
+            # From 0 for each policy, as a worker counts. A step without signal leaves the weights as they were, but the
+            # next one draws other problems all the same, since a policy's root holds its step.
             index = self._made.get(policy, 0)
             have, need = self._pool.rollouts, self._run.rollout.prompts_per_step * self._run.rollout.group_size
             self._doing(f"sampling for step {step + 1} with policy {policy}: {have} of {need} rollouts")
