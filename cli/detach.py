@@ -87,6 +87,7 @@ def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], N
 
 
 def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    # the same command again, no fork: after imports a fork would copy locks that threads hold
     with log.open("wb") as output:
         return subprocess.Popen(
             command,

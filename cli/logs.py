@@ -92,6 +92,7 @@ class Follower:
         """Which of the log's files is the open one: 0 the one that is written; None: none any more."""
         if self._file is None:
             return None
+        # by inode, not by name: after a rotation the open file has another name, and no event is to be missed
         own = os.fstat(self._file.fileno()).st_ino
         return next((n for n, path in enumerate(log_files(self._directory)) if _inode(path) == own), None)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 QUESTIONS = ("am I in", "doing", "accepted", "earned", "wrong")
+"""Always in this order, and within 80 columns."""
 OUTSIDE = ("key", "chain", "role", "checks", "stake", "joining")
 """Phases of a node that is not a member yet."""
 TROUBLE_LASTS = 600.0

@@ -105,6 +105,7 @@ def _guardian_of(pid: int) -> int | None:
 
 def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> bool:
     """Whether nobody holds the directory any more, within so many seconds."""
+    # the lock is asked, not the number of the process, which another process may have by then
     began = told = time.monotonic()
     while pid_of(directory) is not None:
         now = time.monotonic()

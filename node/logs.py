@@ -82,6 +82,7 @@ class LogFile(RotatingFileHandler):
         if not isinstance(error, OSError):
             super().handleError(record)
             return
+        # the library prints a traceback for each line that it cannot write
         self.lost += 1
         if self.lost == 1:
             with contextlib.suppress(OSError):  # standard error may be on the same disk

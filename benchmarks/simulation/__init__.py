@@ -3,14 +3,16 @@
 **The product's own:** board, shelf, allowance, catch-up (`node.swarm.board`), membership, heartbeats, jury (register,
 ballots, lot book, disputes), the worker (`Generating`: its share, when it waits, what it commits to), the validator
 (`Validator`: queues, lots, records, verdicts, slashing), the trainer's intake and pool of groups, every signature and
-every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.scheduling`.
+every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.scheduling`. With a copy of the rules the
+copy would be simulated, and the product shipped.
 
 **Modelled:**
 - the clock: `trio.testing.MockClock`, which jumps to the next thing that is due. Messages arrive in ticks of TICK s;
 - links: the scenario's delay one way in the median, log-normal; a blob takes as long as the exchange's simulation says;
 - gossip: a tree in a graph of bounded degree, made anew every EPOCH s; a message waits at each hop for the CPU (M/D/1
   at the load of the last epoch). Digests are counted in bytes. Whoever needs more than its core loses the excess.
-  `gossip.py` runs the product's own rules of gossip, under a clock and on links of its own;
+  Playing every control message would cost more than all boards together. `gossip.py` runs the product's own rules of
+  gossip, under a clock and on links of its own;
 - the CPU: so many ms per message as were measured (docs/simulation.md), and an idle share;
 - engines: seconds per file by the node's class; the learner: seconds per step; checking: seconds per group;
 - the truth: an engine that checks knows which groups were cheated, and sees those that its lot drew;
@@ -18,6 +20,7 @@ every check. The exchange's decisions (`exchange.py`) are those of `node.blobs.s
 
 **Sampled:** `full` nodes run all of the above. The others publish, relay, generate and commit with keys of their own,
 and read the board of one of the full ones, as if they had heard what it has heard. Their costs are the mesh's.
+An hour of a thousand members is 70 million deliveries of heartbeats alone: not every node can have a board of its own.
 
 **Shared:** parsing, signatures and hashes of one message are computed once and not once per node (`shared.py`). The
 product never does that.

@@ -2,7 +2,8 @@
 
 Each is a pure function of a message's bytes: a node that checked for itself would find the same. And who is alive: the
 many that read one host's table are told what it said in this second. In force only inside `computed_once`, and only for
-the modules of this process.
+the modules of this process. A table of who said what would be shorter, but a second truth: it could let through what a
+node refuses.
 """
 
 from collections.abc import Callable, Iterator

@@ -205,6 +205,7 @@ class Unit:
             f"RequiresMountsFor={_word(str(self.state_dir))}",
             "# without it a daemon would make a new key there and be somebody else",
             f"AssertPathIsDirectory={_plain(self.state_dir)}",
+            # no limit: a full disk or a chain that is away passes; what a restart does not mend is in HOPELESS
             "StartLimitIntervalSec=0",
         ]
 
