@@ -22,6 +22,7 @@ from protocol.errors import IntellectError
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE / ".tools"
+# 0.11.6 cannot read the transient re-entrancy guard, and goes blind for contracts that inherit it: ours use storage
 SLITHER = "slither-analyzer==0.11.6"
 SECONDS = 1800
 _PACKAGES = {

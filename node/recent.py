@@ -1,4 +1,7 @@
-"""A mapping that forgets what was set first: no table that others fill may grow for ever."""
+"""A mapping that forgets what was set first: no table that others fill may grow for ever.
+
+A table that is emptied when full would forgive everybody at once, and whoever fills it would choose when.
+"""
 
 from collections import OrderedDict
 from typing import TypeVar

@@ -23,7 +23,8 @@ MAX_BOOTNODES = 32
 MAX_CONFIRMATIONS = 1_000
 MAX_FEE_GWEI = 1e6
 SHIPPED = Path(__file__).resolve().parent / "networks"
-"""Networks that come with the program; `contract deploy` writes a copy with addresses into the user's own."""
+"""Networks that come with the program; `contract deploy` writes a copy with addresses into the user's own.
+None has addresses itself: whose contracts to trust is the user's decision."""
 NOWHERE = Addresses(**dict.fromkeys(Addresses.__struct_fields__, NOBODY))
 """The contracts of a network where they are not deployed yet."""
 Finality = Literal["latest", "safe", "finalized"]

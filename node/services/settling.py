@@ -30,6 +30,7 @@ from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
 
 log = structlog.get_logger()
+# a claim costs the same gas however many epochs it brings, and what stands in a table is owed: waiting loses nothing
 EPOCHS_TO_GATHER = 8
 MOST_TO_GATHER = 6 * 3600.0
 """Seconds that pay may wait for more to come, so that one transaction brings several epochs."""

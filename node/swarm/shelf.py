@@ -32,6 +32,8 @@ ORIGINS = 4096
 LET_GO = 1024
 
 
+# gc=False, here and in protocol.liveness: these hold no circle, and the collector's pauses, in which nothing is heard,
+# grow with what it looks through (0.2 s at 10,000 members, before)
 class Kept(msgspec.Struct, frozen=True, gc=False):
     """number: rises with every message; at: seconds; direct: the author brought it, nobody else."""
 

@@ -5,6 +5,9 @@ A source's next request is as large as what it delivers, by all its requests tog
 little back. Near the end, when every missing piece has been asked for, the slowest requests are asked of a faster
 source, too, and the loser is cancelled.
 
+What a piece that lands costs must not grow with all that is under way, or many sources stall the loop: so counts are
+kept along, and a source's oldest request stands for its others.
+
 Knows maps, requests in flight and times; knows nothing of bytes, hashes or the network.
 """
 

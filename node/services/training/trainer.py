@@ -404,6 +404,7 @@ class Trainer:
     def _use(self, names: list[bytes], step: int) -> None:
         """Remember what trained `step`, for as long as it is fresh enough to be taken for a later one."""
         self._used[step] = set(names)
+        # names of all steps would be GBs in a long run; a group that is staler leaves the pool whatever its name
         for old in [at for at in self._used if at < step - self._spec.recipe.max_staleness]:
             del self._used[old]
 

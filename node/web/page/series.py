@@ -169,7 +169,9 @@ def _mean_age(ages: Any) -> float | None:
 
 def thin(points: list[Point], most: int, recent: int) -> list[Point]:
     """At most `most` points, ascending: the newest `recent` as they are, older ones merged by ranges of x whose width
-    is the least power of two that suffices. What was merged before is merged no further than now needed."""
+    is the least power of two that suffices. What was merged before is merged no further than now needed.
+
+    Halving the older part at every turn would leave nothing of the beginning."""
     if len(points) <= most:
         return points
     old, new = points[:-recent], points[-recent:]
