@@ -25,7 +25,9 @@ ERASE = "\r\x1b[2K"
 
 
 class Screen:
-    """Lines that stay, and below them, on a terminal, one line that changes. dropped: lines that were left out."""
+    """Lines that stay, and below them, on a terminal, one line that changes. dropped: lines that were left out.
+
+    A thread writes them: a terminal that stalls (Ctrl-S, a lost ssh) must not stop a node that has a stake."""
 
     def __init__(self, stream: TextIO, *, live: bool) -> None:
         self._stream = stream

@@ -258,7 +258,10 @@ class EventFollower:
         return now - self._behind_since < self._patience
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:
-        """One after the other: to read ten thousand takes seconds, in which a node has more to do."""
+        """One after the other: to read ten thousand takes seconds, in which a node has more to do.
+
+        Not in a thread: it would hold the interpreter's lock for as long, and the loop would wait all the same.
+        """
         for entry in logs:
             event = self._parsed(entry)
             if event is None:

@@ -8,6 +8,7 @@ Knows bytes and limits; knows nothing of who asks or what it means.
 
 from typing import Protocol
 
+# most of what a new stream costs is negotiation; who asks the old way finds the stream closed after the answer
 KEEP = 1 << 31
 
 OK = 0

@@ -84,6 +84,7 @@ def is_public(profile: NetworkProfile) -> bool:
     """Whether members may be on other machines: not on the devnet, whose chain is on this one."""
     hosts = [urlsplit(url).hostname or "" for url in profile.rpc_urls]
     local = all(scope_of(host) == "this machine" for host in hosts)
+    # both must say so: 8453 behind localhost is somebody's own node of Base, and 31337 elsewhere is a shared chain
     return not (local and (profile.chain_id == 31337 or profile.name == "local"))
 
 
@@ -125,6 +126,7 @@ def choose_listen(
         return several(listen)
     host = "0.0.0.0" if is_public(profile) else "127.0.0.1"  # noqa: S104 - a peer is to be reached by peers
     usual = range(USUAL_PORT, USUAL_PORT + NEIGHBOURS) if is_public(profile) else range(0)
+    # peers dial where a node was last
     wanted = [port for port in (_remembered(directory), *usual) if port]
     free = next((port for port in wanted if running or not port_is_taken(host, port)), 0)
     first = f"/ip4/{host}/tcp/{free}"

@@ -24,6 +24,7 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     on the way are made. Raises OSError. What a killed process leaves is called `.NAME.` and eight hex digits.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # a random name: two writers never share a half-written file
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

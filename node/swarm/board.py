@@ -216,7 +216,10 @@ class Board:
         await self._wire.publish(self._topic, raw)
 
     def pin(self, envelopes: Sequence[bytes]) -> None:
-        """Keep these for good, so that whoever comes later finds them: what shows that a validator lied."""
+        """Keep these for good, so that whoever comes later finds them: what shows that a validator lied.
+
+        A newcomer without it disputes every file of a liar whom the others ignore, and gets no second looks.
+        """
         for raw in envelopes:
             try:
                 self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), self._clock())

@@ -1,5 +1,7 @@
 """Who contributed what, by this node's own count of the validators' verdicts since it started.
 
+A total over restarts would count twice what the board repeats to a node that comes back.
+
 Bounded: one small record per member, the newest decisions, and the works whose decision may still change.
 """
 

@@ -296,7 +296,7 @@ class Shelf:
 
 
 def _fairly(oldest_first: list[Kept], room: int) -> Iterator[Kept]:
-    """As many as fit, one of each author after the other."""
+    """As many as fit, one of each author after the other: by age alone, newcomers heard a flood before the policy."""
     of_author: Counter[Address] = Counter()
     rounds: list[list[Kept]] = []
     for one in reversed(oldest_first):

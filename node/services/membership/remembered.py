@@ -1,4 +1,8 @@
-"""What a node that was in a pool remembers of it, to come back while the chain does not answer. Blocking."""
+"""What a node that was in a pool remembers of it, to come back while the chain does not answer. Blocking.
+
+Only its own join, seen in a block, counts here, never the word of peers. Who was thrown out meanwhile learns it when
+the chain answers.
+"""
 
 from pathlib import Path
 
