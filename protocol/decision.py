@@ -52,6 +52,7 @@ MAX_TABLES = 144
 _BINADE = 128.0
 """Mantissa steps in a factor of two: what a differing exponent counts."""
 _SMOOTHING, _FALL = 0.5, 0.25
+# without it, activations that are not numbers would be in no table, and stand as innocent
 ANYTHING = "anything"
 _TOKEN_CAP = math.log(20.0)
 _PROOF_CAP = math.log(100.0)

@@ -89,7 +89,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
     boot, count: its number. `boot` rises with every start of the node and `count` with every heartbeat since: no clock
     is asked which of two is newer. at: unix milliseconds at sending; interval: seconds until the next one;
     policy_step: newest policy it holds, -1 for none; rate: tokens per second;
-    finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only);
+    finished: the run is over (trainer only); reward: the mean of the last held-back evaluations (trainer only;
+    all along, not only at the end: every page draws a curve of it);
     gateway: where it serves blobs by HTTP, with its certificate's fingerprint, or empty; lots: what a validator
     pledges for this window and the next ones. Of a run that pre-trains: seat: whose rows it learns from, -1 for none;
     outer: the state root with which its round (policy_step) begins, 32 bytes or none.
@@ -225,11 +226,12 @@ class Judgement(_Message, frozen=True):
     """What a validator found in a file: a verdict, or a second look. report_root (32 bytes), report_size: the
     recomputed values of an accepted one.
 
-    What makes judgements comparable: window, rate: of the lot; checked: bitmap of the groups that went through the
-    model; rewards: per group DIGEST bytes of BLAKE3 over its recomputed rewards (zeros: scoring took too long);
-    logprobs: per checked group the mean log-probability of its output tokens, float32 little-endian; group: where
-    the fault lies, -1 for the whole file; standing: what the author thinks of the worker by now (decision.Level);
-    verifier: the class of engine that it looks with. signature: over the verdict, EIP-712, for the contract.
+    What makes judgements comparable, so that everybody sees a disagreement without fetching a report: window, rate: of
+    the lot; checked: bitmap of the groups that went through the model; rewards: per group DIGEST bytes of BLAKE3 over
+    its recomputed rewards (zeros: scoring took too long); logprobs: per checked group the mean log-probability of its
+    output tokens, float32 little-endian; group: where the fault lies, -1 for the whole file; standing: what the author
+    thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with. signature: over the
+    verdict, EIP-712, for the contract.
     """
 
     verdict: Verdict

@@ -62,6 +62,7 @@ def interpolate(x: U32, y: U32) -> U32:
     k = x.shape[1]
     if k > MAX_POINTS:
         raise ValueError(f"{k} points: at most {MAX_POINTS} can be interpolated")
+    # every step is exact and works on whole matrices: numpy needs no loop per point
     powers, giant = _powers(x, k)
     tail = _master(x)
     derivative = _reduce(tail * np.arange(1.0, k + 1))

@@ -95,6 +95,7 @@ class RolloutSpec(Section, frozen=True):
 
     max_output_tokens: sampled ones, over all turns of a rollout. max_turns: answers in one rollout, 0 for as many as
     the environment takes; max_environment_tokens: what that may say in one, which is over before it says more.
+    prompts_per_file: few large files cost less than many small ones, since every node hears messages about each.
     """
 
     group_size: int = 8

@@ -19,7 +19,8 @@ ALIKE = 1e-9
 """Rewards that differ by no more than this are equal."""
 
 Key = tuple[bytes, int]
-"""(root of its file, number of the group in it)."""
+"""(the work's id, at a desk the root of its file; number of the group in it). The id, because the same file in another
+place is another work: what is used up or taken back there must not touch this one."""
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -529,6 +529,6 @@ def _by_step(names: Mapping[bytes, int]) -> dict[int, set[bytes]]:
 
 
 def _key_name(key: Key) -> bytes:
-    """What the journal calls a group: its file's root and its number."""
+    """What the journal calls a group: its work's id (at a desk its file's root) and its number."""
     root, number = key
     return root + number.to_bytes(4, "big")
