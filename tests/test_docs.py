@@ -64,7 +64,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         "[x](nowhere.md)",
         "[x](docs/README.md#nowhere)",
         "`python -m benchmarks.nothing`",
-        "ADR 000 ADR 998",
+        "ADR 001 ADR 998",
     ],
 )
 def test_what_is_not_there_is_found(text: str) -> None:
