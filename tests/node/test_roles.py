@@ -46,8 +46,8 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "bootnodes": (),
 }
 SECTIONS = (
-    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses chair tasks slashed "
-    "network_stats board engine processes restarts services last_error events"
+    "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses "
+    "chair tasks slashed network_stats board engine processes restarts services last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -107,7 +107,10 @@ async def crew_of(place: Workplace) -> Crew:
     [
         (
             "worker",
-            "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying settling".split(),
+            (
+                "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
+                "settling"
+            ).split(),
         ),
         (
             "validator",
