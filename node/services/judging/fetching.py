@@ -44,6 +44,9 @@ RECHECK_POLL = 1.0
 FILL_AFTER, FILL_STEP, FILL_POLL = 4.0, 1.0, 0.25
 """Seconds until a file that too few have looked at is anybody's, seconds between ranks, seconds between two looks. They
 count from when this validator passed the file's place: before that, those who are drawn wait for it just as long."""
+FILL_PATIENCE = 60.0
+"""Seconds more for which a validator that has files of its own draw to look at leaves such a file to others. Validators
+that are busy drift apart by minutes: who is ahead would look at all that the others have not come to yet."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -148,7 +151,8 @@ class Fetching:
         if spare.due is None:
             rank = sum(place(id, one) < place(id, self._own) for one in self._station.jury.validators())
             spare.due = now + FILL_AFTER + rank * FILL_STEP
-        return now >= spare.due and len(self._station.jury.sealing(id)) < self._station.quorum
+        due = spare.due + FILL_PATIENCE if self.queue else spare.due
+        return now >= due and len(self._station.jury.sealing(id)) < self._station.quorum
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
