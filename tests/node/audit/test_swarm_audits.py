@@ -168,7 +168,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
-        await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 2)  # the board has a word before its book
+        await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 2)  # after the board
         await bench.until(lambda: bench.audits[0].status()["auditing"]["audits"]["held"] == 2)
         shown = bench.trainer.jury.steps.status()
         assert (shown["last_step"], shown["held"], shown["last_says"]) == (1, 2, "held")
