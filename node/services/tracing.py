@@ -32,6 +32,7 @@ class Tracing(Service):
             station.jury.policies,
             spec.recipe.max_staleness,
             station.clock.monotonic,
+            station.membership.is_member,
             keep_surplus=spec.filters.keep_surplus,
         )
         self._announced: deque[tuple[Address, PolicyAnnounced]] = deque(maxlen=WAITING)

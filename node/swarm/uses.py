@@ -17,6 +17,8 @@ from protocol.manifest import ComposedBatch, UsedWork
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
+MOST_WORKERS = 16384
+"""As many as a table of members has, and so the latest of those that come and go."""
 
 
 class Uses(msgspec.Struct):
@@ -38,19 +40,26 @@ class _Waiting(msgspec.Struct, frozen=True):
 
 
 class UseBook:
-    """clock: monotonic seconds, the same as that of `policies`; keep_surplus: whether the run keeps what a batch has no
-    room for."""
+    """clock: monotonic seconds, the same as that of `policies`; is_member: of an author whom only a manifest names;
+    keep_surplus: whether the run keeps what a batch has no room for."""
 
     def __init__(
-        self, policies: PolicyClock, max_staleness: int, clock: Callable[[], float], *, keep_surplus: bool
+        self,
+        policies: PolicyClock,
+        max_staleness: int,
+        clock: Callable[[], float],
+        is_member: Callable[[Address], bool],
+        *,
+        keep_surplus: bool,
     ) -> None:
         self._policies = policies
         self._max_staleness = max_staleness
         self._keep_surplus = keep_surplus
         self._clock = clock
+        self._is_member = is_member
         self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
         self._done: Recent[WorkId, None] = Recent(KEPT)
-        self.workers: dict[Address, Uses] = {}
+        self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
 
     def accepted(self, work: Work) -> None:
         """The pool accepts a work, as this node sees it."""
@@ -82,6 +91,8 @@ class UseBook:
         if id in self._done and id not in self._waiting:
             return
         if id not in self._waiting:
+            if not self._is_member(used.author):
+                return  # or a trainer could name strangers without end
             self._of(used.author).accepted += 1  # the trainer heard of its verdicts first
         uses = self._of(used.author)
         if any(used.used):

@@ -23,7 +23,8 @@ class Bench:
         self.clock = Clock()
         self.policies = PolicyClock(self.clock)
         self.register = Register(RUN, self.policies, self.clock)
-        self.book = UseBook(self.policies, max_staleness, self.clock, keep_surplus=keep_surplus)
+        members = (NODE, OTHER)
+        self.book = UseBook(self.policies, max_staleness, self.clock, members.__contains__, keep_surplus=keep_surplus)
         self.works: dict[tuple[int, Address], Work] = {}
 
     def step(self, step: int) -> None:
@@ -97,7 +98,16 @@ def test_a_work_of_which_the_trainer_heard_first_is_counted_once() -> None:
     bench = Bench()
     bench.step(0)
     work = bench.works[0, NODE]
-    bench.book = UseBook(bench.policies, 2, bench.clock, keep_surplus=False)
+    bench.book = UseBook(bench.policies, 2, bench.clock, (NODE, OTHER).__contains__, keep_surplus=False)
     bench.train(0, bench.used(0, NODE))
     bench.book.accepted(work)
+    assert bench.counts(NODE) == {"accepted": 1, "used": 1}
+
+
+def test_a_manifest_that_names_strangers_fills_no_table() -> None:
+    bench = Bench()
+    bench.step(0)
+    strangers = [msgspec.structs.replace(bench.used(0, NODE), node=bytes([n]) * 20) for n in range(1, 50)]
+    bench.train(0, bench.used(0, NODE), *strangers)
+    assert set(bench.book.workers) == {NODE, OTHER}
     assert bench.counts(NODE) == {"accepted": 1, "used": 1}
