@@ -23,9 +23,9 @@ from node.environments.errors import DatasetError
 from node.environments.mix import least_dependable
 from node.environments.names import nearest
 from node.environments.programs import ProgramRunner
-from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.runtime import opener_for
-from node.environments.split import is_held_back, numbered
+from node.environments.split import is_held_back
 from node.environments.task_types.base import Scorer
 from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
@@ -79,7 +79,7 @@ class Rows:
     left_out: int = 0
 
 
-class DatasetEnvironment(OneTurn):
+class DatasetEnvironment(ListedProblems, OneTurn):
     """Rewards are those of each row's task type. What was cut off at the length limit is no answer and scores 0."""
 
     name = "dataset"
@@ -102,21 +102,10 @@ class DatasetEnvironment(OneTurn):
         self.determinism: Determinism = least_dependable(TASK_TYPES[task].determinism for task in tasks)
         self.rows = rows
         self.left_out = rows.left_out
-        self.size = len(training)
-        self.held_back = len(held_back)
-
-    def problem(self, number: int) -> Problem:
-        return numbered(self._training, number)
-
-    def held_back_problem(self, number: int) -> Problem:
-        return numbered(self._held_back, number)
 
     @property
     def gave_up(self) -> int:
         return sum(scorer.gave_up for scorer in self._scorers.values())
-
-    def prompt_tokens(self, problem: Problem) -> list[int]:
-        return encode_prompt(problem, self._tokenizer, chat=self._chat)
 
     def is_judged(self, problem: Problem) -> bool:
         return TASK_TYPES[problem.task].determinism == "judged"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from node.environments.base import Problem, Said, Tokenizer
+from node.environments.split import is_held_back, numbered
 
 MAX_CHARACTERS = 1 << 20
 MAX_MESSAGES = 64
@@ -41,6 +42,42 @@ def check_template(problem: Problem, *, chat: bool) -> None:
     """Raise ValueError for a chat of several messages where there is no template to put them into."""
     if problem.before and not chat:
         raise ValueError("the prompt is a chat of several messages, and template = 'plain' has no place for them")
+
+
+class ListedProblems:
+    """What environments have in common that hold all their problems as a list."""
+
+    _training: Sequence[Problem]
+    _held_back: Sequence[Problem]
+    _tokenizer: Tokenizer
+    _chat: bool
+
+    def hold(self, problems: Sequence[Problem], held_back_share: float) -> None:
+        """Keep a share of the problems back for evaluation, by their ids."""
+        held = [is_held_back(one.problem_id, held_back_share) for one in problems]
+        self._training = [one for one, back in zip(problems, held, strict=True) if not back]
+        self._held_back = [one for one, back in zip(problems, held, strict=True) if back]
+
+    @property
+    def size(self) -> int:
+        return len(self._training)
+
+    @property
+    def held_back(self) -> int:
+        return len(self._held_back)
+
+    def problem(self, number: int) -> Problem:
+        return numbered(self._training, number)
+
+    def held_back_problem(self, number: int) -> Problem:
+        return numbered(self._held_back, number)
+
+    def prompt_tokens(self, problem: Problem) -> list[int]:
+        return encode_prompt(problem, self._tokenizer, chat=self._chat)
+
+    def reply_tokens(self, said: str) -> list[int]:
+        """What is said behind an answer, in the chat template or as it stands."""
+        return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
 
 
 def _messages(value: Any) -> Sequence[Message]:

@@ -19,9 +19,8 @@ from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.guests import guest
 from node.environments.programs import Opener, finished
-from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.runtime import opener_for
-from node.environments.split import is_held_back, numbered
 from node.environments.task_types.comparison import same_output
 from node.environments.tools.form import how_to_call, parse_call, tell_result
 from node.errors import Finding, Findings
@@ -79,7 +78,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gold: dict[str, str | None] = {}
 
 
-class RepositoryEnvironment(Defaults):
+class RepositoryEnvironment(ListedProblems, Defaults):
     """Right in all tests scores 1, else 0. A session that has used up its fuel, or was cut off, scores 0."""
 
     name = "repository"
@@ -96,10 +95,7 @@ class RepositoryEnvironment(Defaults):
         self._rows = {row.problem_id: row for row in rows}
         self._instructions = arguments.instructions.replace("{tools}", how_to_call(list(_TOOLS.items())))
         problems = [self._problem(row) for row in rows]
-        held = [is_held_back(one.problem_id, arguments.held_back_share) for one in problems]
-        self._training = [one for one, back in zip(problems, held, strict=True) if not back]
-        self._held_back = [one for one, back in zip(problems, held, strict=True) if back]
-        self.size, self.held_back = len(self._training), len(self._held_back)
+        self.hold(problems, arguments.held_back_share)
         self._begin()
 
     def _begin(self) -> None:
@@ -114,15 +110,6 @@ class RepositoryEnvironment(Defaults):
         check_template(problem, chat=self._chat)
         return problem
 
-    def problem(self, number: int) -> Problem:
-        return numbered(self._training, number)
-
-    def held_back_problem(self, number: int) -> Problem:
-        return numbered(self._held_back, number)
-
-    def prompt_tokens(self, problem: Problem) -> list[int]:
-        return encode_prompt(problem, self._tokenizer, chat=self._chat)
-
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
         calls = self._calls(problem, transcript)
@@ -130,8 +117,7 @@ class RepositoryEnvironment(Defaults):
             return None
         outcome = self.sessions.outcome(calls)
         said = outcome.value if outcome.status is Status.OK else f"the call ended early: {outcome.status.value}"
-        encode = self._tokenizer.encode_reply if self._chat else self._tokenizer.encode
-        return encode(tell_result(str(said), self._arguments.result_characters))
+        return self.reply_tokens(tell_result(str(said), self._arguments.result_characters))
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)

@@ -19,9 +19,8 @@ from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
 from node.environments.package.source import in_run
 from node.environments.programs import Opener, ProgramRunner
-from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.runtime import opener_for
-from node.environments.split import is_held_back, numbered
 from node.recent import Recent
 from protocol.audit import MAX_ANSWER_CHARACTERS
 
@@ -38,7 +37,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_back_share: float = 0.05
 
 
-class PackageEnvironment(Defaults):
+class PackageEnvironment(ListedProblems, Defaults):
     """name, determinism and turns are the package's own."""
 
     def __init__(
@@ -55,10 +54,7 @@ class PackageEnvironment(Defaults):
         self._said = Recent[bytes, str](_REMEMBERED)
         # All rows are read here, once, with their prompts: what is wrong with row 7 is known before a run begins.
         problems = [self._problem(item) for item in package.items()]
-        held = [is_held_back(problem.problem_id, arguments.held_back_share) for problem in problems]
-        self._training = [problem for problem, back in zip(problems, held, strict=True) if not back]
-        self._held_back = [problem for problem, back in zip(problems, held, strict=True) if back]
-        self.size, self.held_back = len(self._training), len(self._held_back)
+        self.hold(problems, arguments.held_back_share)
         self._check({problem.problem_id for problem in problems})
 
     def _check(self, ids: set[str]) -> None:
@@ -90,15 +86,6 @@ class PackageEnvironment(Defaults):
         """How often the package's scorer failed so far, by what it did; each of those scored 0."""
         return dict(self._scorer.faults)
 
-    def problem(self, number: int) -> Problem:
-        return numbered(self._training, number)
-
-    def held_back_problem(self, number: int) -> Problem:
-        return numbered(self._held_back, number)
-
-    def prompt_tokens(self, problem: Problem) -> list[int]:
-        return encode_prompt(problem, self._tokenizer, chat=self._chat)
-
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
         return self._encoded(self._reply(problem, transcript, self._turns(problem, transcript)))
@@ -117,9 +104,7 @@ class PackageEnvironment(Defaults):
         return replies
 
     def _encoded(self, said: str) -> list[int] | None:
-        if not said:
-            return None
-        return (self._tokenizer.encode_reply if self._chat else self._tokenizer.encode)(said)
+        return self.reply_tokens(said) if said else None
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0, and so does what is too long to be read."""

@@ -18,14 +18,13 @@ import msgspec
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
-from node.environments.prompts import check_template, encode_prompt, read_prompt
+from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.server.base import Episode, Heard
 from node.environments.server.dial import split_url
 from node.environments.server.mcp import SCHEMES as HTTP
 from node.environments.server.mcp import McpEpisode
 from node.environments.server.openenv import SCHEMES as WEBSOCKET
 from node.environments.server.openenv import OpenEnvEpisode
-from node.environments.split import is_held_back, numbered
 from node.environments.tools.form import tell_result
 from node.errors import Finding, Findings
 from node.recent import Recent
@@ -68,7 +67,7 @@ _Key = tuple[str, tuple[str, ...]]
 """(problem id, answers so far)."""
 
 
-class ServerEnvironment(Defaults):
+class ServerEnvironment(ListedProblems, Defaults):
     name = "server"
     determinism: Determinism = "witnessed"
 
@@ -79,10 +78,7 @@ class ServerEnvironment(Defaults):
         self._chat = arguments.template == "chat"
         self._rows = {row.problem_id: row for row in rows}
         problems = [self._problem(row) for row in rows]
-        held = [is_held_back(one.problem_id, arguments.held_back_share) for one in problems]
-        self._training = [one for one, back in zip(problems, held, strict=True) if not back]
-        self._held_back = [one for one, back in zip(problems, held, strict=True) if back]
-        self.size, self.held_back = len(self._training), len(self._held_back)
+        self.hold(problems, arguments.held_back_share)
         self._begin()
 
     def _begin(self) -> None:
@@ -97,22 +93,12 @@ class ServerEnvironment(Defaults):
         check_template(problem, chat=self._chat)
         return problem
 
-    def problem(self, number: int) -> Problem:
-        return numbered(self._training, number)
-
-    def held_back_problem(self, number: int) -> Problem:
-        return numbered(self._held_back, number)
-
-    def prompt_tokens(self, problem: Problem) -> list[int]:
-        return encode_prompt(problem, self._tokenizer, chat=self._chat)
-
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
         heard = self._heard(problem.problem_id, self._answers(transcript))
         if heard.done:
             return None
-        encode = self._tokenizer.encode_reply if self._chat else self._tokenizer.encode
-        return encode(tell_result(heard.shown, self._arguments.result_characters))
+        return self.reply_tokens(tell_result(heard.shown, self._arguments.result_characters))
 
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         with ThreadPoolExecutor(AT_ONCE) as threads:
