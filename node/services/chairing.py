@@ -28,8 +28,8 @@ PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
 TURN = 5.0
 """Seconds that a standby leaves to each one before it to carry the validators' words."""
-KEPT = 16
-"""Leases about which words of silence are kept."""
+Lease = tuple[int, int]
+"""(number of the term, end of the lease in unix seconds)."""
 
 
 class OnChain(Protocol):
@@ -57,9 +57,10 @@ class Chairing(Service):
         self._chain = chain
         self._silence = silence
         self._terms = station.membership.terms
-        self._words: dict[tuple[int, int], dict[Address, bytes]] = {}
-        self._complete_at: dict[tuple[int, int], float] = {}
-        self._signed: set[tuple[int, int]] = set()
+        self._words: dict[Address, tuple[Lease, bytes]] = {}
+        """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
+        self._complete: tuple[Lease, float] | None = None
+        self._signed: Lease | None = None
         self.ready: Callable[[], Ready | None] = lambda: None
         self.at: Callable[[], tuple[int, bytes]] = lambda: (0, bytes(32))
         self.told: Callable[[], dict[str, Any]] = dict
@@ -125,9 +126,9 @@ class Chairing(Service):
 
     async def _say_silent(self, term: Term) -> None:
         key = (term.number, term.until)
-        if key in self._signed:
+        if key == self._signed:
             return
-        self._signed.add(key)
+        self._signed = key
         station = self._station
         silent = TermSilent(station.pool, *key)
         signature = sign(station.key, station.domain, silent)
@@ -141,9 +142,9 @@ class Chairing(Service):
 
     def _hear(self, signed: Signed[SilenceSigned]) -> None:
         key = (signed.message.term, signed.message.until)
-        if key[0] < self._terms.now.number or (key not in self._words and len(self._words) >= KEPT):
-            return
-        self._words.setdefault(key, {})[signed.author] = signed.message.signature
+        known = self._words.get(signed.author)
+        if known is None or known[0] < key:
+            self._words[signed.author] = key, signed.message.signature
 
     # trainers: hold, end, take
 
@@ -187,13 +188,14 @@ class Chairing(Service):
     async def _carry(self, term: Term) -> None:
         """A quorum's words of silence, once there are as many; the next standby first."""
         key, members = (term.number, term.until), self._station.membership
-        words = [word for author, word in self._words.get(key, {}).items() if members.may_validate(author)]
+        words = [word for author, (of, word) in self._words.items() if of == key and members.may_validate(author)]
         if len(words) < members.quorum:
             return
-        at = self._complete_at.setdefault(key, self._station.clock.monotonic())
+        if self._complete is None or self._complete[0] != key:
+            self._complete = key, self._station.clock.monotonic()
         turn = self._terms.turn(self._station.key.address) or 0
         place = (turn - term.until) // max(self._terms.grace, 1)
-        if self._station.clock.monotonic() - at < place * TURN:
+        if self._station.clock.monotonic() - self._complete[1] < place * TURN:
             return
         await self._chain.end_term(TermSilent(self._station.pool, *key), words[: members.quorum])
         await self._until_changed(term)

@@ -144,6 +144,20 @@ async def test_one_word_of_two_ends_nothing() -> None:
     assert world.sent == []
 
 
+async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_word_out() -> None:
+    """The control is two tests above: the same two words end the term."""
+    world = World()
+    judges, standby = [world.node(V), world.node(W)], world.node(B, Ready(6, ROOT))
+    for until in range(5000, 5100):
+        flood = SilenceSigned(pool=7, term=9, until=until, signature=bytes(65))
+        standby._hear(Signed(C.address, flood, b""))  # noqa: SLF001
+    world.time += SILENCE_SECONDS + 1
+    await silence(world, *judges)
+    hears(standby, V, W, world=world)
+    await standby._act()  # noqa: SLF001
+    assert [what for what, _ in world.sent] == ["end"]
+
+
 async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> None:
     world = World()
     leader, judges, standby = world.node(A), (world.node(V), world.node(W)), world.node(B, Ready(6, ROOT))
