@@ -228,9 +228,12 @@ class Jury:
         self.distrust.set()
 
     def _on_step(self, signed: Signed[StepJudged]) -> None:
-        """A quorum that found a step bad ends the trust in who stated it."""
+        """A quorum that found a step bad ends the trust in who stated it. A validator that states steps itself and
+        judges these would crowd out the trainer's."""
+        if not self._membership.is_trainer(signed.message.trainer):
+            return
         against = self.steps.add(signed)
-        if against and self.policies.fork is None and self._membership.is_trainer(signed.message.trainer):
+        if against and self.policies.fork is None:
             first = against[0].message
             what = f"a quorum found step {first.statement.step - 1} bad: {first.detail or reason_name(first.reason)}"
             self.policies.fork = Fork(what, tuple(one.raw for one in against))

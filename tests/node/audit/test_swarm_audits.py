@@ -33,7 +33,7 @@ from protocol.identity import Address
 from protocol.lots import draws_step, secret_hash, window_secret
 from protocol.messages import PolicyAnnounced, StepJudged, stated
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Outcome, work_id
+from protocol.statements import Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.node.audit.test_audits import Desk, gradient, hidden, rate
 
@@ -231,6 +231,36 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
         await bench.until(lambda: bench.audits[1]._refuted[VALIDATORS[0].address] == 1)
         assert not any(seat.jury.distrust.is_set() for seat in bench.seats)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_validator_that_judges_steps_of_its_own_making_fills_nobodys_book(
+    desk: Desk, tiny_assets: Path
+) -> None:
+    desk.train()
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    liar = bench.audits[0]
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery, upto=1)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        real, key, domain = liar._statement(1), VALIDATORS[0], bench.seats[0].station.domain
+        for number in range(3):
+            invented = msgspec.structs.replace(real, batch_root=bytes([number]) * 32)
+            word = sign(key, domain, invented.commitment(key.address))
+            said = StepJudged(
+                pool=POOL,
+                statement=invented,
+                trainer=key.address,
+                word=word,
+                outcome=int(Outcome.SLASH),
+                reason=int(Reason.STATE),
+                signature=bytes(65),
+            )
+            await bench.seats[0].board.post(msgspec.structs.replace(said, signature=sign(key, domain, said.verdict)))
+        await bench.until(lambda: len(bench.said()) == 3)
+        await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
+        await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 1)  # the control: of the trainer's own
+        assert bench.trainer.jury.steps.status()["bad"] == []
         nursery.cancel_scope.cancel()
 
 
