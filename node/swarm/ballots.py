@@ -368,8 +368,13 @@ class Ballots:
             self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
     def _quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
-        if validator in self.quarantined or len(self.quarantined) >= EVIDENCE:
+        if validator in self.quarantined:
             return
+        if len(self.quarantined) >= EVIDENCE:  # of many benches: a pool has at most 16 validators at a time
+            here = set(self._live())
+            del self.quarantined[
+                next((one for one in self.quarantined if one not in here), next(iter(self.quarantined)))
+            ]
         one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
         self.on_quarantine(one)
         for case in list(self._open.values()):

@@ -6,6 +6,7 @@ leaves this module. What is rejected after it was used is forgotten where it wai
 step.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ class Intake:
         self.values = Values(station, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._asked_of: Recent[Address, float] = Recent(REMEMBERED, refresh=True)
         self._questions = TokenBucket(*QUESTIONS)
         self._joining = trio.CapacityLimiter(JOINED_AT_ONCE)
         self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
@@ -124,13 +126,30 @@ class Intake:
                 if work.id not in self._looked_at:  # its verdicts may have come before it was work
                     self._looked_at[work.id] = None
                     await self._decide(work)
-                if waited > patience / 2 and work.id not in self._asked and self._questions.take(1, now):
-                    self._asked[work.id] = None
-                    nursery.start_soon(self._ask_again, work)
                 if waited > patience:
                     await self._decide(work)
                 if waited > 4 * patience or not self._fresh(work.step):
                     self._open.pop(work.id, None)
+            for work in self._next_questions(now - patience / 2, now):
+                nursery.start_soon(self._ask_again, work)
+
+    def _next_questions(self, before: float, now: float) -> list[Work]:
+        """The works heard before a time that are asked about now: one worker after the other, the one longest not asked
+        about first. Files that nobody can have would else take all questions."""
+        waiting: dict[Address, deque[Work]] = {}
+        for work in self._open.values():
+            if work.at < before and work.id not in self._asked:
+                waiting.setdefault(work.node, deque()).append(work)
+        turns = deque(sorted(waiting, key=lambda node: self._asked_of.get(node, float("-inf"))))
+        chosen: list[Work] = []
+        while turns and self._questions.take(1, now):
+            node = turns.popleft()
+            work = waiting[node].popleft()
+            self._asked[work.id], self._asked_of[node] = None, now
+            chosen.append(work)
+            if waiting[node]:
+                turns.append(node)
+        return chosen
 
     async def _ask_again(self, work: Work) -> None:
         """Ask every validator for its verdict on a file that waits too long, and see whether it can be had at all: only

@@ -11,7 +11,7 @@ from node.inference.wire import Inspected
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
-from node.swarm.ballots import FileState
+from node.swarm.ballots import EVIDENCE, FileState, Quarantined
 from node.swarm.jury import Jury
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
@@ -492,4 +492,19 @@ async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
         (one,) = again.ballots.quarantined.values()
         assert one.validator == VALIDATORS[0].address
         assert len(one.evidence) == 4  # the policy's announcement, the commitment, both verdicts
+        nursery.cancel_scope.cancel()
+
+
+async def test_liars_of_benches_long_gone_keep_nobody_believed(autojump_clock) -> None:
+    court = Court([Contradictory, Validator, Validator])
+    keys = [NodeKey(bytes([100 + number]) * 32) for number in range(EVIDENCE)]
+    gone = [Quarantined(key.address, "it lied", 0.0, ()) for key in keys]
+    async with trio.open_nursery() as nursery:
+        court.trainer.jury.ballots.restore(gone)
+        await court.open(nursery)
+        await court.commit()
+        await trio.sleep(40)
+        believed_no_more = court.trainer.jury.ballots.quarantined
+        assert VALIDATORS[0].address in believed_no_more and len(believed_no_more) == EVIDENCE
+        assert gone[0].validator not in believed_no_more and gone[1].validator in believed_no_more
         nursery.cancel_scope.cancel()

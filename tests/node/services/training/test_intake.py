@@ -15,9 +15,11 @@ from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
+from protocol.identity import Address
 from protocol.messages import CheckRequested, RolloutCommitted, Signed
 from protocol.statements import WorkCommitment, work_id
 from tests.attacks.validators.court import (
+    VALIDATORS,
     WORKER,
     Court,
     TruthfulEngine,
@@ -112,6 +114,19 @@ async def test_where_everything_waits_the_trainer_asks_for_no_more_than_others_h
             assert len(court.trainer.board.messages(CheckRequested)) == asked
 
 
+async def test_a_worker_whose_files_nobody_has_leaves_others_their_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "QUESTIONS", (1.0, 1.0))
+    intake = intake_of(Court([Validator]))
+    flood = [promised(bytes([number]) * 32) for number in range(20)]
+    theirs = [promised(bytes([100 + number]) * 32, slot=number, worker=VALIDATORS[0].address) for number in range(2)]
+    for work in (*flood, *theirs):
+        intake._note(work)
+    asked = [work for second in range(4) for work in intake._next_questions(1.0, float(second))]
+    assert asked == [flood[0], theirs[0], flood[1], theirs[1]]
+    asked = [work for second in range(4, 100) for work in intake._next_questions(1.0, float(second))]
+    assert asked == flood[2:]  # alone, it has them all
+
+
 class Slow(Intake):
     """Whatever it obtains takes three seconds, and is of no use."""
 
@@ -133,7 +148,7 @@ async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> Non
     assert intake.obtained == 16
 
 
-def promised(root: bytes = ROOT) -> Work:
-    commitment = WorkCommitment(1, WORKER.address, policy_root(0), 0, root, 6)
+def promised(root: bytes = ROOT, slot: int = 0, worker: Address = WORKER.address) -> Work:
+    commitment = WorkCommitment(1, worker, policy_root(0), slot, root, 6)
     message = RolloutCommitted(pool=1, commitment=commitment, signature=b"", size=9)
-    return Work(work_id(commitment), Signed(WORKER.address, message, b""), 0, 0.0, 0, False, 4)
+    return Work(work_id(commitment), Signed(worker, message, b""), 0, 0.0, 0, False, 4)
