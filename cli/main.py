@@ -81,6 +81,9 @@ def arrange(program: Any) -> None:
 
 
 def _arrange(command: Any) -> None:
+    command.help = escape(command.help or "")  # what stands in brackets is a section's name, not markup
+    for param in command.params:
+        param.help = escape(getattr(param, "help", None) or "")
     _examples_first(command)
     options = [one for one in command.params if one.param_type_name == "option"]
     if len(options) >= MANY:
@@ -100,10 +103,11 @@ def _place(param: Any) -> int:
 def _examples_first(command: Any) -> None:
     found = examples(command.epilog or "")
     if not found:
+        command.epilog = escape(command.epilog or "")
         return
     summary, _, rest = (command.help or "").partition("\n\n")
     rest = "\n\n".join(paragraph.replace("\n", " ") for paragraph in rest.split("\n\n"))
-    lines = "\n".join(escape(line) for example in found for line in folded(example))
+    lines = escape("\n".join(line for example in found for line in folded(example)))
     command.help = "\n\n".join(part for part in (summary, f"Examples:\n{lines}", rest) if part)
     command.epilog = None
 

@@ -53,6 +53,15 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert f"intellect-node {command.split()[0]}" in shown
 
 
+def test_help_shows_sections_of_files_and_examples_as_a_shell_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "a run with [pretraining]" in shown and "run file with [pretraining]" in shown
+    main(["run", "warm-start", "--help"])
+    shown = capsys.readouterr().out
+    assert "run file: [warm_start] model" in shown and "\\\\" not in shown and "\\[" not in shown
+
+
 def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "7 evicted or slashed" in capsys.readouterr().out
