@@ -25,7 +25,6 @@ from node.state.files import write_whole
 from node.training.batch import Batch
 from node.training.program import alone, spool_named_on_the_command_line
 from node.training.replay import MissingState, Replayer, replaying, settings_for
-from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.errors import ProtocolError
 from protocol.manifest import (
@@ -42,10 +41,10 @@ NICE = 15
 """An audit waits for whatever else this machine does."""
 
 
-def audit_fetched(spool: Spool, order: StepOrder, own: TrainerSettings | None = None) -> Audit:
-    """own: how to compute, None: as the trainer did, as far as one process can. Blocking. Raises TrainingError."""
+def audit_fetched(spool: Spool, order: StepOrder) -> Audit:
+    """Computes as the trainer did, as far as one process can. Blocking. Raises TrainingError."""
     run = decode_run(spool.run_path.read_bytes())
-    settings = own or settings_for(order.claims[order.step].arithmetic)
+    settings = settings_for(order.claims[order.step].arithmetic)
     with replaying(spool, settings, _Fetched) as replayer:
         replayer.order = order
         batch = partial(_batch, run, order)

@@ -66,18 +66,18 @@ def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Fin
 DEADLINE = 180.0
 
 
-async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, deadline: float = DEADLINE) -> Finding:
-    """Start it, wait until it is ready, ask whether the run admits it, stop it. deadline: seconds."""
+async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path) -> Finding:
+    """Start it, wait until it is ready, ask whether the run admits it, stop it."""
     child = EngineProcess(argv, encode_run(run), assets)
     began = time.monotonic()
     try:
-        with trio.fail_after(deadline):
+        with trio.fail_after(DEADLINE):
             async with trio.open_nursery() as nursery:
                 await nursery.start(child.run)
                 child.check_permitted(run.verification)
                 nursery.cancel_scope.cancel()
     except trio.TooSlowError:
-        return failure("engine", f"it was not ready within {deadline:g} s", "look for what keeps this machine busy")
+        return failure("engine", f"it was not ready within {DEADLINE:g} s", "look for what keeps this machine busy")
     except BaseExceptionGroup as group:
         expected, rest = group.split(IntellectError)
         if expected is None or rest is not None:

@@ -131,7 +131,7 @@ def replaying(spool: Spool, settings: TrainerSettings, kind: type[R]) -> Iterato
         leave_world(world)
 
 
-def settings_for(arithmetic: Arithmetic, threads: int = 1) -> TrainerSettings:
+def settings_for(arithmetic: Arithmetic) -> TrainerSettings:
     """The settings of a trainer of this class, as far as one process can be of it."""
     return TrainerSettings(
         dtype="bfloat16" if arithmetic.dtype == "bfloat16" else "float32",
@@ -140,5 +140,4 @@ def settings_for(arithmetic: Arithmetic, threads: int = 1) -> TrainerSettings:
         logit_cells=arithmetic.logit_cells,
         fp32_logits=arithmetic.fp32_logits,
         offload_parameters=arithmetic.offload,
-        threads=threads,
     )

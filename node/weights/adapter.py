@@ -6,7 +6,7 @@ caller's to verify.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from node.state.files import whole_file, write_whole
@@ -85,7 +85,7 @@ def _called(model_dir: Path) -> str:
     return name if isinstance(name, str) and name else str(model_dir.resolve())
 
 
-def write_merged(image: Path, model_dir: Path, out: Path, told: Callable[[int], object] = lambda _: None) -> None:
+def write_merged(image: Path, model_dir: Path, out: Path) -> None:
     """Write the canonical bf16 image of the start model with the adapter in it. Needs torch; raises ModelError.
 
     Rounding to bf16 swallows what is smaller than a weight's last bit: the adapter itself is exact.
@@ -104,6 +104,4 @@ def write_merged(image: Path, model_dir: Path, out: Path, told: Callable[[int], 
     with whole_file(out) as file:
         file.write(image_header((name, start.shape(name)) for name in names))
         for name in names:
-            tensor = bf16_bits(whole[name].float().numpy())
-            file.write(raw(tensor))
-            told(tensor.nbytes)
+            file.write(raw(bf16_bits(whole[name].float().numpy())))

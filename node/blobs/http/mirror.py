@@ -5,7 +5,7 @@ lists. Who signed the policy is for the final reader to check: the trainer's ann
 """
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -26,12 +26,11 @@ log = structlog.get_logger(__name__)
 
 FETCH_TIMEOUT = 3600.0
 MAX_REFUSED = 1024
-Progress = Callable[[int, int, int], None]
-"""Told (step, bytes that are there, bytes in all)."""
+MAX_IMAGE = 128 * 1024**3
 
 
 class Mirror:
-    """A service. keep: policies held; every: seconds between looks at the sources; max_image: bytes."""
+    """A service. keep: policies held; every: seconds between looks at the sources."""
 
     def __init__(
         self,
@@ -40,15 +39,11 @@ class Mirror:
         *,
         keep: int = 5,
         every: float = 5.0,
-        max_image: int = 128 * 1024**3,
-        progress: Progress | None = None,
     ) -> None:
         self._store = store
         self._sources = tuple(sources)
         self._keep = keep
         self._every = every
-        self._max_image = max_image
-        self._progress = progress
         self._http = HttpBlobs(store)
         self._held: dict[int, ServedPolicy] = {}
         self._refused = Recent[tuple[int, str, str], None](MAX_REFUSED)
@@ -90,9 +85,8 @@ class Mirror:
             path = await self._http.fetch(
                 root,
                 self._sources,
-                max_size=min(row.image_size, self._max_image),
+                max_size=min(row.image_size, MAX_IMAGE),
                 timeout=FETCH_TIMEOUT,
-                progress=self._teller(row.step),
             )
             blob = None if known else self._store.info(root)
             found = await trio.to_thread.run_sync(root_of_image, path, row.step, blob)
@@ -125,10 +119,6 @@ class Mirror:
         """Forget an image, unless a held policy has it: steps with the same weights share one."""
         if all(each.image_root != image_root for each in self._held.values()):
             self._store.evict(image_root)
-
-    def _teller(self, step: int) -> Callable[[int, int], None] | None:
-        tell = self._progress
-        return None if tell is None else lambda have, total: tell(step, have, total)
 
 
 def _claim(row: PolicyRow) -> tuple[int, str, str]:
