@@ -33,8 +33,6 @@ log = structlog.get_logger()
 POLL = 0.5
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
-TERM = 0
-"""As long as a pool has one trainer."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -109,7 +107,8 @@ class Showing(Service):
             return
         self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
         self._offered[step] = size
-        said = CheckpointOffered(pool=self._station.pool, term=TERM, step=step, root=named.root, size=named.size)
+        term = self._station.membership.terms.of(step).number
+        said = CheckpointOffered(pool=self._station.pool, term=term, step=step, root=named.root, size=named.size)
         await self._station.board.post(said)
         log.info("checkpoint.offered", step=step, bytes=size)
 

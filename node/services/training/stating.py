@@ -21,8 +21,6 @@ from protocol.statements import sign
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
-TERM = 0
-"""As long as a pool has one trainer."""
 
 
 async def make_batch(station: Station, selection: Selection) -> tuple[ComposedBatch, Batch]:

@@ -11,6 +11,7 @@ import pytest
 from node.blobs.store import BlobStore
 from node.services.showing import Showing
 from node.swarm.policies import PolicyClock
+from node.swarm.terms import Terms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, decode_card, encode_manifest
@@ -28,8 +29,10 @@ class Place:
         self.said: list[CheckpointOffered] = []
         self.troubles: list[str] = []
         self.clock = PolicyClock(lambda: 0.0)
+        self.terms = Terms(KEY.address, lambda: 0.0)
         station = SimpleNamespace(
             pool=1,
+            membership=SimpleNamespace(terms=self.terms),
             board=self,
             blobs=self.store,
             jury=SimpleNamespace(policies=self.clock),
@@ -91,6 +94,15 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
     assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
+
+
+async def test_a_checkpoint_is_offered_in_the_term_in_which_its_step_lies(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.terms.take(1, NodeKey(b"\2" * 32).address, 3, bytes(32), 10**10)
+    for step in (2, 3):
+        place.write(step)
+    await place.showing.look()
+    assert [(one.step, one.term) for one in place.said] == [(2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize("size", [499, 501])
