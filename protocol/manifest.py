@@ -5,7 +5,8 @@ names computes the same batch; whoever has the same arithmetic computes the same
 its root together with what came out (`PolicyStatement`). Pure: bytes and hashes; knows no file and no tensor.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 
 import msgspec
 from blake3 import blake3
@@ -17,12 +18,14 @@ from protocol.identity import Address, address_from_bytes
 from protocol.lots import MAX_GROUPS
 from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES
 from protocol.statements import WorkCommitment, work_id
+from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
 
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 MAX_WORKS = 16_384
 MAX_REPORTS = 32
 """Of one file: each validator's and the trainer's own."""
-MAX_JUDGED = 64
+MAX_JUDGED = 4
+"""Judge tasks of one file; it has one, unless it was asked about again."""
 MAX_TEXT = 300
 MAX_CARD_BYTES = 8 * 1024 * 1024
 MAX_CONSUMED = 1 << 16
@@ -98,11 +101,59 @@ class UsedReport(_Row, frozen=True):
         return None if 0 < len(self.groups) <= MAX_GROUPS // 8 and any(self.groups) else "a report gives no group"
 
 
+class JudgedShard(_Row, frozen=True):
+    """What one judge thought of some answers: its commitment field by field (node: 20 bytes), and the report of the
+    validator (author: 20 bytes) who read the scores off it."""
+
+    node: bytes
+    shard: int
+    file_root: bytes
+    units: int
+    epoch: int
+    author: bytes
+    report_root: bytes
+    report_size: int
+
+    def fault(self) -> str | None:
+        if any(len(one) != 20 for one in (self.node, self.author)) or len(self.file_root) != 32:
+            return "a judge's work is not named in form"
+        if len(self.report_root) != 32 or not 0 < self.report_size <= MAX_REPORT_BYTES:
+            return "the report on a judge's work is not named in form"
+        fine = 0 <= self.shard < MAX_SHARDS and 0 <= self.units < 2**32 and 0 <= self.epoch < 2**64
+        return None if fine else "a number of a judge's work is out of range"
+
+
+class JudgedTask(_Row, frozen=True):
+    """The judge task about a file. task, subject: roots of the specification and of the answers that were judged;
+    shards: results with a report, ascending."""
+
+    task: bytes
+    task_size: int
+    subject: bytes
+    subject_size: int
+    shards: tuple[JudgedShard, ...]
+
+    def commitment(self, pool: int, one: JudgedShard) -> WorkCommitment:
+        """What a judge signed."""
+        node = address_from_bytes(one.node)
+        return WorkCommitment(pool, node, self.task, one.shard, one.file_root, one.units, one.epoch)
+
+    def fault(self) -> str | None:
+        if len(self.task) != 32 or len(self.subject) != 32:
+            return "a judge task is not named in form"
+        if not 0 < self.task_size <= MAX_SPEC_BYTES or not 0 < self.subject_size <= MAX_FILE_BYTES:
+            return "the size of a judge task is none"
+        numbers = [one.shard for one in self.shards]
+        if not 0 < len(numbers) <= MAX_SHARDS or any(a >= b for a, b in pairwise(numbers)):
+            return "a judge task has no result, too many, or one twice"
+        return next((why for one in self.shards if (why := one.fault())), None)
+
+
 class UsedWork(_Row, frozen=True):
     """A file that a batch is made of: its commitment field by field (node: 20 bytes), size in bytes, and reports.
 
-    used, flat: bitmaps of the groups that are learnt from, and of those that are used up without; judged: ids of the
-    works in which judges gave the rewards.
+    used, flat: bitmaps of the groups that are learnt from, and of those that are used up without; judged: the tasks in
+    which judges gave the rewards that the reports lack.
     """
 
     node: bytes
@@ -116,7 +167,7 @@ class UsedWork(_Row, frozen=True):
     reports: tuple[UsedReport, ...]
     used: bytes
     flat: bytes
-    judged: tuple[bytes, ...] = ()
+    judged: tuple[JudgedTask, ...] = ()
 
     @property
     def author(self) -> Address:
@@ -139,9 +190,21 @@ class UsedWork(_Row, frozen=True):
             return "a number of a work is out of range"
         if not 0 < len(self.reports) <= MAX_REPORTS:
             return "a work has no report, or too many"
-        if len(self.judged) > MAX_JUDGED or any(len(id) != 32 for id in self.judged):
-            return "the judges' works are too many or not in form"
-        return self._bitmap_fault() or next((why for one in self.reports if (why := one.fault())), None)
+        if len(self.judged) > MAX_JUDGED:
+            return "a file has too many judge tasks"
+        parts = (*self.reports, *self.judged)
+        return self._bitmap_fault() or next((why for one in parts if (why := one.fault())), None)
+
+    def blobs(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """(root, size, who made it) of all that its groups are made from; who: 20 bytes, empty for the trainer."""
+        yield self.file_root, self.size, self.node
+        for one in self.reports:
+            yield one.root, one.size, one.author
+        for task in self.judged:
+            yield task.task, task.task_size, b""
+            yield task.subject, task.subject_size, b""
+            for shard in task.shards:
+                yield shard.report_root, shard.report_size, shard.author
 
     def _bitmap_fault(self) -> str | None:
         maps = (self.used, self.flat, *(one.groups for one in self.reports))
@@ -186,7 +249,7 @@ class ComposedBatch(_Row, frozen=True):
             if self.step - work.policy_step > max_staleness:
                 return f"a file is of policy {work.policy_step}, more than {max_staleness} steps old"
         order = [work_order(self.pool, work) for work in self.works]
-        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(order)):
             return "its works are not in order, or one stands twice"
         return None
 

@@ -81,4 +81,4 @@ def _batch(run: RunSpec, spool: Spool, directory: Path, claims: _Claims, step: i
         if work.policy_root != claims.policy_root(work.policy_step):
             raise MalformedManifest("bad batch manifest", f"a file is not of policy {work.policy_step} of this run")
     files, reports = desk_blobs(directory / "rollouts", composed)
-    return materialise(run, composed, checked(files), checked(reports), {})
+    return materialise(run, composed, checked(files), checked(reports))

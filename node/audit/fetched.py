@@ -83,7 +83,7 @@ def _batch(run: RunSpec, order: StepOrder, step: int) -> Batch:
         raise MalformedManifest("bad batch manifest", "it begins with another policy or state than was stated")
     _check_policies(manifest, order)
     blobs = checked(lambda root: Path(order.blobs[root.hex()]).read_bytes())
-    return materialise(run, manifest.batch, blobs, blobs, {})
+    return materialise(run, manifest.batch, blobs, blobs)
 
 
 def _check_policies(manifest: BatchManifest, order: StepOrder) -> None:

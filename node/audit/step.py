@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from node.audit.direction import check_direction
 from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Finding, Says
 from node.audit.identity import check_identity, distance
-from node.recipe.manifest import Unjudgeable
 from node.training.batch import Batch
 from node.training.errors import TrainingError
 from node.training.replay import MissingState, Replayed, Replayer, State
@@ -69,8 +68,6 @@ class StepAudit:
             for step in range(self._base, self._step + 1):
                 try:
                     found[step] = self._batch(step)
-                except Unjudgeable as error:
-                    return self._say("manifest", Says.UNDECIDED, f"step {step}: {error.why}")
                 except ProtocolError as error:
                     return self._say("manifest", Says.BROKEN, f"step {step}: {error.why}")
                 except (OSError, KeyError) as error:

@@ -13,6 +13,7 @@ import msgspec
 from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from protocol.budgets import draw_targets, shaped
+from protocol.manifest import JudgedTask
 from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch
 from protocol.run import RunSpec
 
@@ -68,23 +69,22 @@ class Docket:
         self.forget(file.name)
         self.counts["too_late"] += len(groups_of(file))
 
-    def settle(self, file: Unjudged, scores: Mapping[tuple[int, int], float], judged: tuple[bytes, ...] = ()) -> None:
-        """The judges of a file have spoken, in the works `judged`. scores: (group, sample) -> 0 to 1; groups that lack
+    def settle(self, file: Unjudged, scores: Mapping[tuple[int, int], float], judged: JudgedTask) -> None:
+        """The judges of a file have spoken, in the task `judged`. scores: (group, sample) -> 0 to 1; groups that lack
         one are dropped."""
         self.forget(file.name)
-        groups = [_judged(group, file, scores, judged) for group in with_scores(self._run, file, scores)]
+        groups = [_judged(group, file, judged) for group in with_scores(self._run, file, scores)]
         self.counts["judged"] += len(groups)
         self.counts["apart"] += len(groups_of(file)) - len(groups)
         if groups:
             self.taken_in(groups)
 
 
-def _judged(group: Group, file: Unjudged, scores: Mapping[tuple[int, int], float], judged: tuple[bytes, ...]) -> Group:
+def _judged(group: Group, file: Unjudged, judged: JudgedTask) -> Group:
     origin = file.origins.get(group.key[1])
     if origin is None:
         return group
-    own = {place: score for place, score in scores.items() if place[0] == group.key[1]}
-    return msgspec.structs.replace(group, origin=msgspec.structs.replace(origin, judged=judged, scores=own))
+    return msgspec.structs.replace(group, origin=msgspec.structs.replace(origin, judged=(judged,)))
 
 
 def groups_of(file: Unjudged) -> set[int]:

@@ -4,29 +4,20 @@ The trainer composes a manifest of what its pool has chosen and then does what e
 `materialise` reads files and reports again and makes the rows. What the pool had in memory reaches no learner. Pure.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from node.recipe.docket import Unjudged, with_scores, without_rewards
 from node.recipe.join import join
+from node.recipe.judged import Blobs, scores_of
 from node.recipe.pool import Group, Origin, Selection, freshness, group_id
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
-from protocol.errors import ProtocolError
 from protocol.lots import pack_groups, unpack_groups
 from protocol.manifest import ComposedBatch, MalformedManifest, UsedReport, UsedWork, work_order
 from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch, decode, decode_report
 from protocol.run import RunSpec
-
-Blobs = Callable[[bytes], bytes]
-"""Root -> bytes. Raises for what cannot be had."""
-Scores = Mapping[tuple[int, int], float]
-"""(group, sample) -> what judges agreed on."""
-
-
-class Unjudgeable(ProtocolError):
-    """A batch whose rewards judges gave, without their results: nobody can say anything about it."""
 
 
 def compose(run: RunSpec, run_root: bytes, pool: int, selection: Selection) -> ComposedBatch:
@@ -64,7 +55,7 @@ def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, in
         ),
         used=bitmap([group for group in members if group.key in used]),
         flat=bitmap([group for group in members if group.key not in used]),
-        judged=tuple(sorted({id for group in members for id in _origin(group).judged})),
+        judged=tuple({one.task: one for group in members for one in _origin(group).judged}.values()),
     )
 
 
@@ -73,23 +64,12 @@ def _origin(group: Group) -> Origin:
     return group.origin
 
 
-def scores_of(selection: Selection) -> dict[bytes, Scores]:
-    """What judges said of the files of a selection, by the work's name."""
-    found: dict[bytes, dict[tuple[int, int], float]] = {}
-    for group in selection.settled:
-        if group.origin is not None and group.origin.scores:
-            found.setdefault(group.key[0], {}).update(group.origin.scores)
-    return dict(found)
-
-
-def materialise(
-    run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs, judged: Mapping[bytes, Scores]
-) -> Batch:
-    """The batch whose parts these are. Raises ProtocolError where it breaks a rule of the run, Unjudgeable where
-    judges' results are lacking; what `files` and `reports` raise for what cannot be had goes through."""
+def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs) -> Batch:
+    """The batch whose parts these are. reports: what judges were asked and said is among them. Raises ProtocolError
+    where it breaks a rule of the run; what `files` and `reports` raise for what cannot be had goes through."""
     chosen: list[Group] = []
     for work in manifest.works:
-        given = _groups(run, manifest.pool, work, files(work.file_root), reports, judged)
+        given = _groups(run, manifest.pool, work, files(work.file_root), reports)
         chosen += _used(run, work, given)
     wanted = run.rollout.prompts_per_step
     if len(chosen) != wanted:
@@ -110,9 +90,7 @@ def _used(run: RunSpec, work: UsedWork, given: Mapping[int, Group]) -> Iterator[
         yield given[group]
 
 
-def _groups(
-    run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs, judged: Mapping[bytes, Scores]
-) -> dict[int, Group]:
+def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs) -> dict[int, Group]:
     """Those of one file whose values the manifest takes from its reports."""
     batch = decode(data, run.rollout.samples_per_file)
     header = batch.header
@@ -121,14 +99,12 @@ def _groups(
         raise MalformedManifest("bad batch manifest", f"file {work.file_root.hex()[:16]} is another commitment's")
     rows = tuple(row for one in work.reports for row in _rows(run, work, one, reports(one.root)))
     name, waiting = work.name(pool), without_rewards(rows)
-    if waiting and name not in judged:
-        raise Unjudgeable("not to be audited", f"judges gave rewards of {work.file_root.hex()[:16]}", "ask the trainer")
     found = _joined(run, work, name, batch, [row for row in rows if row.group not in waiting])
     if waiting:
         rest = msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if row.group in waiting))
         lacking = tuple(row for row in rows if row.group in waiting)
         file = Unjudged(name, work.file_root, work.policy_step, rest, lacking)
-        found += with_scores(run, file, judged[name])
+        found += with_scores(run, file, scores_of(work, name, batch, reports))
     return {group.key[1]: group for group in found}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from protocol.identity import address_bytes
+from protocol.manifest import JudgedTask
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
@@ -35,15 +36,14 @@ class Sample(msgspec.Struct, frozen=True):
 
 class Origin(msgspec.Struct, frozen=True):
     """Where a group's tokens and values come from. commitment, size: of its file; author, report_root, report_size: of
-    the report whose values count; judged, scores: works and result of its judges, where they gave its rewards."""
+    the report whose values count; judged: the task in which judges gave its rewards, if they did."""
 
     commitment: WorkCommitment
     size: int
     author: bytes
     report_root: bytes
     report_size: int
-    judged: tuple[bytes, ...] = ()
-    scores: dict[tuple[int, int], float] = {}
+    judged: tuple[JudgedTask, ...] = ()
 
     @property
     def node(self) -> bytes:

@@ -48,7 +48,7 @@ from protocol.manifest import (
     decode_manifest,
 )
 from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged
-from protocol.statements import Outcome, sign
+from protocol.statements import Outcome, sign, work_id
 
 log = structlog.get_logger()
 KIND = "step-verdict"
@@ -318,9 +318,9 @@ class Auditing(Service):
     async def _fetch_blobs(self, manifests: list[BatchManifest], pins: list[bytes]) -> dict[str, str]:
         """Files and reports, from those who made them."""
         wanted: dict[bytes, tuple[int, Address]] = {}
-        for work in (work for one in manifests for work in one.batch.works):
-            wanted[work.file_root] = work.size, work.author
-            wanted |= {one.root: (one.size, address_from_bytes(one.author)) for one in work.reports}
+        trainer = self._station.membership.trainer
+        for root, size, author in (blob for one in manifests for work in one.batch.works for blob in work.blobs()):
+            wanted[root] = size, address_from_bytes(author) if author else trainer
         if sum(size for size, _ in wanted.values()) > MOST_BYTES:
             raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
         return {
@@ -347,8 +347,14 @@ class Auditing(Service):
         """A report that is not the one that its author's verdict names, as far as this node heard that."""
         ballots, pool = self._station.jury.ballots, self._station.pool
         for work in manifests[-1].batch.works:
-            for one in work.reports:
-                said = ballots.verdict_of(work.name(pool), address_from_bytes(one.author))
-                if said is not None and said.message.report_root != one.root:
-                    return f"manifest: {said.author} reported otherwise on file {work.file_root.hex()[:16]}"
+            named = [(work.name(pool), work.file_root, one.author, one.root) for one in work.reports]
+            for task in work.judged:
+                named += [
+                    (work_id(task.commitment(pool, one)), one.file_root, one.author, one.report_root)
+                    for one in task.shards
+                ]
+            for id, file_root, author, report_root in named:
+                said = ballots.verdict_of(id, address_from_bytes(author))
+                if said is not None and said.message.report_root != report_root:
+                    return f"manifest: {said.author} reported otherwise on file {file_root.hex()[:16]}"
         return None

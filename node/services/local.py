@@ -298,7 +298,7 @@ class LocalRun(DeskRun):
         self._batch_log.write(Entry(step, metrics, settled, self._seconds))
         composed = compose(self._run, desk_root(self._run), 0, selection)
         self._spool.write_works(step, encode_manifest(composed))
-        batch = materialise(self._run, composed, *desk_blobs(self._rollouts, composed), {})
+        batch = materialise(self._run, composed, *desk_blobs(self._rollouts, composed))
         self._spool.write_batch(step, encode_batch(batch))
         self._forget(step + 1)
 

@@ -152,7 +152,7 @@ class Showing(Service):
         except (OSError, IntellectError) as error:
             log.warning("manifest.not_kept", step=step, why=str(error))
             return ()
-        return tuple(root for work in composed.works for root in (work.file_root, *(r.root for r in work.reports)))
+        return tuple(root for work in composed.works for root, _, _ in work.blobs())
 
     def _pin(self, kind: str, step: int, roots: tuple[bytes, ...]) -> None:
         self._pinned[kind, step] = roots

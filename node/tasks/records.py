@@ -33,7 +33,7 @@ class VerdictRecord(msgspec.Struct, frozen=True):
 
 class ShardRecord(msgspec.Struct, frozen=True):
     """Whose result of a shard was accepted. work, file_root: 64 hex digits; signature: over the commitment, 65 bytes as
-    hex; claimed_by: everybody who held the shard, in order; at: unix seconds when it was collected."""
+    hex; at: unix seconds when it was collected."""
 
     shard: int
     node: str
@@ -43,6 +43,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     signature: str
     verdicts: tuple[VerdictRecord, ...]
     at: float
+    epoch: int = 0
 
 
 class TaskState(msgspec.Struct, frozen=True):

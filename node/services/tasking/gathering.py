@@ -39,6 +39,7 @@ async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
         signature=work.signed.message.signature.hex(),
         verdicts=tuple(_recorded(author, vote) for author, vote in votes.items()),
         at=time.time(),
+        epoch=commitment.epoch,
     )
     await trio.to_thread.run_sync(folder.add, record, file, report)
 

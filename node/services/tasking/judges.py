@@ -12,11 +12,15 @@ import structlog
 import trio
 
 from node.recipe.docket import Docket, Unjudged
+from node.recipe.judged import PREFIX
 from node.services.tasking.wishes import TaskWish
 from node.tasks.findings import judgement
 from node.tasks.judging import judge_task, scores_by_place
-from node.tasks.records import TaskFolder
+from node.tasks.records import ShardRecord, TaskFolder
+from protocol.blobs import describe
 from protocol.errors import IntellectError
+from protocol.identity import Address, address_bytes
+from protocol.manifest import JudgedShard, JudgedTask
 from protocol.rollout import encode
 from protocol.run import RunSpec
 from protocol.tasks import SUBJECT, TaskId, TaskSpec
@@ -25,7 +29,6 @@ log = structlog.get_logger()
 MOST_OPEN = 8
 """Judge tasks for training at a time; the owner's own tasks come beside them."""
 SHARD_SIZE = 64
-PREFIX = "rewards of "
 
 
 class Owned(Protocol):
@@ -101,10 +104,33 @@ class Judges:
 
     async def _settle(self, file: Unjudged, folder: TaskFolder) -> None:
         found = await trio.to_thread.run_sync(judgement, folder)
-        works = await trio.to_thread.run_sync(lambda: [bytes.fromhex(record.work) for record, _, _ in folder.results()])
+        named = await trio.to_thread.run_sync(_named, folder)
         self._owner.forget(folder.id)
-        self._docket.settle(file, scores_by_place(found.scores), tuple(works))
+        self._docket.settle(file, scores_by_place(found.scores), named)
         log.info("judging.done", work=file.name.hex()[:16], dropped=len(found.dropped), judges=len(found.judges))
+
+
+def _named(folder: TaskFolder) -> JudgedTask:
+    """What a task's judges said, for whoever replays the batch. A result that nobody could read has no opinion."""
+    spec, encoded = folder.spec(), folder.encoded
+    subject = next(asset for asset in spec.assets if asset.path == SUBJECT)
+    found = [_shard(record, report) for record, _, report in folder.results() if report]
+    return JudgedTask(folder.id, len(encoded), bytes.fromhex(subject.root), subject.size, tuple(found))
+
+
+def _shard(record: ShardRecord, report: bytes) -> JudgedShard:
+    root = describe(report).root
+    author = next(one.validator for one in record.verdicts if one.report_root == root.hex())
+    return JudgedShard(
+        node=address_bytes(Address(record.node)),
+        shard=record.shard,
+        file_root=bytes.fromhex(record.file_root),
+        units=record.units,
+        epoch=record.epoch,
+        author=address_bytes(Address(author)),
+        report_root=root,
+        report_size=len(report),
+    )
 
 
 def _nonce(file: Unjudged) -> str:

@@ -95,7 +95,8 @@ class Offering(Service):
                 await trio.sleep(LOOK_EVERY)
 
     async def _ask_judges(self) -> None:
-        if self._judges is not None:
+        """A standby asks nobody: it reads in the leader's manifest what judges said."""
+        if self._judges is not None and self._station.membership.trainer == self._station.key.address:
             try:
                 await self._judges.tend()
             except (IntellectError, OSError) as error:

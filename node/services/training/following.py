@@ -30,7 +30,7 @@ async def batch_of(station: Station, signed: Signed[PolicyAnnounced]) -> tuple[C
     manifest.check(run.root, station.pool, message.step - 1, run.spec.recipe.max_staleness)
     if (manifest.parent, manifest.term) != (message.parent, message.term):
         raise ProtocolError("unusable manifest", "its parent or term is not that of the statement which names it")
-    return manifest.batch, await make(station, manifest.batch, {}, (signed.author,))
+    return manifest.batch, await make(station, manifest.batch, (signed.author,))
 
 
 def settled_by(run_groups: int, pool: int, composed: ComposedBatch) -> list[tuple[bytes, int]]:

@@ -1,13 +1,13 @@
 """The trainer's word about a step: the manifest of its batch as a blob, and the statement that binds what came out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 import trio
 
-from node.recipe.manifest import Scores, compose, materialise, scores_of
+from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Selection
 from node.services.station import Station
 from node.training.batch import Batch
@@ -27,24 +27,22 @@ async def make_batch(station: Station, selection: Selection) -> tuple[ComposedBa
     """What a selection is made of, and the batch from that: by the way of everybody who replays the step. Raises
     IntellectError where a part of it cannot be had any more, or breaks a rule."""
     composed = compose(station.run.spec, station.run.root, station.pool, selection)
-    return composed, await make(station, composed, scores_of(selection))
+    return composed, await make(station, composed)
 
 
-async def make(
-    station: Station, composed: ComposedBatch, judged: Mapping[bytes, Scores], holders: Sequence[Address] = ()
-) -> Batch:
+async def make(station: Station, composed: ComposedBatch, holders: Sequence[Address] = ()) -> Batch:
     """The batch with these parts. holders: of everything that it names, besides who wrote it. Raises as above."""
     paths = dict[bytes, Path]()
     for work in composed.works:
-        authors = [address_from_bytes(one.author) for one in work.reports]
-        wanted = [(work.file_root, work.size), *((one.root, one.size) for one in work.reports)]
-        for root, size in wanted:
-            sources = [work.author, *authors, *holders]
+        wanted = list(work.blobs())
+        authors = dict.fromkeys(address_from_bytes(author) for _, _, author in wanted if author)
+        for root, size, _ in wanted:
+            sources = [*authors, *holders]
             paths[root] = await station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
     def made() -> Batch:
         read = lambda root: paths[root].read_bytes()  # noqa: E731
-        return materialise(station.run.spec, composed, read, read, judged)
+        return materialise(station.run.spec, composed, read, read)
 
     return await trio.to_thread.run_sync(made)
 

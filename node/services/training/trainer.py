@@ -444,6 +444,9 @@ class Trainer:
             return False
         keys = settled_by(self._spec.rollout.prompts_per_file, self._station.pool, composed)
         self._pool.settle(keys)
+        for work in composed.works:
+            if work.judged:
+                self._docket.forget(work.name(self._station.pool))
         await self._settle([_key_name(key) for key in keys], step)
         entry = entry_of(composed, batch)
         await trio.to_thread.run_sync(self._write, entry, composed, batch)

@@ -98,7 +98,7 @@ class Desk:
 
     def batch(self, step: int) -> Batch:
         composed = decode_composed(self.spool.works_path(step).read_bytes())
-        return materialise(self.run, composed, *desk_blobs(self.directory / "rollouts", composed), {})
+        return materialise(self.run, composed, *desk_blobs(self.directory / "rollouts", composed))
 
     def train(self, settings: TrainerSettings = SETTINGS) -> None:
         world = join_world(settings)

@@ -15,12 +15,16 @@ from trio.testing import MockClock
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
 from node.recipe.docket import Docket, Unjudged
-from node.recipe.pool import Group
+from node.recipe.manifest import compose, materialise
+from node.recipe.pool import Group, Selection
 from node.services.committing import Made, commit
 from node.services.tasking.judges import Judges
 from node.services.training.intake import Intake, _decided
+from node.services.training.stating import make
 from node.swarm.ballots import FileState
-from protocol.identity import Address
+from protocol.blobs import describe
+from protocol.identity import Address, address_from_bytes
+from protocol.manifest import JudgedTask, MalformedManifest, decode_composed, encode_manifest
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -32,9 +36,9 @@ from protocol.rollout import (
     encode,
     encode_report,
 )
-from protocol.run import RolloutSpec
+from protocol.run import Asset, RolloutSpec
 from protocol.statements import Outcome
-from protocol.tasks import SUBJECT, TaskSpec
+from protocol.tasks import SUBJECT, TaskSpec, decode_task, encode_task, task_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.attacks.validators.court import POOL, court_run
 from tests.node.services.tasking.town import POLICY, Town, ToyEngine, at_once
@@ -43,6 +47,7 @@ SIZE, GROUPS = 4, 3
 RUN = msgspec.structs.replace(
     court_run(judges=True), rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS)
 )
+ROOT = bytes(32)
 DECIDED = 1
 """The group whose reward is no matter of opinion."""
 
@@ -184,6 +189,65 @@ async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
         assert task.spec.problems == 8  # nobody was asked about the group that was decided
         await town.until(lambda: not town.offering.own)  # nothing is kept of it
         assert not list((tmp_path / "tasks").iterdir())
+
+
+async def test_a_batch_with_judged_rewards_is_made_again_from_its_names_and_from_nothing_else(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    town = Court(tmp_path, opinions())
+    async with opened(town) as nursery:
+        town.start(nursery)
+        await town.submit()
+        await town.until(lambda: len(town.taken) == GROUPS)
+        chosen = sorted(town.taken, key=lambda group: group.key)
+        composed = decode_composed(encode_manifest(compose(RUN, ROOT, POOL, Selection(1, tuple(chosen)))))
+        composed.check(ROOT, POOL, 1, RUN.recipe.max_staleness)
+        batch = await make(town.trainer.station, composed)
+        assert batch.rows == tuple(row for group in chosen for row in group.rows)
+        ((work,), blobs) = composed.works, tmp_path / "blobs"
+        (task,) = work.judged
+        judges = {address_from_bytes(one.node) for one in task.shards}
+        assert (
+            judges == {seat.key.address for seat in town.workers} and task.task == town.trainer.jury.tasks.tasks()[0].id
+        )
+
+        def read(root: bytes) -> bytes:
+            return (blobs / root.hex()).read_bytes()
+
+        def again(judged: JudgedTask | None) -> None:
+            other = msgspec.structs.replace(work, judged=() if judged is None else (judged,))
+            made = materialise(RUN, msgspec.structs.replace(composed, works=(other,)), read, read)
+            assert made.rows != batch.rows, "it was made of something else"
+
+        file = read(work.file_root)
+        rows = decode(file, 64).rows
+        other = [msgspec.structs.replace(row, output=[6, 9]) for row in rows if row.group != DECIDED]
+        forged = encode(RolloutBatch(decode(file, 64).header, tuple(other)))
+        (blobs / describe(forged).root.hex()).write_bytes(forged)
+        spec = msgspec.structs.replace(
+            decode_task(read(task.task)), subject=describe(forged).root.hex(), assets=(_asset(forged),)
+        )
+        (blobs / task_id(encode_task(spec)).hex()).write_bytes(encode_task(spec))
+        first, *rest = task.shards
+        replace = msgspec.structs.replace
+        for why, judged in {
+            "lack group": None,
+            "not for judges of this file": replace(task, subject=describe(forged).root),
+            "another answer": replace(task, task=task_id(encode_task(spec)), subject=describe(forged).root),
+            "not about the judge's work": replace(
+                task, shards=(replace(first, report_root=rest[0].report_root), *rest)
+            ),
+            "no shard": replace(task, shards=(first, *rest[:-1], replace(rest[-1], shard=4000))),
+            "the reports lack group 0": replace(task, shards=tuple(rest)),  # two opinions are none together
+        }.items():
+            with pytest.raises(MalformedManifest, match=why):
+                again(judged)
+        for shards in ((first, first, *rest), (*rest, first)):
+            assert replace(task, shards=shards).fault()
+
+
+def _asset(data: bytes) -> Asset:
+    return Asset(path=SUBJECT, root=describe(data).root.hex(), size=len(data))
 
 
 async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_more(

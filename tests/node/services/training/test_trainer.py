@@ -332,11 +332,11 @@ async def test_from_what_a_trainer_states_anybody_makes_the_batch_that_it_learnt
         manifest = decode_manifest(blob(statement.batch_root))
         manifest.check(bytes(32), 1, step, RUN.recipe.max_staleness)
         assert (manifest.state, manifest.arithmetic, statement.state_root) == (state(step), ARITHMETIC, state(step + 1))
-        batch = materialise(RUN, manifest.batch, blob, blob, {})
+        batch = materialise(RUN, manifest.batch, blob, blob)
         assert encode_batch(batch) == house.spool.batch_path(step).read_bytes()
         with pytest.raises(ProtocolError, match="bad batch manifest"):
             fewer = msgspec.structs.replace(manifest.batch, works=manifest.batch.works[1:])
-            materialise(RUN, fewer, blob, blob, {})
+            materialise(RUN, fewer, blob, blob)
 
 
 async def test_a_policy_is_published_before_it_is_evaluated_and_on_record_after(tmp_path: Path) -> None:
