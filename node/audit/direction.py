@@ -23,7 +23,7 @@ from node.audit.findings import (
     Says,
 )
 from node.audit.identity import applied, noise
-from node.training.replay import F32, State
+from node.training.state import F32, State
 from protocol.recipe import Recipe
 
 MOST_CELLS = 1 << 27

@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 from node.audit.findings import Audit
 from node.audit.order import ORDER, RESULT, StepOrder
-from node.audit.state import UnusableState, read_state
 from node.audit.step import StepAudit
 from node.recipe.manifest import checked, materialise
 from node.state.files import write_whole
@@ -26,6 +25,7 @@ from node.training.batch import Batch
 from node.training.program import alone, spool_named_on_the_command_line
 from node.training.replay import MissingState, Replayer, replaying, settings_for
 from node.training.spool import Spool
+from node.training.state import UnusableState, read_state
 from protocol.errors import ProtocolError
 from protocol.manifest import (
     MAX_CARD_BYTES,

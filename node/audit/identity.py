@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from node.audit.findings import IDENTITY_LIMIT, Finding, Says
-from node.training.replay import F32, State
+from node.training.state import F32, State
 from protocol.recipe import Recipe
 
 EPSILON = 1e-8

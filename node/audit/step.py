@@ -12,7 +12,8 @@ from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Fin
 from node.audit.identity import check_identity, distance
 from node.training.batch import Batch
 from node.training.errors import TrainingError
-from node.training.replay import MissingState, Replayed, Replayer, State
+from node.training.replay import MissingState, Replayed, Replayer
+from node.training.state import State
 from protocol.errors import ProtocolError
 from protocol.run import RunSpec
 

@@ -22,7 +22,8 @@ class Evaluations:
 
     def settled(self, step: int) -> bool:
         """Whether its evaluation is there, or was not asked for, or cannot be had any more."""
-        return not self.due(step) or self._spool.evaluation_path(step).exists() or self._lost(step)
+        there = self._spool.evaluation_path(step).exists()
+        return not self.due(step) or there or self._lost(step) or self._spool.was_skipped(step)
 
     def complete(self, step: int) -> bool:
         """Whether all that there will ever be of a step is there."""

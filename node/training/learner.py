@@ -328,7 +328,7 @@ class Learner:
         """
         place = torch.device("cpu") if self._world.first else self._world.device
         for name, parameter in self.parameters.items():
-            yield name, whole(self._as_published(name, parameter), torch.bfloat16).to(place)
+            yield name, whole(self.as_published(name, parameter), torch.bfloat16).to(place)
 
     def image(self) -> dict[str, Tensor]:
         """All of them at once, on the first rank; the others get an empty dictionary."""
@@ -339,7 +339,7 @@ class Learner:
         return found
 
     @torch.no_grad()
-    def _as_published(self, name: str, tensor: Tensor) -> Tensor:
+    def as_published(self, name: str, tensor: Tensor) -> Tensor:
         """An adapter's scale goes into its second matrix: see protocol.lora."""
         lora = self._recipe.lora
         return tensor * lora.scale if lora and name.endswith(LORA_B) else tensor

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from node.training.arithmetic import SLOTS
@@ -21,25 +19,15 @@ from node.training.errors import TrainingError
 from node.training.image import stream_image
 from node.training.learner import NO_TIMING
 from node.training.settings import TrainerSettings
-from node.training.sharding import fill, whole
+from node.training.sharding import whole
 from node.training.spool import Spool
+from node.training.state import F32, State
 from node.training.trainer import Trainer
 from node.training.world import join_world, leave_world
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
 
-F32 = NDArray[np.float32]
 R = TypeVar("R", bound="Replayer")
-
-
-class State(msgspec.Struct, frozen=True):
-    """A copy of what a learner held. tensors: part ("weight", "exp_avg", "exp_avg_sq") -> parameter -> values; moments
-    are zeros before the first update."""
-
-    step: int
-    updates: int
-    consumed: dict[str, int]
-    tensors: dict[str, dict[str, F32]]
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -96,18 +84,6 @@ class Replayer(Trainer):
             for part, tensor in (("weight", parameter), *((slot, slots.get(slot, empty)) for slot in SLOTS)):
                 tensors.setdefault(part, {})[name] = whole(tensor.detach(), torch.float32).cpu().numpy().copy()
         return State(step, learner.updates, dict(self._consumed), tensors)
-
-    def take(self, state: State) -> None:
-        """Go back to a copy."""
-        learner = self._learner
-        learner.load_weights({name: torch.from_numpy(values) for name, values in state.tensors["weight"].items()})
-        moments = dict[str, dict[str, Tensor]]()
-        for name, parameter in learner.parameters.items() if state.updates else ():
-            moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in SLOTS}
-            for slot, tensor in moments[name].items():
-                fill(tensor, torch.from_numpy(state.tensors[slot][name]))
-        learner.restore_optimizer(state.updates, moments)
-        self._consumed = dict(state.consumed)
 
     def gradients(self, batch: Batch) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """`Learner.group_gradients` of a batch at the state here, whole tensors."""

@@ -13,6 +13,7 @@
     milestones/policy-000020.safetensors  images that are kept for good, once they are not worked with any more
     ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
     peers, rounds/                 of a run that pre-trains, instead of in/, eval/ and ckpt/: node.training.pretrainer
+    adopted                        the newest step whose state was taken from another trainer: node.training.adoption
     error.json                     why the trainer gave up, if it did; evaluator-error.json: why the evaluator did
 
 Every file appears whole or not at all. Knows names and atomicity; knows nothing of what is inside.
@@ -145,9 +146,36 @@ class Spool:
         """The newest complete step, -1 if there is none."""
         if self._newest < 0:
             self._newest = max(_steps(self.root / "out"), default=-1)
+        adopted = self.adopted()
+        if adopted > self._newest and self.is_complete(adopted):
+            self._newest = adopted
         while self.is_complete(self._newest + 1):
             self._newest += 1
         return self._newest
+
+    @property
+    def adoption_path(self) -> Path:
+        """The order to go on from another trainer's checkpoint."""
+        return self.root / "adopt.msgpack"
+
+    @property
+    def adoption_error_path(self) -> Path:
+        return self.root / "adopt-error.json"
+
+    def adopted(self) -> int:
+        """The newest step whose state was taken from another trainer, -1 if none was."""
+        try:
+            return int((self.root / "adopted").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return -1
+
+    def remember_adopted(self, step: int) -> None:
+        write_whole(self.root / "adopted", f"{step}\n".encode())
+
+    def was_skipped(self, step: int) -> bool:
+        """Whether a later state was taken over, so that this step will never be complete."""
+        adopted = self.adopted()
+        return step < adopted and self.is_complete(adopted) and not self.is_complete(step)
 
     def next_batch(self) -> int:
         """The first step that has no batch yet."""
@@ -177,7 +205,15 @@ class Spool:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        if self.adopted() >= step:
+            (self.root / "adopted").unlink()
         self._newest, self._next_batch = -1, 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether batches lead from the newest checkpoint to the newest policy."""
+        base = max(self.checkpoint_steps(), default=0)
+        return all(self.batch_path(step).exists() for step in range(base, self.newest_step()))
 
     def _beyond(self, step: int) -> list[Path]:
         """Metrics come first: without them a step is not complete."""

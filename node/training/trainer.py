@@ -30,11 +30,13 @@ if __name__ == "__main__":
 
 import msgspec  # noqa: E402
 import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import build_model  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
-from node.training.arithmetic import arithmetic_of, state_root_of  # noqa: E402
+from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
+from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of  # noqa: E402
 from node.training.batch import Batch, decode_batch  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.computed_by import arithmetic_in  # noqa: E402
@@ -52,10 +54,12 @@ from node.training.performance import measured  # noqa: E402
 from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
 from node.training.pulse import keep_watch  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
-from node.training.sharding import without_memory  # noqa: E402
+from node.training.sharding import fill, without_memory  # noqa: E402
 from node.training.spool import Spool  # noqa: E402
+from node.training.state import State, read_state  # noqa: E402
 from node.training.world import World, join_world, leave_world, place_in_world  # noqa: E402
-from protocol.manifest import Arithmetic  # noqa: E402
+from protocol.errors import IntellectError  # noqa: E402
+from protocol.manifest import Arithmetic, decode_card  # noqa: E402
 from protocol.policy import policy_root  # noqa: E402
 from protocol.run import RunSpec, decode_run  # noqa: E402
 
@@ -121,6 +125,9 @@ class Trainer:
         while step < recipe.steps:
             with watch("wait"):
                 data = self._receive(step)
+            if not data:
+                step, watch = self._adopt(step), self._stopwatch()
+                continue
             with watch("load"):
                 batch = self._admit(decode_batch(data), step)
             with watch("step"):
@@ -176,6 +183,8 @@ class Trainer:
             )
         if state is None:
             self._publish(0, {}, self._stopwatch())
+        elif self._spool.adopted() == step and not self._spool.is_complete(step):
+            self._publish(step, {"adopted": True}, self._stopwatch())  # killed while it took this state over
         else:
             self._state = self._state_root(step)
         return step
@@ -190,12 +199,71 @@ class Trainer:
             learner.set_reference(self._new_model(), self._start_weights)
         learner.load_weights(adapter or self._start_weights)
 
+    # From another trainer's state
+
+    def _adopt(self, step: int) -> int:
+        """Go on from a checkpoint that the daemon has fetched, if it is the stated one; the step to go on with. What is
+        refused changes nothing here."""
+        order = read_order(self._spool)
+        if order is None:
+            return step
+        try:
+            state = self._stated(order, step)
+        except IntellectError as error:
+            event = {"event": "checkpoint.refused", "step": order.step, "why": error.why}
+            print(json.dumps(event), file=sys.stderr, flush=True)
+            refuse(self._spool, order, error)
+            return step
+        self.take(state)
+        self._spool.remember_adopted(state.step)  # first: who is killed from here on knows what to go on with
+        self._checkpoints.save(state.step, self._consumed)
+        self._checkpoints.wait()
+        self._publish(state.step, {"adopted": True}, self._stopwatch())
+        self._spool.adoption_path.unlink(missing_ok=True)
+        return state.step
+
+    def _stated(self, order: AdoptionOrder, step: int) -> State:
+        """The state that an order names. Raises ProtocolError and TrainingError for any other."""
+        if self._world.size > 1:
+            raise TrainingError("no checkpoint of others", "this trainer has several ranks", "replay every step")
+        if order.step <= step:
+            raise TrainingError("no checkpoint of others", f"this trainer has step {step} already", "go on with it")
+        card = decode_card(order.card)
+        card.check(order.step)
+        state = read_state(card, [Path(path) for path in order.files], self._learner.shapes, order.state_root)
+        if self._image_root(state) != order.policy_root:
+            raise TrainingError(
+                f"the checkpoint of step {order.step} cannot be used",
+                "the published policy is not the rounding of its weights",
+                "follow another trainer",
+            )
+        return state
+
+    def _image_root(self, state: State) -> bytes:
+        """Policy root of a state that the learner does not hold yet."""
+        weights = state.tensors["weight"]
+        shown = ((name, self._learner.as_published(name, torch.from_numpy(weights[name]))) for name in weights)
+        tensors = ((name, tensor.to(torch.bfloat16)) for name, tensor in shown)
+        return policy_root(state.step, stream_image(self._learner.shapes, tensors).tensors)
+
+    def take(self, state: State) -> None:
+        """Hold a copy of a state."""
+        learner = self._learner
+        learner.load_weights({name: torch.from_numpy(values) for name, values in state.tensors["weight"].items()})
+        moments = dict[str, dict[str, Tensor]]()
+        for name, parameter in learner.parameters.items() if state.updates else ():
+            moments[name] = {slot: torch.zeros_like(parameter.detach()) for slot in SLOTS}
+            for slot, tensor in moments[name].items():
+                fill(tensor, torch.from_numpy(state.tensors[slot][name]))
+        learner.restore_optimizer(state.updates, moments)
+        self._consumed = dict(state.consumed)
+
     # Batches in
 
     def _receive(self, step: int) -> bytes:
-        """The batch file's bytes, which only the first rank's machine has."""
-        path = self._spool.batch_path(step)
-        return self._world.hand_out(_wait_for(path) if self._world.first else b"")
+        """The batch file's bytes, which only the first rank's machine has; none where a state is to be taken over."""
+        paths = self._spool.batch_path(step), self._spool.adoption_path
+        return self._world.hand_out(_wait_for(*paths) if self._world.first else b"")
 
     def _admit(self, batch: Batch, step: int) -> Batch:
         """Only batches of this step, of rollouts that are fresh and were never learnt from."""
@@ -291,12 +359,13 @@ class Trainer:
         self._spool.forget_batches(min(self._checkpoints.available(), default=step))
 
 
-def _wait_for(path: Path) -> bytes:
-    while True:
+def _wait_for(path: Path, adoption: Path) -> bytes:
+    while not adoption.exists():
         try:
             return path.read_bytes()
         except FileNotFoundError:
             time.sleep(POLL_SECONDS)
+    return b""
 
 
 def _refuse_to_differ(step: int, differences: list[str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from node.audit.state import MAX_HEADER, UnusableState, read_state
+from node.training.state import MAX_HEADER, UnusableState, read_state
 from protocol.manifest import CheckpointCard, MalformedManifest, StateFile, decode_card, encode_manifest, state_root
 
 SHAPES = {"a": (2, 3), "b": (4,)}

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from node.state.files import mapped
-from node.training.replay import F32, State
 from protocol.errors import ProtocolError
 from protocol.manifest import CheckpointCard, state_root
 
+F32 = NDArray[np.float32]
 PARTS = ("weight", "exp_avg", "exp_avg_sq")
 MAX_HEADER = 1 << 26
 """Bytes of JSON; a tensor has some hundred."""
@@ -24,6 +25,16 @@ HEADER_EACH = 1024
 _METADATA = "__metadata__"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class State(msgspec.Struct, frozen=True):
+    """A copy of what a learner held. tensors: part ("weight", "exp_avg", "exp_avg_sq") -> parameter -> values; moments
+    are zeros before the first update."""
+
+    step: int
+    updates: int
+    consumed: dict[str, int]
+    tensors: dict[str, dict[str, F32]]
 
 
 class UnusableState(ProtocolError):
