@@ -83,6 +83,7 @@ class BlobStore:
                 continue
             info = self._read_info(path)
             stat = path.stat()
+            # Complete blobs are not hashed again at the start, so their size must at least be right.
             if info is None or info.size != stat.st_size:
                 _remove(path)
             else:
@@ -157,6 +158,7 @@ class BlobStore:
     def _reservation(self, root: bytes, size: int, *, on_disk: bool = False) -> Iterator[Path]:
         """Room for `size` bytes and the name of a file to put them in, until the blob is in its place."""
         self._make_room(root, size, on_disk=on_disk)
+        # Half as long as a root, so that the table of reservations can tell a blob on its way in from a partial one.
         token = os.urandom(16)
         temporary = self._partial / f"{token.hex()}.new"
         self._reserved[token] = size
@@ -238,6 +240,7 @@ class BlobStore:
         """Start or resume a blob; hashes what is there. Raises StoreFull, BlobTooLarge."""
         root = info.root
         if root not in self._reserved:
+            # All of it is reserved before the first piece: two fetches must not each count on the same free room.
             self._make_room(root, info.size)
             self._reserved[root] = info.size
         self._open[root] = self._open.get(root, 0) + 1
@@ -258,6 +261,7 @@ class BlobStore:
             resumed = path.exists()
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
+                # A sparse file: pieces come in any order, and holes show at the next start what was never written.
                 os.truncate(descriptor, info.size)
                 have = set(_verified(descriptor, info)) if resumed else set()
             except BaseException:
@@ -288,6 +292,7 @@ class BlobStore:
     def _finish(self, partial: "Partial") -> None:
         name = partial.info.root.hex()
         with _disk_errors():
+            # Bytes, list, name, directory, in this order: a crash at any instant leaves a whole blob or a partial one.
             os.fsync(partial.descriptor)
             self._write_info(self._complete / name, partial.info)
             os.replace(self._partial / name, self._complete / name)
@@ -315,6 +320,7 @@ class BlobStore:
         """Evict until `size` more bytes fit the quota and the disk. on_disk: the disk holds them already."""
         if size > self.quota:
             raise BlobTooLarge(root, size, self.quota)
+        # Everything that others rely on is pinned; what can go goes before a fetch is refused.
         while self.used + size > self.quota:
             victim = self._victim()
             if victim is None:
@@ -323,6 +329,7 @@ class BlobStore:
             self.evict(victim)
         if on_disk:
             return
+        # Sparse partial files have been promised room that the disk still shows as free.
         free = shutil.disk_usage(self.directory).free - self._unwritten()
         if size > free:
             raise StoreFull(f"the disk has {max(0, free)} bytes left, {size} are needed")
@@ -348,6 +355,7 @@ class BlobStore:
     def _touch(self, root: bytes) -> None:
         self._sizes[root] = self._sizes.pop(root)
         try:
+            # The order of use must survive a restart; the scan at start reads it from the files' times.
             os.utime(self._complete / root.hex())
         except OSError as error:
             log.debug("blob.touch_failed", root=root.hex(), error=repr(error))
@@ -355,6 +363,7 @@ class BlobStore:
     def _read_info(self, path: Path) -> BlobInfo | None:
         try:
             with _info_path(path).open("rb") as file:
+                # One byte more than allowed, so that the decoder refuses a list that is too long.
                 return decode_info(file.read(MAX_INFO_BYTES + 1), bytes.fromhex(path.name))
         except (OSError, ProtocolError):
             return None
@@ -413,6 +422,7 @@ class Partial:
         for piece in pieces:
             offset, length = self.info.span(piece)
             part, data = data[:length], data[length:]
+            # The hash is taken of what is written next: there is no moment between the check and the write.
             if len(part) != length or blake3(part).digest() != self.info.pieces[piece]:
                 continue
             if piece not in self.have:
@@ -440,6 +450,7 @@ class Partial:
             yield
         finally:
             self._users -= 1
+            # A thread may still be writing: closing under it would let its bytes go into another file of that number.
             if self._closed and not self._users:
                 os.close(self.descriptor)
 

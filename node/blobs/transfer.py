@@ -90,6 +90,7 @@ class Pace:
 
     @property
     def timeout(self) -> float:
+        # Ten times the usual: on a machine with much other work nothing is late that everything there would be.
         return min(RUN_TIMEOUT[1], max(RUN_TIMEOUT[0], 10 * self._usual))
 
 
@@ -111,8 +112,10 @@ class Downloads:
         """Whether `transfer` may send another request."""
         if self._bucket is not None and self._bucket.delay(now) > 0:
             return False
+        # A transfer without any request may always send one, or a large blob could starve the others.
         if self.in_flight >= MAX_IN_FLIGHT and transfer.in_flight:
             return False
+        # Rollout files and manifests are small and hold up a step; they do not wait behind an image.
         return transfer.size <= SMALL or not any(
             other.priority > transfer.priority and other.urgent(now) for other in self.transfers.values()
         )
@@ -143,6 +146,7 @@ class _Contact:
 
     def missed(self, now: float) -> None:
         if now < self.retry_at:
+            # Several answers of one moment are one miss, or eight parallel requests would pause it for ten seconds.
             return  # requests that were under way together count once
         self.retry_at = now + min(MISSED[1], MISSED[0] * 2.0 ** min(self.misses, 16))
         self.misses += 1
@@ -194,6 +198,7 @@ class Transfer:
         that only a relay leads to last, and few of them: what is carried costs somebody else's line."""
         own, relayed = self._downloads.network.address, self._downloads.network.relayed()
         new = [source for source in dict.fromkeys(sources) if source != own and source not in self._candidates]
+        # The first source is who named the blob and surely has it; shuffled, it might be the last one asked.
         tail = new[1:] if not self._candidates else new
         random.shuffle(tail)
         tail.sort(key=lambda source: source in relayed)
@@ -213,6 +218,7 @@ class Transfer:
     def told(self, source: Address, have: Flags) -> None:
         """Another node that fetches this blob says what it has."""
         if source not in self._contacts:
+            # Anybody may tell us a map: without this bound strangers would fill the table of sources.
             if len(self._contacts) >= MAX_JOINED:
                 return
             self._activate(source)
@@ -251,6 +257,7 @@ class Transfer:
             self._nursery.start_soon(self._tick)
             while not self._done():
                 await self._news.wait()
+            # Requests that are still under way would bring pieces that are here already.
             self._nursery.cancel_scope.cancel()
         self._nursery = None
 
@@ -286,8 +293,10 @@ class Transfer:
         spare = [each for each in self._candidates if each not in self._contacts]
         useless = [each for each, contact in self._contacts.items() if contact.misses >= GIVE_UP_AFTER]
         if spare and useless and not self._busy(useless[0]):
+            # Only an idle one is dropped: the answer to a request under way may be the piece list.
             self._drop(useless[0])
             del self._candidates[useless[0]]
+            # Not forgotten: it may have the blob later, for instance a peer that is fetching it now.
             self._candidates[useless[0]] = None  # to the end of the line
             self._activate(spare[0])
 
@@ -333,6 +342,7 @@ class Transfer:
         elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError):
             self._blame(source, str(error))
         elif isinstance(error, NetworkError):  # ours: the store is full, the blob is too large
+            # No source is at fault, so asking the next one would end the same way.
             self._failure = error
             self._wake()
         else:
@@ -380,6 +390,7 @@ class Transfer:
     async def _ask_info(self, source: Address) -> None:
         answer = await self._request(source, wire.AskInfo(self.root), wire.ANSWER_LIMIT, INFO_TIMEOUT)
         said = msgspec.msgpack.decode(answer, type=wire.HaveInfo)
+        # Raises unless the list hashes to the root, so nothing that follows depends on the source's honesty.
         info = decode_info(said.info, self.root)
         self._check_size(info)
         have = _read_map(said.have, info)
@@ -393,6 +404,7 @@ class Transfer:
 
     async def _take_whole(self, source: Address, info: BlobInfo, data: bytes) -> None:
         """A small blob that came with its list."""
+        # Compared with the promised size before hashing: a larger body would be hashed for nothing.
         if self.partial is None or self._download is None or len(data) != info.size:
             raise PeerMisbehaved(source, f"{len(data)} bytes for a blob of {info.size}")
         good = await self.partial.write_pieces(range(len(info.pieces)), memoryview(data))
@@ -451,6 +463,7 @@ class Transfer:
         now = trio.current_time()
         if self._download is None or self._nursery is None or not self._ready(source, now):
             return
+        # Without requests on every lane the extra connections of a lossy path would stay idle (network.md).
         if lanes := self._downloads.network.lanes(source):
             self._download.spread(source, lanes, LANE_DEPTH * lanes)
         while self._downloads.admits(self, now):
@@ -468,6 +481,7 @@ class Transfer:
                 await self._deliver(flight)
             except Exception as error:
                 self._missed(flight, error)
+                # A super-seeder that answers AskAny with nothing has only stopped choosing for us.
                 if len(flight.pieces) or not isinstance(error, BlobUnavailable):  # it chooses no longer: no fault
                     self._judge(flight.source, error)
         self._ask(flight.source)
@@ -482,6 +496,7 @@ class Transfer:
             del self._scopes[flight]
             self._downloads.answered(flight.size)
             if self._download is not None:
+                # Its pieces go back to be asked of others, also where the request was cancelled.
                 self._download.failed(flight)  # nothing to do if it has landed
 
     def _missed(self, flight: Flight[Address], error: Exception) -> None:
@@ -502,6 +517,7 @@ class Transfer:
         good = await self.partial.write_pieces(pieces, data)
         now = trio.current_time()
         new = sum(info.span(piece)[1] for piece in good if not self._download.have[piece])
+        # The same pieces may have been asked of a second source in the endgame: whoever was first cancels the other.
         for rival in self._download.landed(flight, good, len(data), waited, now):
             self._scopes[rival].cancel()
         if good:
@@ -511,6 +527,7 @@ class Transfer:
             self._arrivals.append((now, new))
         if len(good) < len(pieces):
             bad = sorted(set(pieces) - set(good))
+            # The good pieces before it count: the sender is banned, its honest bytes are not fetched twice.
             self._blame(source, f"piece {bad[0]} has another hash")
 
     async def _ask_pieces(self, flight: Flight[Address], info: BlobInfo) -> memoryview:
@@ -523,6 +540,7 @@ class Transfer:
         try:
             body = await self._request(flight.source, ask, wire.answer_limit(info, flight.count), timeout)
         except RequestTimedOut:
+            # A timeout says only "longer than this". Counted as twice, it makes the next ones more patient.
             self._downloads.pace.took(2 * timeout)
             raise
         self._downloads.pace.took(trio.current_time() - started)
@@ -561,21 +579,11 @@ def _read_map(data: bytes, info: BlobInfo) -> Flags:
     return bitfield.unpack(data, len(info.pieces)) if data else bitfield.full(len(info.pieces))
 
 
-FIRST_BAN = 10.0
-
-
-LONGEST_BAN = 3600.0
-
-
-FIRST_PAUSE = 0.25
-
-
-LONGEST_PAUSE = 10.0
-
-
+FIRST_BAN, LONGEST_BAN = 10.0, 3600.0
+"""Seconds for wrong bytes. A lie is no accident: each piece was checked where it was written."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
+"""Seconds for bytes that did not come, which a busy machine or a bad line explains."""
 FORGIVEN_AFTER = 6 * 3600.0
-
-
 MAX_PEERS = 4096
 
 
@@ -598,6 +606,7 @@ class Reputation:
         record = self._record(peer, now)
         record.lies += 1
         ban = min(LONGEST_BAN, FIRST_BAN * 2.0 ** min(record.lies - 1, 16))
+        # Doubles up to an hour, which the tenth lie reaches.
         record.until = max(record.until, now + ban)
         return ban
 

@@ -145,7 +145,9 @@ class Sender:
         sender = key.address
         bare = call_of(call)
         async with self._locks.setdefault(sender, trio.Lock()):
+            # Not abandoned at a cancellation: it may be between writing down and sending.
             sent = await self._run(partial(self._submit, bare, key, action), abandon=False)
+            # Marked while the lock is held: `resume` must not take up what this task is about to wait for.
             self._own.add((sender, sent.nonce))
         try:
             receipt = await self._wait(sent, key, action)
@@ -165,13 +167,16 @@ class Sender:
 
     def _submit(self, call: Call, key: NodeKey, action: str) -> _Sent:
         try:
+            # A crash between sending and hearing of the receipt must not pay twice for one intent.
             earlier = self._unfinished(call, key)
             if earlier is not None:
                 log.info("chain.taken_up", action=action, transaction=earlier.variants[-1].hash)
                 return earlier
             sender = Web3.to_checksum_address(key.address)
             asked: Any = {**call.fields(), "from": sender}
+            # Simulated first: a revert is then told with its reason and costs no gas.
             self._web3.eth.call(asked)
+            # State may move between the estimate and the block; what is not used is not paid.
             gas = int(self._web3.eth.estimate_gas(asked) * GAS_MARGIN)
             fields: dict[str, Any] = {**call.fields(), "gas": gas, "chainId": self._chain_id, **self._fees()}
             self._require_funds(key.address, fields, action)
@@ -217,6 +222,7 @@ class Sender:
         tip = min(told, cap // TIP_SHARE, cap - base)
         if tip < told:
             log.warning("chain.tip_capped", told=told, paid=tip)
+        # Twice the base fee outlasts five full blocks in a row, each of which raises it by an eighth.
         return {"maxPriorityFeePerGas": tip, "maxFeePerGas": min(2 * base + tip, cap)}
 
     def _raised(self, fields: dict[str, Any], factor: float = FEE_BUMP) -> dict[str, Any]:
@@ -241,6 +247,7 @@ class Sender:
         if number < after and time.monotonic() - seen < ENDPOINT_LAG:
             number = after
         ours = {pending.nonce for pending in self._outbox.pending(sender)}
+        # A hole would keep every later transaction out of all blocks, so the lowest free number is taken.
         while number in ours:
             number += 1
         return number
@@ -248,12 +255,14 @@ class Sender:
     def _put_out(self, sent: _Sent, key: NodeKey, action: str, intent: str) -> None:
         """Sign, write down, send. An unreachable chain is no failure here: the waiting sends again."""
         pending = sign_transaction(sent.fields, key, action, intent)
+        # Written down before it is sent: what nobody wrote down could be neither waited for nor raised.
         self._outbox.record(pending)
         first = not sent.variants
         try:
             self._broadcast(pending, first=first)
         except RpcUnreachable as error:
             log.warning("chain.send_delayed", action=action, transaction=pending.hash, why=error.why)
+        # Certainly not taken by anybody: without this the row would be sent again for ever.
         except (ChainError, _NonceTaken, _Underpriced):
             self._outbox.refuse(pending.hash)
             raise
@@ -269,6 +278,7 @@ class Sender:
         except Web3RPCError as error:
             message = str(error.message or error)
             answer = judge(message, _code(error))
+            # "Nonce too low" for a variant may mean that an earlier variant of ours was mined: the receipts will tell.
             if answer.known or self._uncertain() or (answer.nonce_used and not first):
                 return
             if answer.nonce_used:
@@ -303,13 +313,16 @@ class Sender:
         use = use_of(self._web3, *slot)
         ours = {pending.hash for pending in variants}
         if use is not None and use.transaction not in ours:
+            # A shallow block can be replaced, and our own transaction may come back with the next one.
             return use.depth >= self._limits.confirmations
         if use is not None or any(is_known(self._web3, digest) for digest in ours):
             self._missing.pop(slot, None)
             return False
+        # One endpoint's count may come from a newer block than its receipts: only lasting silence is believed.
         return time.monotonic() - self._missing.setdefault(slot, time.monotonic()) >= self._limits.lag
 
     def _receipt(self, variants: list[Pending]) -> Any | None:
+        # The newest variant pays most, so it is the likeliest to have been mined.
         for pending in reversed(variants):
             try:
                 receipt = self._web3.eth.get_transaction_receipt(pending.hash)  # pyright: ignore[reportArgumentType]
@@ -345,6 +358,7 @@ class Sender:
             return receipt
         there = self._receipt(sent.variants) is not None if self._limits.confirmations else False
         if sent.seen and not there:
+            # Its block was replaced. The pool may have forgotten the transaction, so it is sent again.
             log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
             self._broadcast(sent.variants[-1])
         sent.seen = there
@@ -382,6 +396,7 @@ class Sender:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
             digest = "0x" + bytes(receipt["transactionHash"]).hex()
             return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
+        # The number is used. Unless a block shows that somebody else used it, the receipt may still come.
         if last.nonce < done:
             if self._receipt(variants) is None and self._is_replaced(variants):
                 self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
@@ -429,6 +444,7 @@ class Sender:
         gap = self._web3.eth.get_transaction_count(Web3.to_checksum_address(key.address), "pending")
         if gap >= sent.nonce or any(pending.nonce == gap for pending in self._outbox.pending(key.address)):
             return
+        # Some program of this key signed a number and lost it: everything behind waits until that number is used.
         log.warning("chain.gap_filled", nonce=gap, sender=key.address)
         nothing = _Sent(gap, noop(key.address, gap, self._chain_id, self._fees()), [])
         try:
@@ -542,6 +558,7 @@ def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
         low, high = max(0, head - REMEMBERED_BLOCKS), head
         if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
             return None
+        # Bisects: seven calls find the block among REMEMBERED_BLOCKS.
         while low < high:
             middle = (low + high) // 2
             if count(web3, sender, middle) > nonce:

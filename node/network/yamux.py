@@ -103,6 +103,7 @@ class Stream(IMuxedStream):
         """n bytes, or fewer if the stream ends before; memory grows with what arrives."""
         parts: list[bytes] = []
         while n > 0:
+            # Never waits for more than the peer may send: with a window smaller than n both sides would wait for ever.
             unasked = max(self.recv_window + self.buffered, 1)  # none: a frame has begun that uses up the window
             part = await self._read_part(min(n, unasked))
             if not part:
@@ -165,6 +166,7 @@ class Stream(IMuxedStream):
             pieces.append(piece)
             missing -= len(piece)
         self.buffered -= n
+        # A stream that is over has left the session's count already (`forget_if_over`).
         if self.number in self.session.streams:
             self.session.buffered -= n
         return pieces[0].tobytes() if len(pieces) == 1 else b"".join(pieces)
@@ -172,6 +174,7 @@ class Stream(IMuxedStream):
     def _spent(self) -> int:
         """What is to be given back of the window: nothing before half of it was used."""
         spent = self._full_window - self.recv_window - self.buffered
+        # A window update for each read would cost the peer a frame for every few KiB.
         return spent if spent >= self._full_window // 2 and not self.recv_closed else 0
 
     async def widen(self, wanted: int) -> None:
@@ -198,6 +201,7 @@ class Stream(IMuxedStream):
             if not self._may_write():
                 await self._wait_for_window()
             size = min(len(head) + len(rest), self.send_window, self.session.pace.turn)
+            # Taken before the first await: another writer of this stream must not spend the same window.
             self.send_window -= size
             taken = max(size - len(head), 0)
             await self.session.send_data(self.number, head[:size], rest[:taken], bulk=bulk)
@@ -234,6 +238,7 @@ class Stream(IMuxedStream):
         """Say that nothing more comes; what the peer still sends can be read."""
         if self.send_closed:
             return
+        # Said to ourselves before the frame is sent, so that a second close sends no second FIN.
         self.send_closed = True
         self.session.forget_if_over(self)
         await self.session.send_control(WINDOW, FIN, self.number, 0)
@@ -334,6 +339,7 @@ class Session(IMuxedConn):
         self.heard_at = 0.0
         self._heard = trio.Event()
         self._initiator = bool(conn.is_initiator)
+        # By yamux the side that dialled takes odd numbers, so that both may open a stream at the same moment.
         self._next = 1 if self._initiator else 2
         self._inbound = 0
         self._incoming, self._accepted = trio.open_memory_channel[Stream](MAX_INBOUND)
@@ -354,6 +360,7 @@ class Session(IMuxedConn):
                 nursery.start_soon(self._send_controls)
                 self.event_started.set()
                 await self._read_frames()
+                # The reader is the session: once it returns nobody would answer, so writers must not wait.
                 await self._end()  # who writes meanwhile fails then
                 nursery.cancel_scope.cancel()
         finally:
@@ -472,6 +479,7 @@ class Session(IMuxedConn):
             return False
         finally:
             self._turns.leave(len(frame), self.pace.turn, bulk=bulk)
+        # A cancellation that came in the middle of the frame is delivered only now, after the whole frame.
         await trio.lowlevel.checkpoint_if_cancelled()
         return True
 
@@ -482,6 +490,7 @@ class Session(IMuxedConn):
 
     def _write_now(self, frame: bytes) -> bool:
         """Whether it will be written whole: what the connection does not take at once goes before the next write."""
+        # Never overtakes: what an earlier call still owes goes first, and a frame must not land inside another's.
         if self._ending or self._owed or self._turns.held:
             return False
         try:
@@ -534,6 +543,7 @@ class Session(IMuxedConn):
         stream = Stream(self, number)
         try:
             self._incoming.send_nowait(stream)
+        # The peer opened and reset more streams than anybody has accepted: reset them, the connection may be sound.
         except trio.WouldBlock:  # of streams that are over already
             self.answer(WINDOW, RST, number, 0)
             return None
@@ -546,6 +556,7 @@ class Session(IMuxedConn):
         """Nothing more comes on a stream that is over; what is unread stays with whoever holds it."""
         if not stream.closed or self.streams.pop(stream.number, None) is None:
             return
+        # Unread bytes of a finished stream are its holder's memory from here on, not the peer's to be charged for.
         self.buffered -= stream.buffered
         if (stream.number % 2 == 1) != self._initiator:
             self._inbound -= 1
@@ -559,6 +570,7 @@ class Session(IMuxedConn):
             stream.recv_window -= length
             if stream.recv_window < 0:
                 raise _Broken("it sends more than the window allows")
+        # Windows of 256 streams together may promise more than this; the sum over the connection is what is bounded.
         if self.buffered + length > MAX_BUFFERED:
             raise _Broken("it sends more than we keep")
 
@@ -680,8 +692,10 @@ class _Reader:
                 stream.window_grew(length)
                 self._flagged(stream, flags)
             return
+        # A body for a stream that is gone is read and dropped: the peer may not have heard of the end yet.
         session.make_room(stream, length)
         self._body_of, self._missing, self._flags = stream, length, flags
+        # An empty DATA frame has no body whose end would deliver its flags.
         if not length and stream is not None:
             self._flagged(stream, flags)
 

@@ -142,9 +142,12 @@ class Journal:
     """One database per state directory; one writer."""
 
     def __init__(self, path: Path) -> None:
+        # One thread at a time: sqlite3 connections are not reentrant, and calls keep the order they were made in.
         self._limiter = trio.CapacityLimiter(1)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # WAL lets `contributions` read while the daemon writes; FULL syncs at each commit, because a signature that
+            # leaves before its row is on disk can be signed a second time after a power cut.
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
@@ -192,6 +195,7 @@ class Journal:
         which it counts; work: its id."""
         self._db.execute("BEGIN")
         try:
+            # One transaction: a commitment without its file record would be work that nobody claims pay for.
             self.say("commitment", slot, raw)
             self.add_file(root, policy, index, units, made_at, run, step, epoch, work)
         except BaseException:
@@ -204,10 +208,12 @@ class Journal:
         where it matters later when that was."""
         row = (kind, slot, raw, at)
         cursor = self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw, at) VALUES (?, ?, ?, ?)", row)
+        # At every thousandth row only: the delete goes through all verdicts that are kept.
         if cursor.lastrowid and cursor.lastrowid % FORGET_EVERY == 0:
             self._db.execute(
                 "DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (cursor.lastrowid - MOST_SAID,)
             )
+        # Read back rather than trusting the insert: equal bytes said twice are fine, as after a crash.
         if self.said(kind, slot) != raw:
             raise StateError(
                 "will not sign twice for one slot",
@@ -272,6 +278,7 @@ class Journal:
 
     def judge_file(self, root: bytes, state: str) -> None:
         """state: accepted or rejected; what was accepted may be rejected after all."""
+        # A quorum may take an acceptance back, never a refusal.
         query = "UPDATE files SET state = ? WHERE root = ? AND state != 'rejected'"
         self._db.execute(query, (state, root))
 
@@ -310,6 +317,7 @@ class Journal:
     def consume(self, roots: list[bytes], step: int) -> None:
         """These files train `step`; a file is used once."""
         self._db.execute("BEGIN")
+        # Not OR IGNORE: a group that trained a step before raises here and trains no second one.
         self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
         self._db.execute("COMMIT")
 
@@ -348,6 +356,7 @@ class Journal:
         """Keep a validator's certificate; returns the signature that is kept, None where the validator has certified
         the work otherwise before."""
         row = (statement.work, validator, statement.epoch, statement.node, statement.units, signature)
+        # The first certificate of a work stands: a validator must not sign for it in two ways.
         self._db.execute("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", row)
         kept = self.certificate(validator, statement.pool, statement.work)
         return kept[1] if kept and kept[0] == statement else None
@@ -367,6 +376,7 @@ class Journal:
         )
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
+        # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
         for validator in {row[0] for row in rows}:
             count = "SELECT count(*) FROM certificates WHERE validator = ?"
             if self._db.execute(count, (validator,)).fetchone()[0] > most:
@@ -407,6 +417,7 @@ class Journal:
                 has.append((line, epoch, work))
         rows = [(epoch, certified[epoch], units[epoch] if clear else None, line) for epoch in certified]
         self._db.execute("BEGIN")
+        # First all of the span as missed, then those that the table has: in one transaction nobody sees the former.
         self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
         self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
         self._db.executemany("INSERT OR REPLACE INTO tabled VALUES (?, ?, ?, ?)", rows)
@@ -450,6 +461,7 @@ class Journal:
             return False
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
+        # This blob has all that earlier ones had, so they are no longer needed to prove the line.
         if known <= set(works):
             self._db.execute("DELETE FROM sources WHERE epoch = ? AND node = ?", (epoch, node))
         self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?, ?, ?)", (epoch, node, *source))
@@ -493,6 +505,7 @@ class Journal:
     def forget_epochs(self, through: int) -> None:
         """What a posted table covers counts no more, and nobody certifies it any more."""
         self._db.execute("BEGIN")
+        # What was said stays (`said`): it is what keeps a restarted node from signing twice.
         for table in ("certificates", "earned", "sources", "refused"):
             self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants
         self._db.execute("COMMIT")
