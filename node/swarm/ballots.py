@@ -119,6 +119,7 @@ class Ballots:
         """
         message, author = signed.message, signed.author
         case = self._case(work_id(message.verdict))
+        # Before all else: a second verdict is evidence, and must never replace the first.
         if author in case.votes:
             self._second_word(case, case.votes[author], signed)
             return []
@@ -126,6 +127,7 @@ class Ballots:
             self._quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
             return []
         case.votes[author] = signed
+        # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
         self._missed[author] = 0
         if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
             self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
@@ -144,6 +146,7 @@ class Ballots:
             return
         looked = unpack_groups(message.checked, case.work.groups) or ()
         accepts = message.verdict.outcome == Outcome.ACCEPT
+        # A rejection needs one bad group; only an acceptance says something of all of them.
         whole = not accepts or case.work.is_recomputed or len(looked) == case.work.groups > 0
         if not whole or not values_complete(message, case.work.groups, MAX_VALUES):
             what = "it accepts what it was to look at again without having looked at all of it"
@@ -157,6 +160,7 @@ class Ballots:
         first, second = (one.message for one in dispute)
         groups = self._case(work_id(first.verdict)).work.groups
         finding = compare(first, second, groups, self._audit.logprob_tolerance)
+        # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
         if finding is None or dispute[0].author == dispute[1].author:
             return False
         if any(one.author in self.quarantined for one in dispute):
@@ -186,6 +190,7 @@ class Ballots:
         if case.disputed:
             return FileState.DISPUTED
         accepting, rejecting = self._side(case, True), self._side(case, False)
+        # At a tie the acceptance stands: a file of an honest worker must not be lost to one liar of two.
         if len(accepting) >= self._needed(case, rejecting) and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
         return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
@@ -232,6 +237,7 @@ class Ballots:
         if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum()
         abstaining = {author for author, one in rejecting.items() if hearsay(one)}
+        # At least one: where all validators are gone a file waits, and is not accepted by nobody.
         return max(1, min(self._quorum(), len(set(self.electorate()) - abstaining)))
 
     def electorate(self) -> list[Address]:

@@ -176,6 +176,7 @@ class Board:
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._topic = topic(domain, pool)
+        # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
         wire.serve(CATCH_UP_PROTOCOL, self._answer_catch_up, max_request=MAX_QUESTION)
 
@@ -256,6 +257,7 @@ class Board:
             self.counts["strangers"] += 1
             return False
         name = _name(raw)
+        # Looked up before anything is parsed: most of what gossip brings are copies.
         seen = self._shelf.seen(name)
         if seen is not None:
             return self._repeats(publisher, seen.author, seen.kind)
@@ -263,9 +265,11 @@ class Board:
             parsed = parse_envelope(self._pool, raw)
             kind = type(parsed.message)
             own = self._may_say(publisher, kind)
+            # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
             if not self._spends(publisher, kind if own else None):
                 return False
             signed = authenticate(self._domain, parsed)
+            # Somebody else's message under the publisher's rights: the budget of its own kind was the wrong one.
             if own and signed.author != publisher and not self._spends(publisher, None):
                 return False
             if self._is_future(signed, publisher):
@@ -293,6 +297,7 @@ class Board:
         self.counts[f"over_budget.{kind.__name__ if kind else 'else'}"] += 1
         if not self._allowance.bears(publisher, now):
             self.counts["muted"] += 1
+            # Muted for a while and not slashed: a busy or broken node floods, too, and nothing it signed is false.
             self._wire.mute(publisher, MUTED)
             log.warning("member.muted", node=publisher, seconds=MUTED)
         return False
@@ -351,6 +356,7 @@ class Board:
             case EarningsSigned(earnings=earnings, signature=signature):
                 return signer_of(self._domain, earnings, signature) == author
             case DisputeRaised(first=first, second=second):
+                # Opened as if they had come alone: the carrier's signature vouches for nothing in them.
                 for raw in (first, second):
                     self.opened(raw, VerdictIssued)
             case CheckRequested(commitment=raw):
@@ -370,6 +376,7 @@ class Board:
         for reader in list(self._readers.get(kind, ())):
             try:
                 self._offer(reader, signed)
+            # Its reader has gone; the others must still be told.
             except trio.BrokenResourceError:
                 self._readers[kind].remove(reader)
         return True
@@ -384,6 +391,7 @@ class Board:
         greeted: set[Address] = set()
         while True:
             peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
+            # A peer that was away is greeted anew: it may bring what was said meanwhile.
             greeted &= peers
             fresh, brought = list(peers - greeted), 0
             for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
@@ -397,6 +405,7 @@ class Board:
 
     async def _catch_up(self, peer: Address) -> int:
         """How many messages that brought."""
+        # What was refused is named, too, or the same peer would hand it over with every answer.
         names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
         asked = msgspec.msgpack.encode(CatchUp(names[-MAX_KNOWN:]))
         try:
@@ -428,6 +437,7 @@ class Board:
             name = _name(raw)
             if self._shelf.seen(name) or name in self._refused:
                 continue
+            # A peer may hold it in good faith, so a few refusals are free; a stream of them ends the answer.
             if refused >= MAX_REFUSED or not self._allowance.handed(peer, self._clock()):
                 self.counts["over_budget.handed"] += 1
                 return

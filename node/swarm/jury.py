@@ -304,7 +304,9 @@ class Jury:
             if self.register.get(id) is not None:
                 self.ballots.note(id)
             spoken = self.ballots.has_spoken(id)
+            # Whether it came first is noted now: later nobody can tell a copier from the others.
             sealer.seals[id] = _Seal(seal, not spoken - {signed.author}, self._clock())
+            # Gossip may bring the verdict before its seal: that one is not left unopened.
             if signed.author not in spoken:
                 sealer.unopened[id] = self._clock()
 
@@ -322,6 +324,7 @@ class Jury:
         now = self._clock()
         while sealer.unopened and now - next(iter(sealer.unopened.values())) > UNOPENED_SECONDS:
             sealer.unopened.popitem(last=False)
+        # Oldest first, so the fifth tells whether more than four are overdue, however many there are.
         overdue = list(islice(sealer.unopened.values(), UNOPENED + 1))
         full = len(sealer.unopened) >= SEALS  # newer ones would push out those that are overdue
         return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)

@@ -193,6 +193,7 @@ class Membership:
     def joined(self, node: Address, contact: str, lease_until: int = 0) -> None:
         """A Joined event or a row of the member list. lease_until: unix seconds of the chain's time; 0 if unknown."""
         known = node in self.table and self._registered.get(node) == contact
+        # A full table gives up its longest silent member, so that ghosts cannot keep newcomers out.
         displaced = self.table.admit(node, self._looked_at)
         if displaced is not None:
             self._forget(displaced)
@@ -214,6 +215,7 @@ class Membership:
         """Part with members whose lease has run out by the chain's time; whether there may be more. While the chain is
         silent its time stands still, and nobody's lease runs out. This node itself renews its own."""
         over = (node for node, until in self._leases.items() if until < chain_now and node != self.own)
+        # In parts: after a silent hour thousands may run out with one block, and the event loop must not stand still.
         gone = list(islice(over, EXPIRED_AT_ONCE))
         for node in gone:
             self._part(node)
@@ -241,6 +243,7 @@ class Membership:
         self.table.pardon(node)
 
     def evict(self, node: Address) -> None:
+        # Admitted first, for a node that is slashed before its Joined event was read: it must be known as evicted.
         self.table.admit(node)
         self.table.remove(node, MemberState.EVICTED)
         self._forget(node)
@@ -271,6 +274,7 @@ class Membership:
         (self._neighbours.add if told else self._neighbours.discard)(node)
 
     def _draw(self) -> None:
+        # Told only when it differs: the network ends connections to whoever is not in the set.
         dialled = (self._neighbours.chosen() | dict.fromkeys(self._bootnodes)).keys()
         if dialled != self._dialled:
             self._dialled = dialled
@@ -300,6 +304,7 @@ class Membership:
 
     def moved(self, node: Address, beat: Heartbeat) -> None:
         """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""
+        # Numbers come from the member's own journal: an old heartbeat that is replayed moves nobody back.
         if not self.is_member(node) or beat.number <= self._placed_at.get(node, (-1, 0)):
             return
         self._placed_at[node] = beat.number

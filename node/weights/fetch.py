@@ -119,6 +119,7 @@ class PolicyFollower:
         self._wanted = trio.Event()
         self._news = trio.Event()
         self._building = trio.Lock()
+        # Threads look at this between two chunks; without it a cancelled daemon would wait for an image to be built.
         self._stop = threading.Event()
         self.counts: Counter[str] = Counter()
 
@@ -183,6 +184,7 @@ class PolicyFollower:
         if self._records is None:
             return
         records = await trio.to_thread.run_sync(self._records.read)
+        # The newest first: a worker can start with it while older ones are still being hashed.
         for record in reversed(records[-self._shelf.keep :]):
             manifest = record.manifest
             if manifest.run_root != self._run_root or not self._store.has(manifest.image_root):
@@ -192,6 +194,7 @@ class PolicyFollower:
                 await trio.to_thread.run_sync(verify_file, manifest, path)
             except (OSError, MalformedPolicy) as error:
                 log.warning("policy.damaged", step=manifest.step, why=str(error))
+                # The disk has changed it since. Evicted, so that a fetch does not take it for present.
                 self._store.evict(manifest.image_root)
                 continue
             held = HeldPolicy(
@@ -263,6 +266,7 @@ class PolicyFollower:
         """Obtain one policy unless somebody else is about to; False if that failed and may be tried again."""
         message = signed.message
         root = message.policy_root
+        # Both `get` and the pursuit may want one policy: it is built once, and the other takes it from the shelf.
         while root in self._under_way:
             await self._under_way[root].done.wait()
         if self._shelf.by_root(root):
@@ -297,6 +301,7 @@ class PolicyFollower:
         for way in ways_to(manifest, self._bases(message.step), self._present):
             try:
                 path = await self._go_making_room(way, manifest, self._sources(signed.author), attempt)
+            # Not the fault of this way: the next one would need as much room.
             except (StoreFull, WeightsDiskError, Stopped):
                 raise
             except IntellectError as error:

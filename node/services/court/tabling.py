@@ -160,6 +160,7 @@ class Tabling(Service):
         async for signed in self._station.board.subscribe(CertificatesShown):
             queue = self._queues.get(signed.author)
             if queue is None:
+                # One queue and one fetcher for each node: a slow or huge blob holds up its author's next one only.
                 queue, work = trio.open_memory_channel[CertificatesShown](QUEUE)
                 self._queues[signed.author] = queue
                 nursery.start_soon(self._fetch_all, signed.author, work)
@@ -185,6 +186,7 @@ class Tabling(Service):
                     read[message.root] = math.inf  # bytes of this root will never be others
 
     def _is_wanted(self, epoch: int) -> bool:
+        # Not the epoch that still runs: its works change with every file.
         return max(self._first, self._frozen + 1) <= epoch < self._station.time.epoch()
 
     async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
@@ -202,6 +204,7 @@ class Tabling(Service):
         known = await self._journal.do(self._journal.earned_works, source.epoch, node)
         looked = _Looked()
         fresh = [one for one in shown.works if (one.work, one.units) not in known]
+        # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
         for start in range(0, len(fresh), CHUNK):
             part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
             given = (part, self._station.domain, self._station.pool, self._bench, self._quorum, own)
@@ -253,9 +256,11 @@ class Tabling(Service):
         await self._learn_bench(pool, 0 if posted.epoch is None else posted.epoch + 1)
         first = 0 if posted.epoch is None else posted.epoch + 1
         if first != self._first:
+            # A new table was posted: what was signed or compared for the old one counts no more.
             self._first, self._own, self._compared, self._done, self._unfit = first, None, {}, set(), set()
         if self._is_deaf(pool):
             return
+        # Epochs whose window is over by the chain's clock: until then a quorum may still refuse a work of them.
         last = pool.epoch_at(max(now - pool.window, 0)) - 1
         if last < first:
             self.waiting = ""
@@ -275,6 +280,7 @@ class Tabling(Service):
             if after.block not in self._left_at:
                 self._left_at[after.block] = (await self._books.block(after.block)).timestamp
             last |= dict.fromkeys(bench.validators, pool.epoch_at(self._left_at[after.block]))
+        # Gone from the pool without a new bench having taken office: by eviction.
         struck = set(benches[-1].validators) - set(pool.validators) if benches else set[Address]()
         last |= dict.fromkeys(pool.validators, math.inf)
         struck |= {one for one in last if self._station.membership.is_evicted(one)}
@@ -304,6 +310,7 @@ class Tabling(Service):
         # overturn it long after this table
         convicted = self._ledger.convicted
         earned = [row for row in earned if row[1] not in convicted]
+        # The contract refuses a table beyond the escrow, so as many epochs are taken as can be paid now.
         free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**62
 
         def units_through(epoch: int) -> int:
@@ -327,6 +334,7 @@ class Tabling(Service):
 
     async def _sign(self, table: Table) -> None:
         now, own = self._station.clock.monotonic(), self._own
+        # Compared by lines: other sources of the same units are no reason to sign anew.
         if own is None or own.table.epoch != table.epoch or own.table.lines != table.lines:
             data, root = await trio.to_thread.run_sync(lambda: (encode_table(table), table.root()))
             info = await self._station.blobs.add(data)

@@ -49,6 +49,7 @@ from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
 POLL = 0.05
+# Steps that the learner may be ahead of what is published: batch K+1 is made while policy K is announced.
 AHEAD = 1
 FOLLOW_AGAIN = 1.0
 """Seconds before what could not be had of another trainer's step is asked for again."""
@@ -173,6 +174,7 @@ class Trainer:
         self._first_batch = self._spool.next_batch()
         self._station.progress.doing = self.doing
         self._station.progress.enter("engine", "the learner loads its libraries and the model")
+        # Groups that were journaled for a batch which was never written are free again.
         await journal.do(journal.forget_consumed, self._first_batch)
         self._used = _by_step(await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness))
         await self._recall()
@@ -185,6 +187,7 @@ class Trainer:
             async with trio.open_nursery() as until_over:
                 until_over.start_soon(self._publish)
                 await self._put_on_record()
+                # The records end the run, not the publisher: a target is reached only once its evaluation is in.
                 until_over.cancel_scope.cancel()
             self._finish()
         return not self.done
@@ -200,6 +203,7 @@ class Trainer:
         from the start model, whoever says it."""
         own, terms = self._station.key.address, self._station.membership.terms
         first = terms.first_of_another(own, self._term)
+        # Policies that no batch here has reached yet are not lost: there is nothing to take back.
         return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
 
     async def _heed_terms(self) -> None:
@@ -254,6 +258,7 @@ class Trainer:
 
     async def _publish(self) -> None:
         """Publish each completed step in order; the newest ones again after a restart."""
+        # The newest are said again, since a crash may have come between writing and announcing one of them.
         first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
         for step in range(first, self._spec.recipe.steps + 1):
             while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
@@ -270,6 +275,7 @@ class Trainer:
             self._journeys.published(step)
             self._station.shelf.put(held)
             await self._count_time()
+            # Kept as long as a group of it may be trained on, and until the evaluator has scored it.
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=self._evaluations.waiting())
             self.step = step
             self._tell_of_policy(step)
@@ -291,6 +297,7 @@ class Trainer:
         found = await compare(self._spool, signed)
         self.compared += 1
         if found.differs:
+            # For good: a state that differs by one bit differs in every later step, too.
             self.apart = found
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
             self._station.progress.trouble(f"{text}: this trainer does not take the chair")
@@ -395,6 +402,7 @@ class Trainer:
     # verdicts in
 
     def _take_in(self, groups: list[Group]) -> None:
+        # After a restart the intake takes in files again whose groups have trained a step.
         self._pool.add(group for group in groups if not self._is_used(_key_name(group.key)))
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
@@ -423,6 +431,7 @@ class Trainer:
             if not self.leads(step + 1):
                 if self.apart is None and await self._follow(step):
                     continue
+            # Not before the policy is out: a batch ahead of it would train on tokens that are older than need be.
             elif step <= self.step + AHEAD and not self._evaluations.behind:
                 selection = self._pool.take(step)
                 if selection is not None:
@@ -443,6 +452,7 @@ class Trainer:
             await trio.sleep(FOLLOW_AGAIN)
             return False
         keys = settled_by(self._spec.rollout.prompts_per_file, self._station.pool, composed)
+        # What the leader used is used here too, or this trainer would train on it again as soon as it leads.
         self._pool.settle(keys)
         for work in composed.works:
             if work.judged:
@@ -481,6 +491,7 @@ class Trainer:
         log.info("batch.written", step=step, groups=len(selection.groups), flat=stats["groups_flat"])
 
     def _write(self, entry: Entry, composed: ComposedBatch, batch: Batch) -> None:
+        # The batch last: the learner starts on it at once, and log and manifest must be there by then.
         self._batch_log.write(entry)
         self._spool.write_works(entry.step, encode_manifest(composed))
         self._spool.write_batch(entry.step, encode_batch(batch))
