@@ -197,8 +197,10 @@ class Daemon:
             draining_since = 0.0
             async for number in signals:
                 if scope.cancel_called:
+                    # A terminal sends Ctrl-C to the whole group, and the guardian hands it on: both are one wish.
                     if trio.current_time() - draining_since < ONE_SIGNAL:
                         continue
+                    # A second Ctrl-C: the owner does not want to wait, and the outbox has what was promised.
                     os._exit(130)
                 draining_since = trio.current_time()
                 log.info("node.draining", signal=signal.Signals(number).name)
@@ -220,6 +222,7 @@ class Daemon:
             if front.page:
                 self.progress.tell("page", f"a page shows the swarm: {front.page}")
             await nursery.start(self.supervision.run)
+            # Page and control socket are up by now: `status` must also show a node whose chain does not answer.
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
@@ -255,6 +258,7 @@ class Daemon:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
             await ensure_participant(chain, key, self.config, state.path, pool, self.progress)
         self.progress.enter("joining", f"listening on {' and '.join(listen)}, then joining pool {number} on chain")
+        # Journaled before the first heartbeat: no later start may number one lower (membership.moved).
         boot = await journal.do(journal.booted, int(time.time()))
         async with self._open_member(key, domain, pool, listen, state.path / "blobs", profile, boot) as member:
             self.status.connect(member)
@@ -404,6 +408,7 @@ class Daemon:
         """Tell the chain that this node leaves; a node that cannot is dropped when its heartbeats stop."""
         if membership.evicted.is_set():
             return
+        # Shielded: this runs in the drain, when everything around it is cancelled already.
         with trio.move_on_after(LEAVE_DEADLINE, shield=True):
             try:
                 await chain.leave(pool)

@@ -109,6 +109,7 @@ class _Lane:
 
     def bears(self, work: Work) -> bool:
         """Whether something else can be done while requests are in flight here."""
+        # Another policy in the same engine would change the weights under the sequences in flight.
         return work.policy is not None and (work.policy == self.policy or work.policy.engine is not self.policy.engine)
 
 
@@ -188,10 +189,12 @@ class Owner:
 
     def _do_next(self) -> None:
         """What is first by the clocks and can be done beside what is in flight; else what is in flight."""
+        # The kind that has had least of the engine for its weight comes first (`fair.py`).
         for share in self.clock.order(list(self._works)):
             work = self._head(share)
             if work is None or self._fits(work):
                 return self._do(share, work)
+            # Once it has waited for HOLD seconds the decoder takes nothing new: a busy one would never run empty.
             self._closing |= self._waited_enough(work)
             if self._closing:
                 break
@@ -199,6 +202,7 @@ class Owner:
 
     def _take_in(self) -> None:
         idle = not self._works
+        # Blocks only where there is nothing to do; otherwise it takes what is there and goes on sampling.
         while idle or not self._inbox.empty():
             work = self._inbox.get()
             idle = False
@@ -330,6 +334,7 @@ class Owner:
 
     def _failed(self, works: Sequence[Work], error: Exception) -> None:
         """Nothing that a decoder held when it failed is used any more."""
+        # Told before the callers are: the process may end itself here, and its owner must know at which requests.
         self._fatal(error, [work.ticket.number for work in works])
         for work in works:
             self._end(work, error=error)

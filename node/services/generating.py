@@ -156,6 +156,7 @@ class Generating(Service):
             if self._is_cut_off():
                 await self._wait_for_a_voice(policy)
                 continue
+            # From the journal and not from memory: an index that is used twice costs the stake.
             index = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             self._producing = index + 1
             try:
@@ -187,6 +188,7 @@ class Generating(Service):
         with trio.move_on_after(CATCHING_UP):
             await self._station.shelf.newer_than(policy.step)
         now = self._station.clock.monotonic()
+        # Time without a voice is no sign that the trainer lacks rollouts.
         self._arrived_at += now - began
         self._leftovers.began(policy.step, now)
 
@@ -216,6 +218,7 @@ class Generating(Service):
 
     def _patience(self) -> float:
         """Seconds without a new policy after which the trainer seems to lack rollouts."""
+        # A slow machine would otherwise run out of patience while it still makes its first share.
         own = FILES_OF_PATIENCE * self._share() * self._file_seconds
         return max(SHORTEST_PATIENCE, 2 * self._interval, own)
 
@@ -258,6 +261,7 @@ class Generating(Service):
         """
         run = self._station.run.spec
         living = self._station.membership.table.live(self._station.clock.monotonic(), "worker")
+        # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
         self._makers.made(self._station.key.address, self._arrived_step)
         workers = max(1, self._makers.count(living, self._arrived_step))
         share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
@@ -267,6 +271,7 @@ class Generating(Service):
     def _refill(self) -> float:
         """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
         filters = self._station.run.spec.filters
+        # Bounded as the trainer's own refilling: a model that solves everything would ask for files without end.
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
     async def _produce(self, policy: HeldPolicy, index: int) -> Produced:
@@ -303,6 +308,7 @@ class Generating(Service):
 
     async def _repeat_promises(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
+        # The crash may have come between the journal and the gossip; who has them already drops them.
         for raw in await self._journal.do(self._journal.last_said, "commitment", 16):
             await self._station.board.post_raw(raw)
 

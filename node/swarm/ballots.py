@@ -190,7 +190,7 @@ class Ballots:
         if case.disputed:
             return FileState.DISPUTED
         accepting, rejecting = self._side(case, True), self._side(case, False)
-        # At a tie the acceptance stands: a file of an honest worker must not be lost to one liar of two.
+        # At a tie the acceptance stands: a contradiction about the same thing would be a dispute, decided above.
         if len(accepting) >= self._needed(case, rejecting) and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
         return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN

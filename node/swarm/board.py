@@ -257,7 +257,7 @@ class Board:
             self.counts["strangers"] += 1
             return False
         name = _name(raw)
-        # Looked up before anything is parsed: most of what gossip brings are copies.
+        # Looked up before anything is parsed: a repetition must cost us no more than a hash.
         seen = self._shelf.seen(name)
         if seen is not None:
             return self._repeats(publisher, seen.author, seen.kind)

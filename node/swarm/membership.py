@@ -274,7 +274,7 @@ class Membership:
         (self._neighbours.add if told else self._neighbours.discard)(node)
 
     def _draw(self) -> None:
-        # Told only when it differs: the network ends connections to whoever is not in the set.
+        # Told only when it differs: this runs with each heartbeat that moves somebody, and walks all dial loops.
         dialled = (self._neighbours.chosen() | dict.fromkeys(self._bootnodes)).keys()
         if dialled != self._dialled:
             self._dialled = dialled

@@ -90,6 +90,7 @@ class Learner:
             add_adapters(model, recipe.lora, dtype)
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
         self._reference: PolicyModel | None = None
+        # By name: AdamW's state and the published image must not depend on the order of modules.
         named: list[tuple[str, Tensor]] = sorted(model.named_parameters())
         self.parameters = {name: tensor for name, tensor in named if tensor.requires_grad}
         self.frozen = {name: tensor for name, tensor in named if not tensor.requires_grad}
@@ -99,6 +100,7 @@ class Learner:
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
+            # torch has no fused AdamW for sharded parameters on a CPU.
             fused=self._world.mesh is None or on_gpu,
         )
 
@@ -112,6 +114,7 @@ class Learner:
         self.optimizer.state.clear()
         for name, slots in moments.items():
             parameter = self.parameters[name]
+            # The fused kernel reads the count where the parameter is; the other one wants it on the CPU.
             place = parameter.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             count = torch.tensor(float(updates), device=place)
             self.optimizer.state[parameter] = {"step": count, **slots}
@@ -203,6 +206,7 @@ class Learner:
         groups = np.array([row.group_key for row in rows], dtype=np.int64)
         lengths = np.array([row.length for row in rows], dtype=np.int64)
         rewards = np.array([row.reward for row in rows], dtype=np.float32)
+        # Before the advantages: the penalty is part of what answers of one group are compared by.
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
         advantages = self._functions.advantage(Samples(groups, rewards, lengths))
         finished = np.array([row.finished for row in rows], dtype=bool)
@@ -210,6 +214,7 @@ class Learner:
         updates = []
         for share in _shares(groups, self._recipe.updates_per_step, self._recipe.seed, step):
             counted = share[learnt[share]]
+            # Of all counted rows, also of those that are not computed: dropping a zero must not change the scale.
             weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
             kept = np.ones(len(counted), dtype=bool) if self._all_count else advantages[counted] != 0
             chosen = counted[kept]
@@ -230,6 +235,7 @@ class Learner:
         objective = self._objective
         if not self._functions.needs_proximal or objective.proximal != "recompute":
             return
+        # The first update's policy is the proximal one itself, so only later ones need its numbers.
         for update in updates[1:]:
             for members in update.rounds:
                 rows = [update.rows[i] for i in members[self._world.rank]]
@@ -304,6 +310,7 @@ class Learner:
         """Clip, step, and return the gradient's norm before clipping."""
         found: Any = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._recipe.grad_clip)
         norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
+        # Before the weights change: the last checkpoint and the published policy stay sound.
         if not math.isfinite(norm):
             raise TrainingError(
                 f"training diverged at step {step}",
@@ -363,6 +370,7 @@ def _shares(groups: NDArray[np.int64], count: int, seed: int, step: int) -> Iter
         yield np.arange(len(groups))
         return
     labels = np.unique(groups)
+    # From seed and step alone, so that an audit deals the same groups to the same updates.
     order = np.random.default_rng([seed & 0xFFFFFFFF, step]).permutation(labels)
     for chosen in np.array_split(order, count):
         yield np.flatnonzero(np.isin(groups, chosen))

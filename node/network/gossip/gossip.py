@@ -69,6 +69,7 @@ class Line:
         """Write what waits, in as few pieces as it takes. What the connection does not take now is its task's to write,
         who would need two turns of the event loop for all of it."""
         while self._waiting and self.stream is not None:
+            # Once the task writes, all goes through it: two writers would mix packets of one stream.
             if self._writing or self._turned or not self._write_now(self.stream):
                 self._news.set()
                 return
@@ -388,6 +389,7 @@ class Gossip:
         self.arrived(peer)
         inbox = Inbox(stream_below(stream), MAX_PACKET, partial(self._take, peer), self._flush)
         before, self._inboxes[peer] = self._inboxes.get(peer), inbox
+        # A peer that reconnects opens a new stream before the old one is known to be dead.
         if before is not None:
             before.close()
         try:
@@ -419,6 +421,7 @@ class Gossip:
         yield
 
     def _hear(self, giver: bytes, message: rpc_pb2.Message) -> None:
+        # In the order of cost: topic, copy, budget, and only then the signature.
         if len(message.topicIDs) != 1 or message.topicIDs[0] not in self.trees.links:
             return
         if message.from_id == self._author or self.trees.knows(giver, message):
@@ -428,6 +431,7 @@ class Gossip:
         if not messages.is_authentic(message):
             self._listener.fault("gossip", ValueError("a message that its author has not signed"))
             return
+        # Noted before the board decides: a message that it refuses must not be asked for again either.
         self.trees.came(giver, message)
         if self._listener.accepts(message.topicIDs[0], message):
             self.trees.spread(message, giver)

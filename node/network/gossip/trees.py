@@ -172,6 +172,7 @@ class Trees:
     def _meets(self, peer: bytes, topic: str) -> None:
         """It hears the topic that we hear: it is told the last messages, and may become a link."""
         self._tell(topic, [peer])
+        # A stranger becomes a link only while there is no other: it may forward what it likes.
         if len(self.links[topic]) < FIRST_LINKS and (self._is_member(peer) or not self.links[topic]):
             self._graft(peer, topic)
 
@@ -201,6 +202,7 @@ class Trees:
         if giver not in links and self._is_pushed(giver, message) and self._affords(self._peer(giver)):
             self._prune(giver, topic)
         elif self._are_twins(first.giver, giver, links) and self._dares(first.at):
+            # By failures, not by time: a link that withholds messages must not survive by being fast with the others.
             worse = self._peer(first.giver).failures > self._peer(giver).failures
             self._prune(first.giver if worse else giver, topic)
         return True
@@ -230,9 +232,11 @@ class Trees:
                 self._link(giver, topic)  # our PRUNE and its GRAFT have crossed
         self._missing.pop(name, None)
         if name in self._asked:
+            # It had to be asked for, so every link that should have pushed it has failed once.
             for link in links - {giver}:
                 self._peer(link).failures += 1
         self._came += 1
+        # A giver that is no link is not remembered: its copy must not count as one of two links' later.
         self.heard.note(name, giver if giver in links else b"", self._clock())
 
     def spread(self, message: rpc_pb2.Message, giver: bytes = b"") -> None:
@@ -290,6 +294,7 @@ class Trees:
             return len(links) - len(members) < MOST_LINKS_OF_STRANGERS and len(links) < MOST_LINKS
         others = sum(map(self._is_other, members))
         may = self._peer(peer).kin or others < MOST_LINKS_OF_OTHERS
+        # Strangers' places are never given to members, nor members' to strangers: neither can crowd out the other.
         return may and len(members) < MOST_LINKS - MOST_LINKS_OF_STRANGERS
 
     def _makes_room(self, peer: bytes, topic: str) -> bool:
@@ -319,6 +324,7 @@ class Trees:
         """Peers that it names instead are not dialled: whom we dial, the chain says."""
         wait = min(max(prune.backoff, BACKOFF), MOST_BACKOFF)
         known.backoff[prune.topicID] = self._clock() + wait
+        # Only a peer that asks for more than the usual pause is barred; ours can be grafted again when needed.
         if wait > BACKOFF:
             known.barred[prune.topicID] = self._clock() + wait
         self.links[prune.topicID].discard(peer)
@@ -333,6 +339,7 @@ class Trees:
             if known.named < most and self.heard.first(name) is None:
                 known.named += 1
                 *_, tellers = self._missing.setdefault(name, (have.topicID, self.heard.now, []))
+                # Three tellers at most: whoever lies that it has a message costs one tick, and the next one is asked.
                 if peer not in tellers and len(tellers) < DIGEST_PEERS:
                     tellers.append(peer)
 
@@ -346,6 +353,7 @@ class Trees:
         found: list[rpc_pb2.Message] = []
         now = self._clock()
         for message in self.heard.wanted(specified(want.messageIDs[:MAX_NAMED], known.form), ANSWER_BYTES):
+            # By bytes and not by messages: one IWANT of a thousand names would ask for 80 MB.
             if known.bytes.take(message.ByteSize(), now):
                 found.append(message)
         if found:
@@ -365,6 +373,7 @@ class Trees:
             peer.named = 0
         for topic in self.links:
             self._fill(topic)
+            # Every second tick: a digest is half of all the bytes that a quiet swarm sends.
             if self.heard.now % 2 == 0:
                 self._tell(topic, self._told_now(topic))
 

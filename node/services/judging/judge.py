@@ -148,6 +148,7 @@ class Validator:
                 continue  # there is no telling what this trainer's policies are
             if not self._station.membership.may_validate(self._station.key.address):
                 continue  # this one left office: nobody would hear it, and who repeats what is refused is muted
+            # Repeated as it was said before: a second, different word would be evidence against us.
             if candidate.already:
                 await self._station.board.post_raw(candidate.already)
                 continue
@@ -180,6 +181,7 @@ class Validator:
         """Try again later; after some tries say nothing about the file: others will."""
         commitment, why = candidate.work.commitment, str(trouble)
         log.warning("rollout.not_judged", node=commitment.node, index=commitment.index, why=why, tries=candidate.tries)
+        # Never a rejection: what this machine cannot do is no fault of the worker's.
         if candidate.tries + 1 >= TRIES or trouble.for_good:
             self.outcomes["withheld"] += 1
             return
@@ -195,6 +197,7 @@ class Validator:
         """One verdict. Raises OwnTrouble if it cannot be given now."""
         work = candidate.work
         slot = "recheck" if candidate.recheck else "verdict"
+        # Asked of the journal, since another path may have judged it while it waited.
         said = await self._station.journal.do(self._station.journal.said, slot, work.id)
         if said:
             await self._station.board.post_raw(said)
@@ -214,6 +217,7 @@ class Validator:
         seconds = self._station.clock.monotonic() - started
         self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
+        # The first check that fails would call a copy a wrong identity; the register knows whose it is.
         if found.reason == Reason.WRONG_IDENTITY and copied:
             found = msgspec.structs.replace(found, detail=copied.detail)
         elif found.outcome == Outcome.ACCEPT:
@@ -308,11 +312,13 @@ class Validator:
     async def _sentence(self, work: Work, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
         node = work.node
+        # A fault that bytes show is said as it is: a worker's record may only add to what arithmetic found.
         statistical = found.reason in (Reason.NONE, Reason.ACTIVATIONS, Reason.SAMPLING)
         standing, seen_by = await self._records.worst(node)
         if not statistical or standing.level < Level.SUSPECT:
             return found.outcome, found.reason, found.detail
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
+        # Another class's word counts only of a validator that is believed now.
         believed = set(self._station.jury.ballots.electorate())
         if standing.level >= Level.CONVICTED and self._records.seconded(node, seen_by, believed):
             return Outcome.SLASH, Reason.CONVICTED, odds

@@ -203,6 +203,7 @@ class Rounds(Service):
         """Whoever says two things in one ballot is believed no more; both envelopes show it."""
         message, now = signed.message, self._station.clock.monotonic()
         ballots = self._station.jury.ballots
+        # Rounds beyond the run's last would fill the table of agreements with what never comes.
         if message.round > self.last or signed.author in ballots.quarantined:
             return
         agreement = self.agreement(message.round)
@@ -297,6 +298,7 @@ class Rounds(Service):
     def _adopt(self, path: Path, round_: int, root: bytes) -> None:
         found = StateFile(path)
         found.check()
+        # Its bytes were those of the blob; whether they are the named state only its own root says.
         if (found.round, found.root) != (round_, root):
             raise TrainingError("an outer state is another one than the quorum named", str(path), "it is tried again")
         write_whole(self._path(round_), path.read_bytes())
@@ -307,6 +309,7 @@ class Rounds(Service):
         info = await self._station.blobs.add(path)
         self.before, old = self.outer, self.outer
         self.outer = Outer(found.round, found.root, path, info.root, info.size, self._station.clock.monotonic())
+        # After a jump there is no state of the round before to compare late contributions with.
         if old is not None and old.round + 1 != found.round:
             self.before = None
         self._roots[found.round] = found.root

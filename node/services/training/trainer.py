@@ -431,7 +431,7 @@ class Trainer:
             if not self.leads(step + 1):
                 if self.apart is None and await self._follow(step):
                     continue
-            # Not before the policy is out: a batch ahead of it would train on tokens that are older than need be.
+            # At most AHEAD of what is published: a batch made sooner would miss the rollouts of the newest policies.
             elif step <= self.step + AHEAD and not self._evaluations.behind:
                 selection = self._pool.take(step)
                 if selection is not None:
