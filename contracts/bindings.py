@@ -1002,6 +1002,13 @@ class Contracts:
         """signatures: a quorum's."""
         return self.chair.functions.endTerm(silent.pool, silent.term, silent.until, list(signatures))
 
+    def end_term_by_verdicts(
+        self, term: int, commitment: WorkCommitment, verdicts: Sequence[Verdict], signatures: Sequence[bytes]
+    ) -> "ContractFunction":
+        """commitment: of the holder, to a step; verdicts, signatures: a quorum's against it, in one order."""
+        words = (term, _words(commitment), [_said(one) for one in verdicts], list(signatures))
+        return self.chair.functions.endTermByVerdicts(*words)
+
     # writes, unsent: members and work
 
     def join(self, pool: int, contact: str) -> "ContractFunction":

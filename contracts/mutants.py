@@ -29,7 +29,8 @@ SOURCES = {
     "Earnings.sol": ("Swarm",),
     "Swarm.sol": ("Swarm",),
     "Court.sol": ("Court",),
-    "Statements.sol": ("Court", "Swarm"),
+    "Chair.sol": ("Chair",),
+    "Statements.sol": ("Court", "Swarm", "Chair"),
 }
 """Which file's lines are changed -> which contracts that changes."""
 SWAPS = (

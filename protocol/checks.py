@@ -75,6 +75,10 @@ OBJECTIVE = frozenset(
     }
 )
 
+STEP_PROOF = frozenset({Reason.STATE, Reason.RULE})
+"""What of a trainer's step is proof: whoever has its public bytes sees the same. The rest is measured between classes
+and costs the term, never a stake."""
+
 HEARSAY = frozenset(
     {
         Reason.STALE,

@@ -2,7 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Court} from "./Court.sol";
-import {Statements} from "./Statements.sol";
+import {Judgement, Statements, WorkCommitment} from "./Statements.sol";
 import {Swarm} from "./Swarm.sol";
 
 /// @title Chair
@@ -63,6 +63,7 @@ contract Chair {
     error OtherTerm(uint32 term, uint64 until);
     error TermIsOver(uint32 term);
     error BadStep(uint64 step, uint64 least);
+    error NothingFound();
 
     constructor(Court court_) {
         court = court_;
@@ -119,13 +120,37 @@ contract Chair {
     /// @notice A quorum of the pool's validators did not hear the holder. The lease names which silence they mean: one
     /// that has held since then is not silent any more.
     function endTerm(uint256 id, uint32 number, uint64 until, bytes[] calldata signatures) external {
-        // slither-disable-next-line unused-return -- that it is seated is what is asked
-        _seated(id);
-        Term storage term = _terms[id];
-        if (term.number != number || term.until != until) revert OtherTerm(term.number, term.until);
-        if (term.ended) revert TermIsOver(number);
-        court.requireQuorum(id, Statements.hashTermSilent(id, number, until), signatures);
+        Term storage term = _running(id, number);
+        if (term.until != until) revert OtherTerm(number, term.until);
+        bytes32[] memory statements = new bytes32[](signatures.length);
+        for (uint256 i = 0; i < signatures.length; ++i) {
+            statements[i] = Statements.hashTermSilent(id, number, until);
+        }
+        court.requireQuorum(id, statements, signatures);
         _end(id, term);
+    }
+
+    /// @notice A quorum found a step of the holder's bad, whatever each of them saw in it. What proves the fault besides
+    /// costs the stake, too: the same verdicts go to `Court.slash`.
+    /// @param c what the holder signed by stating the step; its slot names the term, so that no other term ends by it
+    function endTermByVerdicts(
+        uint32 number,
+        WorkCommitment calldata c,
+        Judgement[] calldata verdicts,
+        bytes[] calldata signatures
+    ) external {
+        Term storage term = _running(c.pool, number);
+        address holder = _seatings[c.pool].trainers[term.place];
+        if (c.node != holder) revert NotTheHolder(c.node, holder);
+        if (c.policyRoot != Statements.slotOf(number)) revert OtherTerm(number, term.until);
+        bytes32 work = Statements.hashCommitment(c);
+        bytes32[] memory statements = new bytes32[](verdicts.length);
+        for (uint256 i = 0; i < verdicts.length; ++i) {
+            if (verdicts[i].outcome == Statements.OUTCOME_ACCEPT) revert NothingFound();
+            statements[i] = Statements.hashVerdict(c.pool, work, verdicts[i]);
+        }
+        court.requireQuorum(c.pool, statements, signatures);
+        _end(c.pool, term);
     }
 
     /// @notice The pool's manager names other trainers. They take their places by `applyTrainers`, a window from now or
@@ -177,6 +202,15 @@ contract Chair {
         uint40 until = uint40(block.timestamp + seating.leaseSeconds);
         _terms[id] = Term(number, place, false, until, fromStep, parent);
         emit TermTaken(id, seating.trainers[place], number, fromStep, parent, until);
+    }
+
+    /// The pool's term, if it is this one and not over.
+    function _running(uint256 id, uint32 number) private view returns (Term storage term) {
+        // slither-disable-next-line unused-return -- that it is seated is what is asked
+        _seated(id);
+        term = _terms[id];
+        if (term.number != number) revert OtherTerm(term.number, term.until);
+        if (term.ended) revert TermIsOver(number);
     }
 
     function _end(uint256 id, Term storage term) private {

@@ -233,8 +233,8 @@ contract Court is ICourt {
         bytes calldata secondSignature
     ) external {
         _convict(
-            id, work, REASON_DOUBLE_VERDICT, _hashVerdict(id, work, first), firstSignature,
-            _hashVerdict(id, work, second), secondSignature
+            id, work, REASON_DOUBLE_VERDICT, Statements.hashVerdict(id, work, first), firstSignature,
+            Statements.hashVerdict(id, work, second), secondSignature
         );
     }
 
@@ -248,7 +248,7 @@ contract Court is ICourt {
         if (verdict.outcome == Statements.OUTCOME_ACCEPT) revert NoContradiction();
         _convict(
             accepted.pool, accepted.work, REASON_FALSE_CERTIFICATE, Statements.hashAccepted(accepted),
-            acceptedSignature, _hashVerdict(accepted.pool, accepted.work, verdict), verdictSignature
+            acceptedSignature, Statements.hashVerdict(accepted.pool, accepted.work, verdict), verdictSignature
         );
     }
 
@@ -266,9 +266,12 @@ contract Court is ICourt {
         );
     }
 
-    /// @notice Reverts unless these are the signatures of a quorum of the pool's validators over one statement.
-    function requireQuorum(uint256 id, bytes32 statement, bytes[] calldata signatures) external view {
-        _requireQuorum(id, statement, signatures);
+    /// @notice Reverts unless these are the signatures of a quorum of the pool's validators, each over a statement of its
+    /// own.
+    function requireQuorum(uint256 id, bytes32[] calldata statements, bytes[] calldata signatures) external view {
+        if (statements.length != signatures.length) revert BadValues(statements.length, signatures.length);
+        // slither-disable-next-line unused-return -- that there are enough is what is asked
+        _requireQuorum(id, statements, signatures);
     }
 
     // --------------------------------------------------------------- internal
@@ -312,10 +315,6 @@ contract Court is ICourt {
         if (swarm.nodeInfo(validator).provider != address(0)) {
             swarm.punishByEvidence(id, validator, reason, work);
         }
-    }
-
-    function _hashVerdict(uint256 id, bytes32 work, Judgement calldata v) private pure returns (bytes32) {
-        return Statements.hashJudgement(Statements.VERDICT_TYPEHASH, id, work, v.outcome, v.reason, v.values);
     }
 
     /// Signatures of `threshold` different validators of the pool over one statement.

@@ -78,6 +78,11 @@ library Statements {
         return keccak256(abi.encode(kind, pool, work, outcome, reason, values));
     }
 
+    /// A validator's one word, as it is shown to contradict itself or to end a term.
+    function hashVerdict(uint256 pool, bytes32 work, Judgement calldata v) internal pure returns (bytes32) {
+        return hashJudgement(VERDICT_TYPEHASH, pool, work, v.outcome, v.reason, v.values);
+    }
+
     function hashAccepted(Accepted calldata a) internal pure returns (bytes32) {
         return keccak256(abi.encode(ACCEPTED_TYPEHASH, a.pool, a.node, a.epoch, a.work, a.units));
     }
@@ -108,6 +113,11 @@ library Statements {
 
     function hashTermSilent(uint256 pool, uint32 term, uint64 until) internal pure returns (bytes32) {
         return keccak256(abi.encode(TERM_SILENT_TYPEHASH, pool, term, until));
+    }
+
+    /// @notice The policy root in the commitment that a trainer signs by stating a step of this term.
+    function slotOf(uint32 term) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked("intellect-node policy statement v1", term));
     }
 
     /// @notice The leaf of one node's line: its units since the pool began.

@@ -388,6 +388,19 @@ class ChainClient:
         """signatures: of a quorum of validators, of this statement."""
         return await self._write("end the term of a silent trainer", self._contracts.end_term(silent, signatures), key)
 
+    async def end_term_by_verdicts(
+        self,
+        term: int,
+        commitment: WorkCommitment,
+        verdicts: Sequence[Verdict],
+        signatures: Sequence[bytes],
+        *,
+        key: NodeKey | None = None,
+    ) -> Receipt:
+        """End the term of the trainer that committed to a step. verdicts, signatures: a quorum's against it."""
+        call = self._contracts.end_term_by_verdicts(term, commitment, verdicts, signatures)
+        return await self._write(f"end the term of {commitment.node} by verdicts", call, key)
+
     async def evidence(
         self,
         first: WorkCommitment,

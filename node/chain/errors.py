@@ -203,6 +203,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "NotTheHolder": ("another trainer holds the chair", "wait for its turn; see: contract chair show"),
     "OtherTerm": ("the chair is in another term, or was held since", "nothing to do: see contract chair show"),
     "TermIsOver": ("the term was ended", "wait for the turn, then take the chair"),
+    "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
     "BadStep": ("a term begins no earlier than the one before it", "give a later policy"),
     # earnings
     "EpochNotLater": ("a table of this epoch or a later one is posted", "nothing to do: post the next one"),

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import NOBODY, TermEnded, TermHeld, TermTaken, TrainersSeated
+from contracts.bindings import NOBODY, Slashed, TermEnded, TermHeld, TermTaken, TrainersSeated
 from protocol.identity import NodeKey
-from protocol.statements import TermSilent, sign
+from protocol.manifest import PolicyStatement
+from protocol.statements import Outcome, TermSilent, WorkCommitment, sign
 from tests.contracts.conftest import WINDOW, Pool
 
 LEASE, GRACE = 200, 30
@@ -38,6 +39,21 @@ class Chair:
         silent = TermSilent(self.pool.id, term, self.now.until if until is None else until)
         signatures = [sign(key, self.world.domain, silent) for key in by or self.pool.validators]
         return self.world.send(self.contracts.end_term(silent, signatures), self.world.deployer)
+
+    def bad(self, holder: NodeKey, *, term: int = 0) -> WorkCommitment:
+        """What the holder signed by stating a step."""
+        roots = (ROOT, b"\x66" * 32, b"\x77" * 32, b"\x88" * 32)
+        return PolicyStatement(self.pool.id, term, 7, *roots).commitment(holder.address)
+
+    def convict(
+        self, bad: WorkCommitment, *, term: int = 0, by: list[NodeKey] | None = None, outcome: Outcome = Outcome.REJECT
+    ) -> Any:
+        """By verdicts with reasons and values of their own."""
+        judges = by or self.pool.validators
+        said = [self.pool.verdict(bad, int(outcome), 30 + i, values=bytes([i]) * 32) for i, _ in enumerate(judges)]
+        signatures = [sign(key, self.world.domain, one) for key, one in zip(judges, said, strict=True)]
+        call = self.contracts.end_term_by_verdicts(term, bad, said, signatures)
+        return self.world.send(call, self.world.deployer)
 
 
 @pytest.fixture
@@ -146,6 +162,82 @@ def test_only_a_quorum_ends_a_term(chair: Chair, refused: Any) -> None:
     with refused("NotAValidator"):
         chair.end(by=[first, chair.b])
     chair.end(by=[second, first])
+
+
+def test_a_quorum_that_found_a_step_bad_ends_the_term_of_who_stated_it(chair: Chair, refused: Any) -> None:
+    """At once, whatever each of them saw in it, and whether the holder speaks on or not."""
+    chair.hold(chair.a)
+    (ended,) = chair.world.events(chair.convict(chair.bad(chair.a)))
+    assert isinstance(ended, TermEnded) and (ended.term, ended.ended_at) == (0, chair.world.now())
+    with refused("TermIsOver"):
+        chair.hold(chair.a)
+    with refused("TermIsOver"):
+        chair.convict(chair.bad(chair.a))
+    chair.take(chair.b)
+    assert chair.now.holder == chair.b.address and not chair.now.ended
+
+
+def test_less_than_a_quorums_verdicts_end_no_term(chair: Chair, refused: Any) -> None:
+    first, second = chair.pool.validators
+    bad = chair.bad(chair.a)
+    with refused("QuorumMissing"):
+        chair.convict(bad, by=[first])
+    with refused("DuplicateVerdict"):
+        chair.convict(bad, by=[first, first])
+    with refused("NotAValidator"):
+        chair.convict(bad, by=[first, chair.b])
+    with refused("NothingFound"):
+        chair.convict(bad, outcome=Outcome.ACCEPT)
+    said = [chair.pool.verdict(bad, 1, 30)] * 2
+    with refused("BadValues"):
+        signature = sign(first, chair.world.domain, said[0])
+        chair.world.send(chair.contracts.end_term_by_verdicts(0, bad, said, [signature]), chair.world.deployer)
+    chair.convict(bad, by=[second, first])
+
+
+def test_verdicts_end_the_term_in_which_the_step_was_stated_and_no_other(chair: Chair, refused: Any) -> None:
+    with refused("NotTheHolder"):
+        chair.convict(chair.bad(chair.b))
+    with refused("OtherTerm"):
+        chair.convict(chair.bad(chair.a, term=1), term=1)
+    chair.convict(chair.bad(chair.a))
+    chair.take(chair.b)
+    chair.take(chair.a, term=2, at=chair.now.until + GRACE)  # b fell silent, c slept
+    with refused("OtherTerm"):
+        chair.convict(chair.bad(chair.a), term=2)  # what it lost its first term for
+    with refused("OtherTerm"):
+        chair.convict(chair.pool.commitment(), term=0)
+    assert not chair.now.ended
+    chair.convict(chair.bad(chair.a, term=2), term=2)
+
+
+def test_a_quorums_proof_against_a_step_takes_the_stake_and_the_term_and_is_made_good_if_it_was_wrong(
+    pool: Pool, refused: Any
+) -> None:
+    """The Court reads it as a verdict on a file: what a slash takes, and who answers for a wrong one, is the same."""
+    world, contracts, leader = pool.world, pool.contracts, pool.node
+    other = world.person()
+    world.send(contracts.seat_trainers(pool.id, [leader.address, other.address], LEASE, GRACE), pool.manager)
+    statement = PolicyStatement(pool.id, 0, 7, ROOT, b"\x66" * 32, b"\x77" * 32, b"\x88" * 32)
+    bad = statement.commitment(leader.address)
+    said = [pool.verdict(bad, 2, 30, values=bytes([i]) * 32) for i in range(2)]
+    signatures = [sign(key, world.domain, one) for key, one in zip(pool.validators, said, strict=True)]
+    values = [one.values for one in said]
+    word = sign(leader, world.domain, bad)
+    with refused("NotAValidator"):
+        world.send(contracts.slash(bad, word, 31, signatures, values, 0), other)
+    stake, slash = contracts.stake_of(pool.provider.address), pool.info.slash_amount
+    receipt = world.send(contracts.slash(bad, word, 30, signatures, values, 0), other)
+    (slashed,) = [event for event in world.events(receipt) if isinstance(event, Slashed)]
+    assert (slashed.node, slashed.reason, slashed.amount) == (leader.address, 30, slash)
+    with refused("TermIsOver"):
+        world.send(contracts.hold_chair(pool.id, 1, ROOT), leader)
+    judge = contracts.node_info(pool.validators[0].address).owner  # of both
+    before = contracts.stake_of(judge).bonded
+    world.send(contracts.overturn(pool.id, leader.address), world.deployer)
+    assert contracts.stake_of(pool.provider.address) == stake
+    assert before - contracts.stake_of(judge).bonded == contracts.token_balance(pool.provider.address) == slash
+    world.send(contracts.hold_chair(pool.id, 1, ROOT), leader)
 
 
 def test_strangers_and_who_was_thrown_out_take_nothing(chair: Chair, refused: Any) -> None:
