@@ -160,7 +160,7 @@ class Auditing(Service):
         known = await journal.do(journal.said, KIND, slot)
         if known is not None:
             return await self._station.board.post_raw(known)
-        if self._station.jury.distrust.is_set() or not self._station.membership.may_validate(self._station.key.address):
+        if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
         try:
             found = await self._audited(wanted.statement)

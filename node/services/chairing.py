@@ -4,7 +4,8 @@ What is so stands on the chain, and every node reads it there (`node.swarm.terms
 done: the pool's manager leads.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from node.swarm.terms import Term
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import Signed, SilenceSigned
-from protocol.statements import TermSilent, sign
+from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign
 
 log = structlog.get_logger()
 POLL = 0.5
@@ -37,6 +38,9 @@ class OnChain(Protocol):
 
     async def hold_chair(self, pool: int, step: int, policy_root: bytes) -> object: ...
     async def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> object: ...
+    async def end_term_by_verdicts(
+        self, term: int, commitment: WorkCommitment, verdicts: list[Verdict], signatures: list[bytes]
+    ) -> object: ...
     async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> object: ...
 
 
@@ -61,6 +65,8 @@ class Chairing(Service):
         """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
         self._complete: tuple[Lease, float] | None = None
         self._signed: Lease | None = None
+        self._unfit: set[Address] = set()
+        """Validators whose signature the contract did not take, for want of a stake."""
         self.ready: Callable[[], Ready | None] = lambda: None
         self.at: Callable[[], tuple[int, bytes]] = lambda: (0, bytes(32))
         self.told: Callable[[], dict[str, Any]] = dict
@@ -157,6 +163,8 @@ class Chairing(Service):
                 await self._act()
             except Reverted as error:  # another one was first, or the chain's clock is a little behind
                 self.lost += 1
+                if error.name == "ValidatorUnfit":  # one spoils the others' signatures
+                    self._unfit |= {one for one in self._station.membership.validators if one in error.args_.values()}
                 log.info("chair.refused", why=error.why)
                 await trio.sleep(PAUSE)
             except IntellectError as error:
@@ -171,12 +179,12 @@ class Chairing(Service):
                 await self._until_changed(term)
             return
         ready, turn = self.ready(), self._terms.turn(self._station.key.address)
-        if ready is None or turn is None:
+        if turn is None:
             return
-        if now >= turn:
+        if now < turn:
+            await self._end(term, ready, (turn - term.until) // max(self._terms.grace, 1))
+        elif ready is not None:
             await self._take(term, ready)
-        elif not term.ended:
-            await self._carry(term)
 
     async def _take(self, term: Term, ready: Ready) -> None:
         log.info("chair.taking", term=term.number + 1, from_step=ready.from_step)
@@ -185,20 +193,36 @@ class Chairing(Service):
         said = f"this trainer leads from policy {ready.from_step} on, in term {term.number + 1}"
         self._station.progress.tell("chair", said)
 
-    async def _carry(self, term: Term) -> None:
-        """A quorum's words of silence, once there are as many; the next standby first."""
-        key, members = (term.number, term.until), self._station.membership
-        words = [word for author, (of, word) in self._words.items() if of == key and members.may_validate(author)]
-        if len(words) < members.quorum:
+    async def _end(self, term: Term, ready: Ready | None, place: int) -> None:
+        """What ends a term before its lease does, once there is such a thing; the next standby first."""
+        key, act = (term.number, term.until), self._what_ends(term, ready)
+        if act is None:
             return
         if self._complete is None or self._complete[0] != key:
             self._complete = key, self._station.clock.monotonic()
-        turn = self._terms.turn(self._station.key.address) or 0
-        place = (turn - term.until) // max(self._terms.grace, 1)
-        if self._station.clock.monotonic() - self._complete[1] < place * TURN:
-            return
-        await self._chain.end_term(TermSilent(self._station.pool, *key), words[: members.quorum])
-        await self._until_changed(term)
+        if self._station.clock.monotonic() - self._complete[1] >= place * TURN:
+            await act()
+            await self._until_changed(term)
+
+    def _what_ends(self, term: Term, ready: Ready | None) -> Callable[[], Awaitable[object]] | None:
+        """Of a holder that was thrown out the chair is free at once. A quorum's verdicts against a step of its end its
+        term whoever could lead then; its silence only where somebody can."""
+        if ready is not None and self._station.membership.is_evicted(term.holder):
+            return partial(self._take, term, ready)
+        if term.ended:
+            return None
+        said = self._station.jury.step_verdicts(self._station.domain, term.number)
+        quorum, fit = self._station.membership.quorum, set(self._station.membership.validators) - self._unfit
+        against = [one for author, one in said.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
+        if len(against) == quorum and against[0].trainer == term.holder:
+            bad = against[0].statement.commitment(term.holder)
+            verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
+            return partial(self._chain.end_term_by_verdicts, term.number, bad, verdicts, signatures)
+        key = (term.number, term.until)
+        words = [word for author, (of, word) in self._words.items() if of == key and author in fit]
+        if ready is None or len(words) < quorum:
+            return None
+        return partial(self._chain.end_term, TermSilent(self._station.pool, *key), words[:quorum])
 
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""

@@ -25,13 +25,11 @@ class Following(Service):
         return cls(place.policies, place.station, place.member.stock.exchange)
 
     async def run(self) -> None:
-        """Until the trainer contradicts itself: then nobody can say which of its policies is the run's."""
+        """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyClock`)."""
         self._station.membership.terms.follow(self._on_terms)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
             nursery.start_soon(self._tell_of_the_first)
-            await self._station.jury.distrust.wait()
-            nursery.cancel_scope.cancel()
 
     def _on_terms(self) -> None:
         """The chain told of a term: policies that it takes back are none to work with, and others may be now."""

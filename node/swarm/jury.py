@@ -5,7 +5,7 @@ register of work are kept here. Whoever needs a decision about a work asks `ball
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -42,16 +42,17 @@ from protocol.messages import (
     VerdictRechecked,
     VerdictSealed,
     of_kind,
+    open_envelope,
     seal_of,
 )
 from protocol.run import RunSpec
-from protocol.statements import work_id
+from protocol.statements import Domain, work_id
 
 M = TypeVar("M", bound=Message)
 log = structlog.get_logger()
 WATCHED = 1024
 QUARANTINE = "quarantined_validators"
-FORK = "forked_trainer"
+FORKS = "forked_trainers"
 DISPUTES = "open_disputes"
 REMEMBERED = 4096
 RESULTS = 512
@@ -116,8 +117,6 @@ class Jury:
         self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(lambda: membership.quorum, self.lots, pool)
-        self.distrust = trio.Event()
-        """Set once the trainer is not believed any more; `policies.fork` says why."""
         self.ballots.on_quarantine = self._tell
         self._results: dict[Address, Recent[WorkId, Work]] = {}
         """Of tasks, that the pool has not decided about; by member."""
@@ -130,6 +129,11 @@ class Jury:
         self._opening = run.audit.opening_seconds + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
         self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
+
+    @property
+    def distrust(self) -> bool:
+        """Whether who leads is not believed any more (`policies.fork` says why) and nobody stands by to lead."""
+        return self.policies.fork is not None and len(self._membership.terms.trainers) < 2
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
@@ -171,16 +175,17 @@ class Jury:
             self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
             for one in self.ballots.quarantined.values():
                 self._board.pin(one.evidence)
-        kept = await self._journal.do(self._journal.recall, FORK)
+        kept = await self._journal.do(self._journal.recall, FORKS)
         if kept is not None:
-            self.policies.fork = msgspec.msgpack.decode(kept, type=Fork)
-            self._board.pin(self.policies.fork.evidence)
-            self.distrust.set()
+            self.policies.forks = msgspec.msgpack.decode(kept, type=dict[int, Fork])
+            for fork in self.policies.forks.values():
+                self._board.pin(fork.evidence)
+                self._open_again(fork.evidence)
         kept = await self._journal.do(self._journal.recall, DISPUTES)
         for envelopes in msgspec.msgpack.decode(kept, type=list[list[bytes]]) if kept is not None else ():
             self._open_again(envelopes)
 
-    def _open_again(self, envelopes: list[bytes]) -> None:
+    def _open_again(self, envelopes: Sequence[bytes]) -> None:
         """A dispute that was open before a restart, which all validators may have had at once: nobody would tell of it.
         What is read here is checked as if it had just come, and the same conflict follows."""
         for raw in envelopes:
@@ -191,6 +196,8 @@ class Jury:
                 return
             if isinstance(signed.message, PolicyAnnounced):
                 self._on_policy(of_kind(signed, PolicyAnnounced))
+            elif isinstance(signed.message, StepJudged):
+                self._on_step(of_kind(signed, StepJudged))
             elif isinstance(signed.message, RolloutCommitted):
                 self.register.commit(of_kind(signed, RolloutCommitted))
             else:
@@ -204,8 +211,7 @@ class Jury:
             kept = msgspec.msgpack.encode(list(self.ballots.quarantined.values()))
             await self._journal.do(self._journal.remember, QUARANTINE, kept)
             await self._journal.do(self._journal.remember, DISPUTES, msgspec.msgpack.encode(self.ballots.in_dispute()))
-            if self.policies.fork is not None:
-                await self._journal.do(self._journal.remember, FORK, msgspec.msgpack.encode(self.policies.fork))
+            await self._journal.do(self._journal.remember, FORKS, msgspec.msgpack.encode(self.policies.forks))
 
     async def _follow(self, messages: AsyncIterable[Signed[M]], act: Callable[[Signed[M]], object]) -> None:
         async for signed in messages:
@@ -215,29 +221,39 @@ class Jury:
 
     def _on_policy(self, signed: Signed[PolicyAnnounced]) -> None:
         self.policies.announce(signed)  # which whoever fetches the policy may have done before us
-        if self.policies.fork is None:
+        fork = self.policies.forks.get(signed.message.term)
+        if fork is None:
             self.steps.stated(signed)
             self.register.policy_announced()
-        elif not self.distrust.is_set():
-            self._believe_no_more(self.policies.fork)
+        elif signed.raw in fork.evidence:
+            self._believe_no_more(signed.author, fork)
 
-    def _believe_no_more(self, fork: Fork) -> None:
-        log.error("trainer.distrusted", trainer=self._membership.trainer, what=fork.what)
+    def _believe_no_more(self, trainer: Address, fork: Fork) -> None:
+        log.error("trainer.distrusted", trainer=trainer, what=fork.what)
         self._board.pin(fork.evidence)
         self._judged.set()
-        self.distrust.set()
 
     def _on_step(self, signed: Signed[StepJudged]) -> None:
-        """A quorum that found a step bad ends the trust in who stated it. A validator that states steps itself and
-        judges these would crowd out the trainer's."""
+        """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads. A validator
+        that states steps itself and judges these would crowd out the trainer's."""
         if not self._membership.is_trainer(signed.message.trainer):
             return
         against = self.steps.add(signed)
-        if against and self.policies.fork is None:
-            first = against[0].message
+        first = signed.message
+        if against and first.statement.term not in self.policies.forks:
             what = f"a quorum found step {first.statement.step - 1} bad: {first.detail or reason_name(first.reason)}"
-            self.policies.fork = Fork(what, tuple(one.raw for one in against))
-            self._believe_no_more(self.policies.fork)
+            fork = self.policies.forks[first.statement.term] = Fork(what, tuple(one.raw for one in against))
+            self._believe_no_more(first.trainer, fork)
+
+    def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepJudged]:
+        """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
+        convicted itself. Those who convicted it are in the journal, the others came since the start."""
+        fork = self.policies.forks.get(term)
+        kept = [open_envelope(domain, self._pool, raw) for raw in fork.evidence] if fork else []
+        said = {one.author: one.message for one in kept if isinstance(one.message, StepJudged)}
+        for one in list(said.values())[:1]:
+            said |= {a: of.message for a, of in self.steps.judged_by(one.statement.struct_hash).items()}
+        return said
 
     def _on_terms(self) -> None:
         """The chain told of a term: what was said before that may count now, or count no more."""

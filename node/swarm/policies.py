@@ -55,7 +55,15 @@ class PolicyClock:
         self._settling: deque[KnownPolicy] = deque()
         self._settled = -1
         self.newest_step = -1
-        self.fork: Fork | None = None
+        self.forks: dict[int, Fork] = {}
+        """By term: why its holder is not believed. What the next one says counts again."""
+
+    @property
+    def fork(self) -> Fork | None:
+        """Why the trainer that leads now is not believed, None if it is."""
+        if self._terms is None:
+            return next(iter(self.forks.values()), None)
+        return self.forks.get(self._terms.now.number)
 
     def announce(self, signed: Signed[PolicyAnnounced]) -> bool:
         """Note an announcement; whether it is a policy's first. Nothing is noted of a trainer that has lied."""
@@ -63,7 +71,7 @@ class PolicyClock:
         if self._stated and message.step > 0 and message.statement is None:
             self.unstated += 1
             return False
-        if self.fork is not None or not self._counts(signed) or self._contradicts(signed):
+        if self._is_forked(message) or not self._counts(signed) or self._contradicts(signed):
             return False
         if message.policy_root in self._known:
             return False
@@ -84,15 +92,21 @@ class PolicyClock:
         return False
 
     def begin_term(self) -> None:
-        """A term began: what those before it said from its first policy on is orphaned."""
+        """A term began: what those before it said from its first policy on is orphaned, and of two policies
+        right before that one the other than the taker named."""
         if self._terms is None:
             return
-        first = self._terms.now.from_step
-        for step in [step for step in self._by_step if step >= first]:
+        now = self._terms.now
+        for step in [step for step in self._by_step if step >= now.from_step - 1]:
             signed = self._by_step[step]
-            if self._terms.is_over(signed.message.term, step):
+            said = signed.message
+            if self._terms.is_over(said.term, step) or (step < now.from_step and self._is_forked(said)):
                 del self._by_step[step]
-                self._orphan(signed.message.policy_root)
+                self._orphan(said.policy_root)
+
+    def _is_forked(self, said: PolicyAnnounced) -> bool:
+        """Whether who said it is not believed in that term, and no later one goes on from this very policy."""
+        return said.term in self.forks and (self._terms is None or said.policy_root != self._terms.now.parent)
 
     def _orphan(self, root: bytes) -> None:
         known = self._known.get(root)
@@ -141,15 +155,18 @@ class PolicyClock:
 
     def _contradicts(self, signed: Signed[PolicyAnnounced]) -> bool:
         message = signed.message
+        found: Fork | None = None
         same_root, same_step = self._by_root.get(message.policy_root), self._by_step.get(message.step)
         if same_step is not None and same_step.message.policy_root != message.policy_root:
-            self.fork = Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
+            found = Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
         elif same_step is not None and _state_otherwise(same_step.message, message):
-            self.fork = Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
+            found = Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
         elif same_root is not None and same_root.message.step != message.step:
             what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
-            self.fork = Fork(what, (same_root.raw, signed.raw))
-        return self.fork is not None
+            found = Fork(what, (same_root.raw, signed.raw))
+        if found is not None:
+            self.forks[message.term] = found
+        return found is not None
 
 
 def _state_otherwise(one: PolicyAnnounced, other: PolicyAnnounced) -> bool:

@@ -224,8 +224,9 @@ class PolicyFollower:
 
     def _note(self, signed: Signed[PolicyAnnounced]) -> None:
         self._clock.announce(signed)
-        if self._clock.fork is not None:
-            self._refuse(signed, self._clock.fork.what)
+        fork = self._clock.forks.get(signed.message.term)
+        if fork is not None:
+            self._refuse(signed, fork.what)
         self._news.set()
         self._news = trio.Event()
 

@@ -2,12 +2,15 @@
 what one key signed against itself: two commitments for one slot, two verdicts on one work, a certificate beside a
 rejection or beside another certificate.
 
+A trainer's step is judged like a file: a quorum's verdicts of one proven fault cost the stake (`Court.slash` takes them
+as they stand), two statements about one step as two commitments do.
+
 An objective fault needs the pool's quorum, and that every living validator has spoken or had the time to. A conviction
 by a worker's whole record needs, besides, two validators that look with different kinds of engines: the same arithmetic
 on two machines sees twice the same (protocol.engines).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -19,13 +22,14 @@ from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
-from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, Reason
+from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
 from protocol.engines import kind
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import (
     PolicyAnnounced,
     Signed,
+    StepJudged,
     VerdictIssued,
     VerdictRechecked,
     WorkAccepted,
@@ -38,6 +42,8 @@ log = structlog.get_logger()
 TRIES = 20
 POLL = 1.0
 PENDING = 1024
+STEP_PATIENCE = 60.0
+"""Seconds that others are given to audit a step that a quorum found bad, before the stake is touched."""
 CERTIFICATES = 8192
 """Works that one validator certified, or spoke against, and that are remembered."""
 KINDS_TO_CONVICT = 2
@@ -78,6 +84,7 @@ class Slashing:
         ] = {}  # by who accuses: nobody crowds out others
         self._executed: set[Address] = set()
         self._evidenced: set[Address] = set()
+        self._terms: set[int] = set()
         self._certified: dict[Address, Recent[WorkId, tuple[Accepted, bytes]]] = {}
         self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
 
@@ -89,11 +96,14 @@ class Slashing:
 
             self._register.follow_rivals(lambda one, other: self._on_rivals(one, other, report))
             self._station.jury.ballots.on_contradiction = lambda one, other: self._on_verdicts(one, other, report)
-            nursery.start_soon(self._hear_of_fork, report)
             nursery.start_soon(self._collect, report)
             nursery.start_soon(self._collect_rechecks)
             nursery.start_soon(self._collect_certificates, report)
             while True:
+                for term in self._station.jury.policies.forks.keys() - self._terms:
+                    self._terms.add(term)
+                    self._on_fork(term, report)
+                    nursery.start_soon(self._execute_step, term)
                 for verdict in self._ripe():
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
@@ -107,15 +117,12 @@ class Slashing:
         given = (first.commitment, first.signature, second.commitment, second.signature)
         report(one.node, "worker.equivocated", one.id, lambda: self._court.evidence(*given))
 
-    async def _hear_of_fork(self, report: "_Report") -> None:
+    def _on_fork(self, term: int, report: "_Report") -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
-        jury, domain = self._station.jury, self._station.domain
-        await jury.distrust.wait()
-        if jury.policies.fork is None:
-            return
-        opened = [open_envelope(domain, self._station.pool, raw) for raw in jury.policies.fork.evidence]
+        domain, pool = self._station.domain, self._station.pool
+        opened = [open_envelope(domain, pool, raw) for raw in self._station.jury.policies.forks[term].evidence]
         if not all(isinstance(one.message, PolicyAnnounced) for one in opened):
-            return log.warning("trainer.convicted_by_a_quorum", what=jury.policies.fork.what)
+            return  # a quorum convicted it
         first, second = (of_kind(one, PolicyAnnounced) for one in opened)
         one, other = first.message.statement, second.message.statement
         if one is None or other is None or (one.term, one.step) != (other.term, other.step):
@@ -242,29 +249,78 @@ class Slashing:
         message = work.signed.message
         # by the node and not by the work: of several accusations each validator may find another one ripe first
         await trio.sleep(seconds_to_wait(self._station, verdict.node.encode()))
-        unfit = set[Address]()
-        for attempt in range(TRIES):
-            if self._station.membership.is_evicted(verdict.node):
-                return
+
+        def votes() -> "_Votes":
             if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
                 self._accuse(self._station.key.address, verdict)
-                break
+                return {}
             accusing = self._station.jury.ballots.accusations(id, verdict.reason)
-            in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
-            votes = [vote for author, vote in accusing.items() if in_office(author) and author not in unfit]
-            signatures, values = [vote.signature for vote in votes], [vote.verdict.values for vote in votes]
-            rechecked = sum(1 << i for i, vote in enumerate(votes) if isinstance(vote.verdict, Rechecked))
-            given = (message.commitment, message.signature, verdict.reason, signatures, values, rechecked)
-            try:
-                await self._court.slash(*given)
+            return {author: (vote.verdict, vote.signature) for author, vote in accusing.items()}
+
+        if not await self._slash(message.commitment, message.signature, verdict.reason, votes):
+            self._executed.discard(verdict.node)
+
+    async def _execute_step(self, term: int) -> None:
+        """Carry what a quorum found in a step, once a quorum saw one proven fault, all who may audit have spoken or had
+        the time to, and fewer hold the step to be good."""
+        station, began = self._station, self._station.clock.monotonic()
+        while True:
+            said = station.jury.step_verdicts(station.domain, term)
+            if not said:
+                return  # its holder convicted itself
+            one = next(iter(said.values()))
+            if station.membership.is_evicted(one.trainer):
                 return
+            patient = station.clock.monotonic() - began < STEP_PATIENCE
+            awaited = patient and not said.keys() >= set(station.jury.ballots.electorate())
+            reason, proof = _proof_of(said)
+            held = sum(each.outcome == Outcome.ACCEPT for each in said.values())
+            if not awaited and len(proof) >= station.quorum and len(proof) > held:
+                await trio.sleep(seconds_to_wait(station, one.trainer.encode()))
+                bad = one.statement.commitment(one.trainer)
+                if await self._slash(bad, one.word, reason, lambda proof=proof: proof):
+                    return
+            await trio.sleep(POLL)
+
+    async def _slash(
+        self, commitment: WorkCommitment, signature: bytes, reason: int, votes: "Callable[[], _Votes]"
+    ) -> bool:
+        """Whether it is done, by this node or another; not if there is nothing to show any more. votes: asked anew
+        before each attempt."""
+        node, unfit = commitment.node, set[Address]()
+        for attempt in range(TRIES):
+            if self._station.membership.is_evicted(node):
+                return True
+            said = votes()
+            if not said:
+                return False
+            in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
+            fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
+            signatures, values = [one for _, one in fit], [verdict.values for verdict, _ in fit]
+            rechecked = sum(1 << i for i, (verdict, _) in enumerate(fit) if isinstance(verdict, Rechecked))
+            try:
+                await self._court.slash(commitment, signature, reason, signatures, values, rechecked)
+                return True
             except IntellectError as error:
+                if isinstance(error, Reverted) and error.name == "AlreadyJudged":  # and overturned since
+                    return True
                 if isinstance(error, Reverted) and error.name == "ValidatorUnfit":  # likewise one without its stake
-                    unfit |= {author for author in accusing if author in error.args_.values()}
-                log.warning("slash.failed", node=verdict.node, why=error.why, attempt=attempt)
+                    unfit |= {author for author in said if author in error.args_.values()}
+                log.warning("slash.failed", node=node, why=error.why, attempt=attempt)
                 await trio.sleep(min(2.0**attempt, 30.0))
-        self._executed.discard(verdict.node)
+        return False
 
 
+def _proof_of(said: Mapping[Address, StepJudged]) -> "tuple[int, _Votes]":
+    """The proven fault that most of them saw in a step, and who."""
+    by_reason: dict[int, _Votes] = {}
+    for author, one in said.items():
+        if one.outcome == Outcome.SLASH and one.reason in STEP_PROOF:
+            by_reason.setdefault(one.reason, {})[author] = one.verdict, one.signature
+    return max(by_reason.items(), key=lambda item: len(item[1]), default=(int(Reason.NONE), {}))
+
+
+_Votes = dict[Address, tuple[Verdict, bytes]]
+"""By author: a verdict and its signature."""
 _Report = Callable[[Address, str, WorkId, Callable[[], Awaitable[object]]], None]
 """Given a key, the log's word, a work, and how to carry the evidence to the chain."""

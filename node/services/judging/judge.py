@@ -144,7 +144,7 @@ class Validator:
         while True:
             candidate = await self._queue.take()
             self.own_lots.waiting = self._fetching.waiting
-            if self._station.jury.distrust.is_set():
+            if self._station.jury.distrust:
                 continue  # there is no telling what this trainer's policies are
             if not self._station.membership.may_validate(self._station.key.address):
                 continue  # this one left office: nobody would hear it, and who repeats what is refused is muted

@@ -89,7 +89,7 @@ class TaskWork(Service):
         """A shard to do now: one that is ours already (from before a restart), or a free one."""
         now = trio.current_time()
         for task in self._book.tasks():
-            if not task.open or self._station.jury.distrust.is_set() or self._is_cut_off():
+            if not task.open or self._station.jury.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)

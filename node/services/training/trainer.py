@@ -263,7 +263,7 @@ class Trainer:
         for step in range(first, self._spec.recipe.steps + 1):
             while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
                 await trio.sleep(POLL)
-            if self._station.jury.distrust.is_set():  # a second daemon with this key, or a copied state directory
+            if self._station.jury.distrust:  # a second daemon with this key, or a copied state directory
                 fork = self._station.jury.policies.fork
                 self.ended_by = f"this trainer is not believed any more: {fork.what if fork else ''}"
                 return

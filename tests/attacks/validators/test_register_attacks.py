@@ -237,7 +237,7 @@ async def test_a_trainer_that_announces_one_policy_twice_quarantines_nobody_and_
         await trio.sleep(60)
         everybody = (court.trainer, *court.workers, *court.seats)
         assert not any(court.quarantined())
-        assert all(seat.jury.distrust.is_set() and seat.jury.policies.fork for seat in everybody)
+        assert all(seat.jury.distrust and seat.jury.policies.fork for seat in everybody)
         before = len(court.trainer.board.messages(VerdictIssued))
         await court.commit(step=1, index=1)
         await trio.sleep(30)

@@ -172,7 +172,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
         await bench.until(lambda: bench.audits[0].status()["auditing"]["audits"]["held"] == 2)
         shown = bench.trainer.jury.steps.status()
         assert (shown["last_step"], shown["held"], shown["last_says"]) == (1, 2, "held")
-        assert not bench.trainer.jury.distrust.is_set()
+        assert not bench.trainer.jury.distrust
         nursery.cancel_scope.cancel()
 
 
@@ -191,7 +191,7 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         everybody = [bench.trainer, *bench.seats]
-        await bench.until(lambda: all(seat.jury.distrust.is_set() for seat in everybody))
+        await bench.until(lambda: all(seat.jury.distrust for seat in everybody))
         accusing = [one for one in bench.said() if one[1] is not Outcome.ACCEPT]
         assert accusing[:2] == [(1, Outcome.SLASH, reason)] * 2, "step 0 was honest"
         fork = bench.trainer.jury.policies.fork
@@ -211,7 +211,7 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(desk: Desk, tiny_asse
         await bench.until(lambda: bench.audits[0].counts["undecided"] == 1)
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
-        assert not bench.trainer.jury.distrust.is_set()
+        assert not bench.trainer.jury.distrust
         nursery.cancel_scope.cancel()
 
 
@@ -230,7 +230,7 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
         await bench.until(lambda: len(bench.said()) == 3)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
         await bench.until(lambda: bench.audits[1]._refuted[VALIDATORS[0].address] == 1)
-        assert not any(seat.jury.distrust.is_set() for seat in bench.seats)
+        assert not any(seat.jury.distrust for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
 

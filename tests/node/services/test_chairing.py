@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -10,9 +11,11 @@ from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
 from node.services.chairing import SILENCE_SECONDS, Chairing, Ready
 from node.swarm.terms import Terms
-from protocol.identity import NodeKey
-from protocol.messages import Signed, SilenceSigned
-from protocol.statements import Domain, TermSilent, signer_of
+from protocol.checks import Reason
+from protocol.identity import Address, NodeKey
+from protocol.manifest import PolicyStatement
+from protocol.messages import Signed, SilenceSigned, StepJudged
+from protocol.statements import Domain, Outcome, TermSilent, sign, signer_of, work_id
 
 A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 DOMAIN = Domain(31337, A.address)
@@ -29,7 +32,10 @@ class World:
         self.sent: list[tuple[str, Any]] = []
         self.away = False
         self.first: NodeKey | None = None
+        self.unfit: Address | None = None
         self.nodes: list[Terms] = []
+        self.verdicts: dict[Any, Any] = {}
+        self.evicted: set[Any] = set()
 
     def node(self, key: NodeKey, ready: Ready | None = None) -> Chairing:
         terms = Terms(A.address, lambda: self.time)
@@ -42,13 +48,16 @@ class World:
             terms=terms,
             table=seen,
             quorum=2,
+            validators=(V.address, W.address),
             may_validate=lambda one: one in (V.address, W.address),
+            is_evicted=lambda one: one in self.evicted,
         )
         station = SimpleNamespace(
             key=key,
             domain=DOMAIN,
             pool=7,
             membership=members,
+            jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
             board=SimpleNamespace(post=self.post),
             clock=SimpleNamespace(monotonic=lambda: self.time),
             time=SimpleNamespace(now=lambda: self.time),
@@ -88,6 +97,14 @@ class Door:
             raise Reverted("take the chair", "OtherTerm", {"term": term, "until": 0})
         until = int(self.world.time) + LEASE
         self.world.tell(lambda terms: terms.take(term, self.key.address, from_step, parent, until))
+
+    async def end_term_by_verdicts(self, term: int, bad: Any, verdicts: list[Any], signatures: list[bytes]) -> None:
+        signers = [signer_of(DOMAIN, said, one) for said, one in zip(verdicts, signatures, strict=True)]
+        assert all(said.node == bad.node and said.work == work_id(bad) for said in verdicts)
+        self._open("convict", (term, bad.node, sorted(signers)))
+        if self.world.unfit in signers:
+            raise Reverted("end the term", "ValidatorUnfit", {"validator": self.world.unfit})
+        self.world.tell(lambda terms: terms.end(term, int(self.world.time)))
 
     async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> None:
         self._open("end", sorted(signer_of(DOMAIN, silent, one) for one in signatures))
@@ -132,6 +149,82 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     assert world.sent == [("end", sorted([V.address, W.address]))]
     await standby._act()  # noqa: SLF001
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
+
+
+def judged(by: NodeKey, outcome: Outcome = Outcome.REJECT, holder: NodeKey = A) -> StepJudged:
+    """A verdict on the step that led to policy 6."""
+    statement = PolicyStatement(7, 0, 6, ROOT, bytes(32), bytes(32), bytes(32))
+    reason = Reason.DISTANCE if outcome else Reason.NONE
+    word = sign(holder, DOMAIN, statement.commitment(holder.address))
+    said = (statement, holder.address, word, int(outcome), int(reason), b"")
+    draft = StepJudged(*said, pool=7)
+    return msgspec.structs.replace(draft, signature=sign(by, DOMAIN, draft.verdict))
+
+
+async def test_a_quorum_that_found_a_step_bad_ends_the_term_at_once_and_the_next_standby_leads() -> None:
+    """Nobody waits for silence or the lease: the leader speaks on."""
+    world = World()
+    standby, second = world.node(B, Ready(6, ROOT)), world.node(C, None)
+    world.verdicts = {V.address: judged(V), W.address: judged(W)}
+    await second._act()  # noqa: SLF001 - the next one first
+    assert world.sent == []
+    await standby._act()  # noqa: SLF001
+    assert world.sent == [("convict", (0, A.address, sorted([V.address, W.address])))]
+    await standby._act()  # noqa: SLF001
+    assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6)
+    await standby._act()  # noqa: SLF001
+    assert len(world.sent) == 2, "verdicts of a term that is over end no other one"
+
+
+async def test_a_standby_that_cannot_lead_ends_a_convicted_term_all_the_same() -> None:
+    world = World()
+    standby = world.node(B, None)
+    world.verdicts = {V.address: judged(V), W.address: judged(W)}
+    await standby._act()  # noqa: SLF001
+    assert [what for what, _ in world.sent] == ["convict"]
+
+
+@pytest.mark.parametrize("second", ["nobody", "accepts", "a stranger", "of another one's step"])
+async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
+    """The control is above: two of two."""
+    world = World()
+    standby = world.node(B, Ready(6, ROOT))
+    others = {
+        "nobody": {},
+        "accepts": {W.address: judged(W, Outcome.ACCEPT)},
+        "a stranger": {C.address: judged(C)},
+        "of another one's step": {W.address: judged(W, holder=C)},
+    }[second]
+    first = judged(V, holder=C) if "another" in second else judged(V)
+    world.verdicts = {V.address: first, **others}
+    await standby._act()  # noqa: SLF001
+    assert world.sent == []
+
+
+async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(autojump_clock: Any) -> None:
+    world = World()
+    standby = world.node(B, Ready(6, ROOT))
+    standby._station.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
+    world.verdicts = {one.address: judged(one) for one in (V, W, C)}
+    world.unfit = V.address
+    with trio.move_on_after(10):
+        await standby._act_always()  # noqa: SLF001
+    assert [given[2] for what, given in world.sent if what == "convict"] == [
+        sorted([V.address, W.address]),
+        sorted([W.address, C.address]),
+    ]
+
+
+async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> None:
+    world = World()
+    first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
+    await first._act()  # noqa: SLF001
+    assert world.sent == [], "the control: it leads"
+    world.evicted = {A.address}
+    await second._act()  # noqa: SLF001
+    assert world.sent == [], "the next one first"
+    await first._act()  # noqa: SLF001
+    assert world.sent == [("take", (B.address, 6))]
 
 
 async def test_one_word_of_two_ends_nothing() -> None:

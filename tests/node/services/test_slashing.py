@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from node.chain.errors import ChainError, Reverted
-from node.services.court.slashing import Slashing
+from node.services.court.slashing import STEP_PATIENCE, Slashing
 from node.services.court.turns import TURN
 from node.services.judging.judge import Validator
 from node.swarm.ballots import FileState
+from node.swarm.jury import Jury
 from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.lots import pack_groups
@@ -18,6 +20,7 @@ from protocol.manifest import PolicyStatement
 from protocol.messages import (
     Certificate,
     PolicyAnnounced,
+    StepJudged,
     VerdictIssued,
     VerdictRechecked,
     WorkAccepted,
@@ -61,6 +64,7 @@ class Chain(RecordingJudge):
         self.bitmaps: list[int] = []
         self.unfit: set[Address] = set()
         self.fails = 0
+        self.overturned = False
 
     async def slash(
         self,
@@ -73,6 +77,8 @@ class Chain(RecordingJudge):
     ) -> None:
         self.calls.append((trio.current_time(), commitment.node, "slash"))
         assert signer_of(DOMAIN, commitment, node_signature) == commitment.node
+        if self.overturned:
+            raise Reverted("slash", "AlreadyJudged", {"root": commitment.file_root})
         place = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
         judges = []
         for i, (signature, one) in enumerate(zip(signatures, values, strict=True)):
@@ -152,6 +158,14 @@ class Bench:
         await self.court.commit(index=index)
         await trio.sleep(0.5)
         return WorkCommitment(POOL, WORKER.address, policy_root(0), index, root_of(index=index), 100)
+
+    async def judge_step(self, key: Any, outcome: int, reason: int = 0, step: int = 3) -> None:
+        """Of a step that the trainer stated."""
+        statement = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), bytes(32), b"\1" * 32)
+        word = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
+        draft = StepJudged(statement, TRAINER.address, word, outcome, reason, b"", pool=POOL, detail=f"seen by {key}")
+        signature = sign(key, DOMAIN, draft.verdict)
+        await self.say(key, msgspec.structs.replace(draft, signature=signature))
 
     def done(self) -> list[tuple[Address, str]]:
         """What reached the chain, without when."""
@@ -281,4 +295,82 @@ async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(aut
         await trio.sleep(2 * TURN * len(VALIDATORS))
         told = [(TRAINER.address, "two commitments")] if step == 3 else []
         assert bench.done() == told
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_quorum_that_saw_one_proven_fault_in_a_step_takes_the_trainers_stake(autojump_clock: Any) -> None:
+    """Its verdicts go to the contract as those on a file do, once, when the third has had its time to look."""
+    bench = Bench()
+    one, two, _ = VALIDATORS
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        await bench.judge_step(one, Outcome.SLASH, Reason.STATE)
+        await trio.sleep(STEP_PATIENCE)
+        assert bench.done() == [], "the control: one of two"
+        await bench.judge_step(two, Outcome.SLASH, Reason.STATE)
+        since = trio.current_time()
+        await trio.sleep(STEP_PATIENCE + 3 * TURN)
+        assert bench.chain.slashed == [(TRAINER.address, Reason.STATE, 2)]
+        assert bench.done() == [(TRAINER.address, "slash")] and bench.chain.calls[0][0] - since >= STEP_PATIENCE - 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_have_spoken_of_a_step_and_nobody_waits(autojump_clock: Any) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        since = trio.current_time()
+        for key, reason in zip(VALIDATORS, (Reason.STATE, Reason.RULE, Reason.RULE), strict=True):
+            await bench.judge_step(key, Outcome.SLASH, reason)
+        await trio.sleep(3 * TURN)
+        assert bench.chain.slashed == [(TRAINER.address, Reason.RULE, 2)]
+        assert bench.chain.calls[0][0] - since < 3 * TURN
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [(Outcome.REJECT, Reason.DISTANCE), (Outcome.REJECT, Reason.DISTANCE)],
+        [(Outcome.SLASH, Reason.STATE), (Outcome.SLASH, Reason.RULE)],
+        [(Outcome.SLASH, Reason.STATE), (Outcome.REJECT, Reason.DISTANCE)],
+        [(Outcome.SLASH, Reason.DISTANCE), (Outcome.SLASH, Reason.DISTANCE)],
+    ],
+    ids=["measured, not proven", "two faults", "one proof", "a stake for what is measured"],
+)
+async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_stake(
+    autojump_clock: Any, said: list[tuple[Outcome, Reason]]
+) -> None:
+    """The control is above."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        for key, (outcome, reason) in zip(VALIDATORS, said, strict=False):
+            await bench.judge_step(key, outcome, reason)
+        await trio.sleep(3 * STEP_PATIENCE)
+        assert bench.done() == [] and bench.court.trainer.jury.policies.fork is not None
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_once_it_was_overturned(
+    autojump_clock: Any,
+) -> None:
+    bench = Bench()
+    one, two, _ = VALIDATORS
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        for key in (one, two):
+            await bench.judge_step(key, Outcome.SLASH, Reason.STATE)
+        await trio.sleep(1)
+        seat = bench.court.seats[2]
+        again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.station.journal)
+        await again._recall()  # noqa: SLF001
+        assert again.step_verdicts(DOMAIN, 0).keys() == {one.address, two.address}
+        assert again.policies.fork == seat.jury.policies.fork and again.distrust
+        bench.chain.overturned = True
+        await trio.sleep(STEP_PATIENCE + 4 * TURN)
+        tried = bench.done()
+        assert tried and {what for _, what in tried} == {"slash"}
+        await trio.sleep(100)
+        assert bench.done() == tried, "the contract says that it was judged: nobody tries again"
         nursery.cancel_scope.cancel()

@@ -100,6 +100,32 @@ def test_the_new_term_says_the_step_again_and_that_is_no_fork() -> None:
     assert not scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4]) and scene.clock.fork is not None  # two in one term are
 
 
+def test_who_is_not_believed_is_that_for_its_term_and_the_next_one_goes_on_from_the_policy_that_it_names() -> None:
+    """Of two policies of one step each node heard another one first: the taker's word on chain decides."""
+    for first in (ROOTS[4], ROOTS[30]):
+        scene = Scene()
+        scene.lead_to(3)
+        other = ROOTS[30] if first == ROOTS[4] else ROOTS[4]
+        assert scene.say(A, 0, 4, first) and not scene.say(A, 0, 4, other)
+        assert scene.clock.fork is not None and not scene.say(A, 0, 5), "nothing of it counts any more"
+        scene.terms.take(1, B, 5, ROOTS[4], 400)
+        assert scene.clock.fork is None and scene.clock.forks.keys() == {0}
+        for root in (ROOTS[4], ROOTS[30]):  # heard again
+            scene.say(A, 0, 4, root)
+        assert scene.clock.of_step(4).message.policy_root == ROOTS[4]  # type: ignore[union-attr]
+        assert scene.clock.is_orphan(ROOTS[30]) == (first == ROOTS[30])
+        assert scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4]) and scene.clock.newest_step == 5
+        assert not scene.say(A, 0, 6) and scene.clock.fork is None
+
+
+def test_a_fork_in_a_term_that_is_over_stops_nobody_and_stays_evidence() -> None:
+    scene = Scene()
+    scene.lead_to(4)
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert not scene.say(A, 0, 3, ROOTS[30]) and scene.clock.forks.keys() == {0}
+    assert scene.clock.fork is None and scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4])
+
+
 def test_a_standby_says_nothing_that_counts_and_a_term_that_nobody_knows_yet_is_heard_again() -> None:
     scene = Scene()
     scene.lead_to(4)

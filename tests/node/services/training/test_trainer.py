@@ -82,7 +82,7 @@ class Swarm:
         self.fetched: list[bytes] = []
         self._votes: dict[bytes, VerdictIssued] = {}
         self._watchers: list[trio.MemorySendChannel[bytes]] = []
-        self.distrust = trio.Event()
+        self.distrust = False
         self.policies = PolicyClock(trio.current_time)
         self.register: Register
 
