@@ -5,6 +5,7 @@ training.
     python -m benchmarks.diloco --quick          one seed, 8 rounds, fewer methods
     python -m benchmarks.diloco --replicas       only: 50 rounds applied by other processes, orders and threads
     python -m benchmarks.diloco --honest 1000    only: how many of so many honest contributions a validator refuses
+    python -m benchmarks.diloco --distances      only: how far apart two arithmetics come with the same steps
 
 The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
 of 64 tokens. Every method sees the same number of inner steps: data-parallel makes them with the tokens of all peers,
@@ -60,6 +61,7 @@ METHODS: dict[str, tuple[int, dict[str, Any]]] = {
     "averaging, int4": (PEERS, {"exchange": "int4"}),
     "averaging, sparse 64 of 4096": (PEERS, {"exchange": "sparse"}),
     "averaging, moments reset": (PEERS, {"inner_state": "reset"}),
+    "averaging, 4 fragments": (PEERS, {"fragments": 4}),
     "outer 0.7, Nesterov 0.9": (PEERS, {"outer_rate": 0.7, "outer_momentum": 0.9}),
 }
 """Name -> peers, and what differs in [diloco]."""
@@ -86,6 +88,7 @@ def trained(folder: Path, out: Path, peers: int, seed: int, rounds: int, *, keep
 
     file = load_run_file(folder / "run.toml")
     assert file.diloco  # noqa: S101 - RUN has it
+    rounds *= changes.get("fragments", 1)  # as many inner steps
     recipe = msgspec.structs.replace(file.recipe, steps=rounds, seed=seed)
     file = msgspec.structs.replace(file, recipe=recipe, diloco=msgspec.structs.replace(file.diloco, **changes))
     compiled = compile_run(folder / "run.toml", file, desk=True)
@@ -258,21 +261,112 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
     return {"contributions": done, "refused": refused, "distances": spread}
 
 
-def _peer(folder: Path, out: Path, **settings: Any) -> Any:
+ARITHMETICS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "the same": ({}, {}),
+    "other micro-batches": ({"micro_batch_tokens": 64}, {}),
+    "two threads": ({"threads": 2}, {}),
+    "another processor": ({}, {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}),
+    "bfloat16": ({"dtype": "bfloat16"}, {}),
+}
+"""Name -> the learner's settings, and what the libraries read from the environment: which instructions they use."""
+STEPS_AND_RATES = ((10, 3e-3), (30, 1e-3), (30, 3e-3), (30, 1e-2), (100, 3e-3))
+"""Inner steps of a round, and the learning rate."""
+
+
+def distances(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
+    """Of honest contributions from their replays, as the judge of another arithmetic sees them; beside half of the
+    steps sold as all, and other rows."""
+    from node.training.jobs import Train
+    from node.training.outer import StateFile, apply_round
+
+    rows = []
+    for seed in range(seeds):
+        for exchange, (steps, rate) in [("int4", one) for one in STEPS_AND_RATES] + [("float32", (30, 3e-3))]:
+            peers = 2 + 2 * (seed % 2)
+            (folder / "run.toml").write_text(
+                RUN.replace("3e-3", str(rate)).replace("[recipe]", f"[recipe]\nseed={seed}")
+            )
+            with tempfile.TemporaryDirectory(dir=folder) as text:
+                out, kind = Path(text), {"inner_steps": steps, "exchange": exchange}
+                first, kept = _peer(folder, out / "first", kind), list[tuple[int, str]]()
+                first._started()
+                found: dict[str, list[float]] = {"half of the steps": [], "other rows": []}
+                for round_ in range(rounds):
+                    paths = [first._do(Train(round_, seat, 4e9))["path"] for seat in range(peers)]
+                    outer = StateFile(first._outer_path(round_))
+                    made = [first._decoded(Path(path), outer) for path in paths]
+                    found["other rows"].append(_apart(made[0], made[1]))
+                    half = first._decoded(_half_of(first, Path(paths[0]), round_), outer)
+                    found["half of the steps"].append(_apart(made[0], half))
+                    apply_round(outer, made, first._rules, first._outer_path(round_ + 1))
+                    kept += [(round_, path) for path in paths[:2]]
+                for name in ARITHMETICS:
+                    found[name] = _elsewhere(folder, out, name, kind, kept)
+            row = {"seed": seed, "peers": peers, "steps": steps, "rate": rate, "exchange": exchange, "distances": found}
+            rows.append(row)
+            said = ", ".join(f"{name} {max(all_):.2g}" for name, all_ in found.items() if name in ARITHMETICS)
+            least = ", ".join(f"{name} {min(all_):.2g}" for name, all_ in found.items() if name not in ARITHMETICS)
+            print(
+                f"seed {seed} peers {peers} H {steps} rate {rate:g} {exchange}: at most {said}; at least {least}",
+                flush=True,
+            )
+    return rows
+
+
+def _apart(one: Any, other: Any) -> float:
+    """The distance of two contributions, as a share of the first."""
+    error = sum(float(np.square(one.tensor(name) - other.tensor(name), dtype=np.float64).sum()) for name in one.shapes)
+    return (error / sum(float(np.square(one.tensor(name), dtype=np.float64).sum()) for name in one.shapes)) ** 0.5
+
+
+def _elsewhere(folder: Path, out: Path, name: str, kind: dict[str, Any], made: list[tuple[int, str]]) -> list[float]:
+    """Distances of replays by a process with another arithmetic."""
+    order = json.dumps([str(folder), str(out), name, kind, made])
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.diloco", "--elsewhere", order],
+        env={**os.environ, **ARITHMETICS[name][1]},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def replayed(folder: str, out: str, name: str, kind: dict[str, Any], made: list[tuple[int, str]]) -> list[float]:
+    """What the other process does."""
+    import torch
+
+    from node.training.jobs import Check
+
+    settings = ARITHMETICS[name][0]
+    torch.set_num_threads(settings.get("threads", 1))
+    peer = _peer(Path(folder), Path(out) / name, kind, **settings)
+    found = []
+    for round_, path in made:
+        outer = Path(path).parent.parent / f"outer-{round_:06d}.safetensors"
+        peer._outer_path(round_).parent.mkdir(parents=True, exist_ok=True)
+        peer._outer_path(round_).write_bytes(outer.read_bytes())
+        found.append(peer._do(Check(round_, path, (), replay=True))["distance"])
+    return found
+
+
+def _peer(folder: Path, out: Path, kind: dict[str, Any] | None = None, **settings: Any) -> Any:
     from node.run.file import compile_run, load_run_file
     from node.run.problems import place_files
     from node.training.peer import Peer
     from node.training.settings import TrainerSettings
     from node.training.spool import Spool
-    from node.training.world import World
+    from node.training.world import join_world
 
     file = load_run_file(folder / "run.toml")
-    rules = msgspec.structs.replace(file.diloco, inner_state="reset", exchange="int4", stretch=5)  # type: ignore[type-var]
+    changes = {"inner_state": "reset", "exchange": "int4", "stretch": 5} | (kind or {})
+    rules = msgspec.structs.replace(file.diloco, **changes)  # type: ignore[type-var]
     compiled = compile_run(folder / "run.toml", msgspec.structs.replace(file, diloco=rules))
     place_files(compiled, out / "assets")
     spool = Spool(out / "spool")
     spool.prepare(compiled.encoded, out / "assets")
-    return Peer(spool, compiled.spec, TrainerSettings(**settings), World())
+    how = TrainerSettings(**settings)
+    return Peer(spool, compiled.spec, how, join_world(how))
 
 
 def _lend(owner: Any, other: Any, round_: int) -> None:
@@ -332,6 +426,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
     parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
+    parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
+    parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="default: 20, or 8 with --quick; 50 for the replicas")
     parser.add_argument("--methods", help="names, with ';' between; the first is what others are compared with")
@@ -341,6 +437,9 @@ def main() -> None:
     if asked.apply:
         print(json.dumps(applied(asked.apply, asked.rounds, asked.seeds)))
         return
+    if asked.elsewhere:
+        print(json.dumps(replayed(*asked.elsewhere)))
+        return
     import torch
 
     torch.set_num_threads(1)
@@ -349,14 +448,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         prepared(folder)
-        if asked.honest:
+        if asked.distances:
+            found["distances"] = distances(folder, 1 if asked.quick else asked.seeds, asked.rounds or 3)
+        elif asked.honest:
             found["honest"] = honest(folder, 24 if asked.quick else asked.honest)
         elif not asked.replicas:
             methods = asked.methods.split(";") if asked.methods else list(QUICK if asked.quick else METHODS)
             rounds = asked.rounds or (8 if asked.quick else 20)
             found["losses"] = losses(folder, methods, 1 if asked.quick else asked.seeds, rounds)
             show(found["losses"])
-        if asked.replicas or not (asked.methods or asked.honest):
+        if asked.replicas or not (asked.methods or asked.honest or asked.distances):
             found["replicas"] = replicas(folder, 5 if asked.quick else 50)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -102,7 +102,7 @@ def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> li
     """What is legal and probably not meant. context: positions that the model was made for, if its files say."""
     text, rules, found = run.pretraining, run.diloco, list[str]()
     assert text and rules  # noqa: S101 - a run of this kind was checked for them
-    total = run.recipe.steps * rules.inner_steps
+    total = run.recipe.steps * rules.round_steps
     if text.warmup_steps >= text.decays_from(total):
         found.append(
             f"the warm-up of {text.warmup_steps} steps reaches into the decay of {total}: the rate has no peak"
@@ -134,7 +134,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco
     assert text and rules  # noqa: S101 - a run of this kind was checked for them
-    total = run.recipe.steps * rules.inner_steps
+    total = run.recipe.steps * rules.round_steps
     bits = bits_per_number(form_of(rules), {"whole chunks": (rules.chunk, 256)})
     data = [part for part in facts.parts if isinstance(part, TextFacts)]
     return [
@@ -151,7 +151,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
         ),
         (
             "rounds",
-            f"{run.recipe.steps} of {rules.inner_steps} inner steps of {rules.batch_tokens:,} tokens a peer, "
+            f"{run.recipe.steps} of {rules.round_steps} inner steps of {rules.batch_tokens:,} tokens a peer, "
             f"{text.optimizer}, moments {rules.inner_state}",
         ),
         (

@@ -182,7 +182,7 @@ def _refuse_a_length(home: RunDirectory, run: "RunFile", steps: int) -> None:
             f"the run cannot end at step {steps}", f"it has done {done} already", f"give --steps {done} or more", USAGE
         )
     if run.pretraining is not None and run.diloco is not None:
-        _refuse_another_schedule(run.pretraining, run.diloco.inner_steps, done, (run.recipe.steps, steps))
+        _refuse_another_schedule(run.pretraining, run.diloco.round_steps, done, (run.recipe.steps, steps))
         return
     decay = run.recipe.decay_steps
     if decay and steps > max(decay, run.recipe.steps):
@@ -196,13 +196,13 @@ def _refuse_a_length(home: RunDirectory, run: "RunFile", steps: int) -> None:
         )
 
 
-def _refuse_another_schedule(text: "Pretraining", inner_steps: int, done: int, rounds: tuple[int, int]) -> None:
+def _refuse_another_schedule(text: "Pretraining", round_steps: int, done: int, rounds: tuple[int, int]) -> None:
     """rounds: of the run before and now. What is done must lie before the decay of both."""
-    first = min(text.decays_from(total * inner_steps) for total in rounds)
-    if done * inner_steps > first:
+    first = min(text.decays_from(total * round_steps) for total in rounds)
+    if done * round_steps > first:
         raise CommandError(
             f"the run cannot end at round {rounds[1]}",
-            f"{done * inner_steps} inner steps are done, and with {rounds[0]} or {rounds[1]} rounds the learning rate "
+            f"{done * round_steps} inner steps are done, and with {rounds[0]} or {rounds[1]} rounds the learning rate "
             f"falls from step {first} on (pretraining.decay_from): another end would change the steps that are done",
             "start a run whose model is the trained one, with a schedule of its own",
             USAGE,

@@ -2,9 +2,9 @@
 
     magic "INC\\x01" | bytes of the header, u32 | header, msgpack | each tensor in name order, flat, in the run's form
 
-The tensors are outer state minus inner result, so adding them to nothing but the outer state is a step downhill. Their
-shapes are the run's, never the file's: a file has exactly one length that it may have. Pure; tensors are decoded one
-at a time.
+The tensors are those of the round's fragment (all of them, where the run has one): outer state minus inner result, so
+adding them to nothing but the outer state is a step downhill. Their shapes are the run's, never the file's: a file has
+exactly one length that it may have. Pure; tensors are decoded one at a time.
 """
 
 import math
@@ -74,8 +74,8 @@ class Expected(NamedTuple):
 
 def expected_of(rules: Diloco, run_root: bytes, outers: Mapping[int, bytes | None]) -> Expected:
     """What a run expects of a contribution to these rounds."""
-    digests = -(-rules.inner_steps // rules.stretch) if rules.stretch else 0
-    return Expected(run_root, outers, rules.max_contributions, rules.inner_steps * rules.batch_tokens, digests)
+    digests = -(-rules.round_steps // rules.stretch) if rules.stretch else 0
+    return Expected(run_root, outers, rules.max_contributions, rules.round_steps * rules.batch_tokens, digests)
 
 
 class Contribution(NamedTuple):

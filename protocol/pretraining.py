@@ -99,14 +99,16 @@ class Pretraining(Section, frozen=True):
 class Diloco(Section, frozen=True):
     """Rounds of many trainers without a leader (DiLoCo, arXiv 2311.08105).
 
-    inner_steps: of a peer and round (H); batch_tokens: of one peer and inner step. exchange: how a contribution is
-    written (protocol.exchange); chunk, top, feedback: of "sparse", which keeps the `top` largest of each `chunk`
-    numbers and carries the rest over, times `feedback`. outer_rate, outer_momentum: of the outer step; 1 and 0
-    average, 0.7 and Nesterov's 0.9 are for runs of hundreds of rounds. inner_state: whether the optimiser's moments
-    outlive a round; with "reset" a contribution follows from public data alone. stretch: inner steps between two
-    digests of a peer's state, 0: none. A round is over when it has lasted round_seconds and min_contributions are
-    accepted, and grace_seconds have passed since; of more than max_contributions a lot chooses. Seats are below
-    max_contributions."""
+    inner_steps: of a peer between two exchanges of one tensor (H); batch_tokens: of one peer and inner step.
+    fragments: of 1 a round is inner_steps and exchanges every tensor; of more each round is so much shorter and
+    exchanges its part of the tensors, while the next round's steps are made (Streaming DiLoCo, arXiv 2501.18512).
+    exchange: how a contribution is written (protocol.exchange); chunk, top, feedback: of "sparse", which keeps the
+    `top` largest of each `chunk` numbers and carries the rest over, times `feedback`. outer_rate, outer_momentum:
+    of the outer step; 1 and 0 average, 0.7 and Nesterov's 0.9 are for runs of hundreds of rounds. inner_state:
+    whether the optimiser's moments outlive a round; with "reset" a contribution follows from public data alone.
+    stretch: inner steps between two digests of a peer's state, 0: none. A round is over when it has lasted
+    round_seconds and min_contributions are accepted, and grace_seconds have passed since; of more than
+    max_contributions a lot chooses. Seats are below max_contributions."""
 
     inner_steps: int = 30
     batch_tokens: int = 1 << 19
@@ -122,6 +124,17 @@ class Diloco(Section, frozen=True):
     grace_seconds: float = 60.0
     min_contributions: int = 1
     max_contributions: int = 24
+    fragments: int = 1
+
+    @property
+    def round_steps(self) -> int:
+        """Inner steps of a round."""
+        return self.inner_steps // self.fragments
+
+    def begins_at(self, round_: int) -> int:
+        """The round whose outer state is the newest that a round's steps see: its own, or the one before where the last
+        fragment is still under way while they are made."""
+        return round_ if self.fragments == 1 else max(round_ - 1, 0)
 
     @property
     def carries_over(self) -> bool:
@@ -139,7 +152,13 @@ class Diloco(Section, frozen=True):
             ("diloco.feedback", 0 <= self.feedback <= 1, "must be 0 to 1"),
             ("diloco.outer_rate", 0 < self.outer_rate <= 2, "must be above 0, at most 2"),
             ("diloco.outer_momentum", 0 <= self.outer_momentum < 1, "must be at least 0 and below 1"),
-            ("diloco.stretch", 0 <= self.stretch <= self.inner_steps, "must be 0 (no digests) to inner_steps"),
+            ("diloco.fragments", 1 <= self.fragments <= 256, "must be 1 to 256"),
+            ("diloco.fragments", not self.inner_steps % max(self.fragments, 1), "must divide inner_steps"),
+            (
+                "diloco.stretch",
+                0 <= self.stretch <= self.inner_steps // max(self.fragments, 1),
+                "must be 0 (no digests) to a round's inner steps",
+            ),
             ("diloco.stretch", not self.stretch or self.inner_steps <= 4096 * self.stretch, "makes too many digests"),
             ("diloco.round_seconds", 1 <= self.round_seconds <= 1e6, "must be 1 to 1000000"),
             ("diloco.grace_seconds", 0 <= self.grace_seconds <= self.round_seconds, "must be 0 to round_seconds"),
@@ -174,9 +193,13 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
 
 def why_no_swarm(rounds: Diloco) -> str:
     """Why validators could not replay what peers send, in words; empty if they can."""
-    if rounds.carries_over or rounds.inner_state == "kept":
-        private = 'exchange = "sparse"' if rounds.carries_over else 'inner_state = "kept"'
-        return f"diloco.{private} leaves every peer a state of its own, without which nobody can replay what it sends"
+    private = {
+        'exchange = "sparse"': rounds.carries_over,
+        'inner_state = "kept"': rounds.inner_state == "kept",
+        f"fragments = {rounds.fragments}": rounds.fragments > 1,
+    }
+    for name in (name for name, is_so in private.items() if is_so):
+        return f"diloco.{name} leaves every peer a state of its own, without which nobody can replay what it sends"
     return ""
 
 

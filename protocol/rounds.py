@@ -9,6 +9,7 @@ the order of arrival, the process or the number of threads. Never an all-reduce,
 Pure: tensors, ids and times come in.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
@@ -57,6 +58,20 @@ def too_large(norms: Mapping[bytes, float]) -> set[bytes]:
 def overlap(one: np.ndarray, other: np.ndarray) -> float:
     """Share of the places of two sparse contributions that both keep. Each: ascending, of one tensor or of all."""
     return len(np.intersect1d(one, other, assume_unique=True)) / max(len(one), 1)
+
+
+def fragment(shapes: Mapping[str, tuple[int, ...]], round_: int, fragments: int) -> list[str]:
+    """Names, ascending, of the tensors that a round exchanges. The largest go first, each to the lightest fragment, so
+    that all have about as many numbers; a round before the first exchanges nothing."""
+    if round_ < 0:
+        return []
+    parts: list[list[str]] = [[] for _ in range(fragments)]
+    sizes = [0] * fragments
+    for name in sorted(shapes, key=lambda one: (-math.prod(shapes[one]), one)):
+        lightest = sizes.index(min(sizes))
+        parts[lightest].append(name)
+        sizes[lightest] += math.prod(shapes[name])
+    return sorted(parts[round_ % fragments])
 
 
 class Mean:

@@ -301,6 +301,7 @@ YOUNGER: dict[str, Any] = {
     "audit.witnessed": "no",
     "pretraining": None,
     "diloco": None,
+    "diloco.fragments": 1,
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
 
@@ -435,7 +436,7 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
         if table.get(name) == plain:
             del table[name]
         return
-    inner: Any = table[name]
+    inner: Any = table.get(name) or ()
     for one in cast("tuple[Any, ...]", inner) if isinstance(inner, tuple) else (inner,):
         _leave_out(one, deeper, plain)
 

@@ -45,7 +45,7 @@ class InnerLearner:
         self._whole: TextModel = placed(TextModel(model, self._settings.logit_cells), self._settings, self._world)
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
         self._layers = {id(one) for layer in decoder_layers(model) for one in layer.parameters() if one.ndim == 2}
-        self._total = run.recipe.steps * self._rounds.inner_steps
+        self._total = run.recipe.steps * self._rounds.round_steps
         self.optimizers = self._new_optimizers()
         self._updates = 0
 

@@ -17,7 +17,7 @@ from node.training.errors import TrainingError
 from protocol.contribution import Contribution, Shapes
 from protocol.exchange import F32
 from protocol.pretraining import Diloco
-from protocol.rounds import Mean, digest_of, outer_step, state_root
+from protocol.rounds import Mean, digest_of, fragment, outer_step, state_root
 
 MOMENTUM = "momentum/"
 
@@ -94,12 +94,18 @@ def outer_shapes(shapes: Shapes, rules: Diloco) -> dict[str, tuple[int, ...]]:
 
 
 def apply_round(outer: StateFile, contributions: Sequence[Contribution], rules: Diloco, path: Path) -> bytes:
-    """Write the next outer state; its root. contributions: those that are in, in the order of their ids.
+    """Write the next outer state; its root. contributions: those that are in, in the order of their ids. Tensors
+    that are not of the round's fragment stay as they are.
 
     Raises ContributionError if one of them cannot be decoded; nothing is written then.
     """
+    shapes = {name: shape for name, shape in outer.shapes.items() if not name.startswith(MOMENTUM)}
+    exchanged = frozenset(fragment(shapes, outer.round, rules.fragments))
     with state_file(path, outer.round + 1, outer.shapes) as (take, root):
         for name in sorted(outer.shapes):
+            if name.removeprefix(MOMENTUM) not in exchanged:
+                take(name, outer.tensor(name))
+                continue
             values, momentum = _stepped(outer, name.removeprefix(MOMENTUM), contributions, rules)
             take(name, values if momentum is None or not name.startswith(MOMENTUM) else momentum)
     return root[0]

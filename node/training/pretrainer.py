@@ -8,7 +8,8 @@ that a swarm's peers would exchange. Below the spool (node.training.spool):
     rounds/outer-000012.safetensors        the outer state that round 12 begins with, float32
     rounds/000012/seat-3.inc               a contribution; its presence means that the seat has done the round
     rounds/000012/seat-3.json              what its training said
-    rounds/000012/own-3.safetensors        its optimisers and what it carries over, as the round left them
+    rounds/000012/own-3.safetensors        its optimisers, what it carries over, and its copy of the model where a round
+                                           exchanges a fragment, as the round left them
 
 Killed at any time, it goes on with the seat that was at work, and the same numbers come out.
 """
@@ -36,9 +37,9 @@ from node.inference.torch_engine import build_model
 from node.state.files import mapped, whole_file, write_whole
 from node.training.errors import TrainingError
 from node.training.image import stream_image
-from node.training.inner import InnerLearner
+from node.training.inner import InnerLearner, Tensors
 from node.training.length import without_length
-from node.training.outer import MOMENTUM, StateFile, apply_round, outer_shapes, state_file, write_state
+from node.training.outer import MOMENTUM, StateFile, Take, apply_round, outer_shapes, state_file, write_state
 from node.training.performance import measured
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
@@ -49,11 +50,14 @@ from protocol.contribution import Contribution, ContributionHeader, decode_contr
 from protocol.exchange import F32, form_of
 from protocol.policy import policy_root
 from protocol.pretraining import peers_rule
-from protocol.rounds import chosen, state_root, too_large
+from protocol.rounds import chosen, fragment, state_root, too_large
 from protocol.run import RunSpec
 
 CARRIED = "carried/"
 """Before the names of what a peer has not sent yet, among its own tensors."""
+COPY = "copy/"
+"""Before the names of its own copy of the model, where a round exchanges a fragment: weights as the round left them; of
+what the round before sent, whose outcome the round's steps do not see yet, by how much these steps changed it."""
 _PEER = "intellect-node desk peer v1"
 
 
@@ -71,6 +75,9 @@ class Pretrainer:
         with without_memory(world):
             model = build_model(spool.assets / "model")
         self._learner = InnerLearner(model, run, self._data.end, settings, world)
+        if run.diloco.fragments > len(self._learner.shapes):
+            why = f"the model has {len(self._learner.shapes)} tensors"
+            raise TrainingError(f"diloco.fragments = {run.diloco.fragments} leaves rounds nothing", why, "give fewer")
         self._form = form_of(run.diloco)
         self._seconds: dict[str, float] = {}
 
@@ -126,15 +133,15 @@ class Pretrainer:
         that is there already."""
         if self._here(self._seat_path(round_, seat)):
             return
-        outer = StateFile(self._outer_path(round_))
-        before = self._own(round_, seat)
         learner, rules = self._learner, self._rules
-        learner.load(outer.tensor)
+        outer = StateFile(self._outer_path(rules.begins_at(round_)))
+        before = self._own(round_, seat)
+        learner.load(self._beginning(outer, before, round_))
         learner.begin(before.tensor if before and rules.inner_state == "kept" else None)
         losses, norms, digests = list[float](), list[float](), list[bytes]()
         with self._timed("inner"):
-            for number in range(rules.inner_steps):
-                step = round_ * rules.inner_steps + number
+            for number in range(rules.round_steps):
+                step = round_ * rules.round_steps + number
                 if number and self._is_over(until):
                     break
                 if rules.stretch and number % rules.stretch == 0:
@@ -163,6 +170,27 @@ class Pretrainer:
         with self._timed("exchange"):
             self._write(header, outer, before, said)
 
+    def _beginning(self, outer: StateFile, before: StateFile | None, round_: int) -> Tensors:
+        """The weights with which a seat's steps of a round begin: the outer state; with fragments its own copy of what
+        is not exchanged yet, and the outcome of what is, changed as much as it was meanwhile."""
+        if before is None or self._rules.fragments == 1:
+            return outer.tensor
+        changed = frozenset(self._sent(round_ - 2))
+
+        def tensor(name: str) -> F32:
+            own = before.tensor(COPY + name)
+            return outer.tensor(name) + own if name in changed else own
+
+        return tensor
+
+    def _sent(self, round_: int) -> list[str]:
+        """The tensors that a round exchanges."""
+        return fragment(self._learner.shapes, round_, self._rules.fragments)
+
+    def _shapes_of(self, round_: int) -> dict[str, tuple[int, ...]]:
+        """Of a contribution."""
+        return {name: self._learner.shapes[name] for name in self._sent(round_)}
+
     def _is_over(self, until: float) -> bool:
         """Whether a time is over by the first rank's clock: all ranks make the same steps."""
         return until < math.inf and self._world.share(bytes([time.time() > until])) == b"\1"
@@ -187,7 +215,8 @@ class Pretrainer:
                 file.seek(0)
                 file.write(encode_header(whole))  # of the same length: only a root is another
         else:
-            for _ in chain(learner.weights(), learner.own_tensors() if self._kept else ()):
+            copies = learner.weights() if self._rules.fragments > 1 else ()
+            for _ in chain(learner.weights(), copies, learner.own_tensors() if self._kept else ()):
                 continue
         self._world.share(b"\0")
 
@@ -198,22 +227,35 @@ class Pretrainer:
         learner, carries = self._learner, self._rules.carries_over
         shapes = learner.own_shapes() if self._kept else {}
         shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if carries else {}
+        shapes |= {COPY + name: shape for name, shape in learner.shapes.items()} if self._rules.fragments > 1 else {}
+        sent = frozenset(self._sent(header.round))
         if not shapes:
             for name, values in learner.weights():
                 file.write(self._form.encode(outer.tensor(name).reshape(-1) - values))
             return state_root(header.round + 1, ())
         with state_file(self._own_path(header.round, header.seat), header.round + 1, shapes) as (take, root):
-            for name, values in learner.weights():  # "carried/" stands before all other names
-                difference = outer.tensor(name).reshape(-1) - values
-                if before and carries:
-                    difference += np.float32(self._rules.feedback) * before.tensor(CARRIED + name).reshape(-1)
-                data = self._form.encode(difference)
-                file.write(data)
+            for name, values in learner.weights():  # "carried/" stands before all other names, and then "copy/"
+                left = before.tensor(CARRIED + name).reshape(-1) if before and carries else np.zeros_like(values)
+                if name in sent:
+                    difference = outer.tensor(name).reshape(-1) - values
+                    if before and carries:
+                        difference += np.float32(self._rules.feedback) * left
+                    data = self._form.encode(difference)
+                    file.write(data)
+                    left = difference - self._form.decode(data, difference.size) if carries else left
                 if carries:
-                    take(CARRIED + name, difference - self._form.decode(data, difference.size))
+                    take(CARRIED + name, left)
+            if self._rules.fragments > 1:
+                self._take_copy(header.round, self._beginning(outer, before, header.round), take)
             for name, values in learner.own_tensors() if self._kept else ():
                 take(name, values)
         return root[0]
+
+    def _take_copy(self, round_: int, beginning: Tensors, take: Take) -> None:
+        """The seat's copy of the model, into its own state."""
+        changed = frozenset(self._sent(round_ - 1))
+        for name, values in self._learner.weights():
+            take(COPY + name, values - beginning(name).reshape(-1) if name in changed else values)
 
     @property
     def _kept(self) -> bool:
@@ -234,11 +276,12 @@ class Pretrainer:
     def _apply(self, round_: int, peers: int) -> dict[str, Any]:
         outer, rules = StateFile(self._outer_path(round_)), self._rules
         paths = [self._seat_path(round_, seat) for seat in range(peers)]
-        expected = expected_of(rules, self._root, {round_: outer.root})
+        begun = StateFile(self._outer_path(rules.begins_at(round_)))
+        expected, shapes = expected_of(rules, self._root, {round_: begun.root}), self._shapes_of(round_)
         found: dict[bytes, Contribution] = {}
         for path in paths:
             data = mapped(path)
-            found[blake3(data).digest()] = decode_contribution(data, self._learner.shapes, self._form, expected)
+            found[blake3(data).digest()] = decode_contribution(data, shapes, self._form, expected)
         norms = {one: contribution.check() for one, contribution in found.items()}
         refused = too_large(norms)
         authors = {
@@ -262,15 +305,15 @@ class Pretrainer:
             "contribution_bytes": max(sizes),
             "bits_per_parameter": 8 * max(sizes) / self._parameters,
             "contribution_norm": float(np.mean(list(norms.values()))),
-            "learning_rate": self._text.rate((round_ + 1) * rules.inner_steps - 1, self._total),
-            "inner_steps": (round_ + 1) * rules.inner_steps,
-            "updates": rules.inner_steps,
+            "learning_rate": self._text.rate((round_ + 1) * rules.round_steps - 1, self._total),
+            "inner_steps": (round_ + 1) * rules.round_steps,
+            "updates": rules.round_steps,
             "outer_root": root.hex(),
         }
 
     @property
     def _total(self) -> int:
-        return self._run.recipe.steps * self._rules.inner_steps
+        return self._run.recipe.steps * self._rules.round_steps
 
     @property
     def _parameters(self) -> int:

@@ -41,7 +41,7 @@ class TextData:
         self._streams = [tokens_of(mapped(assets / part.file)) for part in text.data]
         self._counts = [header.rows(text.sequence) for header, _ in self._streams]
         self.end = self._streams[0][0].end
-        total = run.recipe.steps * rounds.inner_steps
+        total = run.recipe.steps * rounds.round_steps
         self.cursor: Cursor = cursor_of(
             root + run.recipe.seed.to_bytes(16, "little", signed=True),
             [text.weights(annealing=annealing) for annealing in (False, True)],

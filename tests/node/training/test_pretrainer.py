@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from node.errors import RunFileError
 from node.training.errors import TrainingError
 from node.training.inner import InnerLearner
 from node.training.outer import StateFile, apply_round
@@ -17,8 +18,9 @@ from node.training.pretrainer import Pretrainer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
-from protocol.contribution import Contribution, Expected, decode_contribution
+from protocol.contribution import Contribution, ContributionHeader, Expected, decode_contribution
 from protocol.exchange import form_of
+from protocol.pretraining import Diloco
 from protocol.run import RunSpec
 from tests.node.training.texts import compiled, records, spool_of
 
@@ -134,6 +136,80 @@ def test_a_round_in_float32_of_one_peer_is_plain_training(tmp_path: Path) -> Non
     found = StateFile(pretrainer._outer_path(2))
     for name, values in learner.weights():
         assert np.allclose(found.tensor(name).reshape(-1), values, atol=1e-6), name
+
+
+FRAGMENTS = 'exchange = "float32"\nfragments = 2'
+
+
+def test_fragments_of_one_peer_are_plain_training_and_each_round_exchanges_its_own(tmp_path: Path) -> None:
+    run = compiled(tmp_path, rounds=FRAGMENTS, steps=6)
+    pretrainer = Pretrainer(spool_of(run, tmp_path / "desk", peers=1), run.spec, TrainerSettings(), World())
+    pretrainer._forget = lambda round_: None  # type: ignore[method-assign]
+    pretrainer.train()
+    states = [StateFile(pretrainer._outer_path(number)) for number in range(7)]
+    learner, data = pretrainer._learner, pretrainer._data
+    learner.load(states[0].tensor)
+    learner.begin(None)
+    sent = [pretrainer._sent(0), pretrainer._sent(1)]
+    assert sorted(sent[0] + sent[1]) == sorted(learner.shapes) and sent[0] and sent[1]
+    counts = [sum(math.prod(learner.shapes[name]) for name in names) for names in sent]
+    assert max(counts) < 2 * min(counts)
+    for round_ in range(6):
+        for step in (2 * round_, 2 * round_ + 1):
+            learner.step(data.rows(0, step), step)
+        for name, values in learner.weights():
+            before, after = (states[round_ + one].tensor(name).reshape(-1) for one in (0, 1))
+            if name in sent[round_ % 2]:  # what goes on locally while it is under way is not lost, and not added twice
+                assert np.allclose(after, values, atol=1e-5) and not (before == after).all(), (round_, name)
+            else:
+                assert (before == after).all(), (round_, name)
+
+
+def test_fragments_go_on_exactly_and_make_the_same_states_for_anybody(tmp_path: Path) -> None:
+    run = compiled(tmp_path, rounds=FRAGMENTS.replace("float32", "sparse"), steps=6)
+    through, killed = spool_of(run, tmp_path / "through"), spool_of(run, tmp_path / "killed")
+    train(run.spec, through)
+    assert records(through)[-1]["eval_loss"] < records(through)[0]["eval_loss"]
+    pretrainer, real = Pretrainer(killed, run.spec, TrainerSettings(), World()), Pretrainer._write
+    kept: list[tuple[StateFile, list[Contribution]]] = []
+
+    def write(self: Pretrainer, header: ContributionHeader, *given: object) -> None:
+        if (header.round, header.seat) == (3, 1) and self is pretrainer:
+            raise Killed
+        real(self, header, *given)  # type: ignore[arg-type]
+
+    def applied(outer: StateFile, ids: list[Contribution], rules: Diloco, path: Path) -> bytes:
+        kept.append((outer, ids))
+        return apply_round(outer, ids, rules, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pretrainer, "_write", write)
+        with pytest.raises(Killed):
+            pretrainer.train()
+        patch.setattr("node.training.pretrainer.apply_round", applied)
+        train(run.spec, killed)
+    assert records(killed) == records(through)
+    assert [outer.round for outer, _ in kept] == [3, 4, 5]
+    for outer, ids in kept:
+        assert set(ids[0].parts) == set(pretrainer._sent(outer.round)) and run.spec.diloco
+        for order in permutations(sorted(ids, key=lambda one: one.header.seat)):
+            in_order = sorted(order, key=lambda one: ids.index(one))
+            root = apply_round(outer, in_order, run.spec.diloco, tmp_path / f"again-{outer.round}")
+            assert root.hex() == records(through)[outer.round + 1]["outer_root"]
+
+
+def test_one_fragment_is_the_run_without_the_word_and_too_many_are_refused(tmp_path: Path) -> None:
+    one, none = (compiled(tmp_path, rounds=rounds).encoded for rounds in ("fragments = 1", ""))
+    assert (
+        one == none and b"fragments" not in none and b"fragments" in compiled(tmp_path, rounds="fragments = 2").encoded
+    )
+    none_spec = compiled(tmp_path).spec
+    with pytest.raises(RunFileError, match="must divide inner_steps"):
+        compiled(tmp_path, rounds="fragments = 3")
+    assert none_spec.diloco
+    many = msgspec.structs.replace(none_spec, diloco=msgspec.structs.replace(none_spec.diloco, fragments=64))
+    with pytest.raises(TrainingError, match="leaves rounds nothing"):
+        Pretrainer(spool_of(compiled(tmp_path), tmp_path / "many"), many, TrainerSettings(), World())
 
 
 def test_rows_cut_into_smaller_passes_learn_the_same(tmp_path: Path) -> None:
