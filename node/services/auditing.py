@@ -163,6 +163,8 @@ class Auditing(Service):
         if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
         try:
+            if self._statement(wanted.statement.step) != wanted.statement:
+                raise Unavailable("what was judged is not what the trainer announced")
             found = await self._audited(wanted.statement)
         except IntellectError as error:
             self.counts["undecided"] += 1

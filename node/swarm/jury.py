@@ -234,9 +234,11 @@ class Jury:
         self._judged.set()
 
     def _on_step(self, signed: Signed[StepJudged]) -> None:
-        """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads. A validator
-        that states steps itself and judges these would crowd out the trainer's."""
-        if not self._membership.is_trainer(signed.message.trainer):
+        """A quorum that found a step bad ends the trust in who stated it, for as long as that one leads. What others
+        than the holder of that term stated counts for nothing: a standby's bad step would end another one's term, and
+        a validator that judges steps of its own making would crowd out the trainer's."""
+        of = signed.message.statement
+        if not self._membership.terms.counts(signed.message.trainer, of.term, of.step, of.parent):
             return
         against = self.steps.add(signed)
         first = signed.message

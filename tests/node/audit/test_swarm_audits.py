@@ -234,7 +234,7 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
         nursery.cancel_scope.cancel()
 
 
-async def test_a_validator_that_judges_steps_of_its_own_making_fills_nobodys_book(
+async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_nobodys_book(
     desk: Desk, tiny_assets: Path
 ) -> None:
     desk.train()
@@ -244,6 +244,8 @@ async def test_a_validator_that_judges_steps_of_its_own_making_fills_nobodys_boo
         await bench.open(nursery, upto=1)
         await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
         real, key, domain = liar._statement(1), VALIDATORS[0], bench.seats[0].station.domain
+        for seat in (bench.trainer, *bench.seats):  # the liar stands by, too
+            seat.membership.terms.seat((TRAINER.address, key.address), 60, 60)
         for number in range(3):
             invented = msgspec.structs.replace(real, batch_root=bytes([number]) * 32)
             word = sign(key, domain, invented.commitment(key.address))
@@ -261,6 +263,7 @@ async def test_a_validator_that_judges_steps_of_its_own_making_fills_nobodys_boo
         await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
         await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 1)  # the control: of the trainer's own
         assert bench.trainer.jury.steps.status()["bad"] == []
+        assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
 
 
