@@ -144,6 +144,7 @@ class Values:
         self._look = look
         self._taken_back = taken_back
         self._hopeless = hopeless
+        # Never told, and new at each start: no validator can know which files are recomputed here.
         self._secret = secrets.token_bytes(32)
         self._alone: Recent[WorkId, Address] = Recent(REMEMBERED)
         self._strikes: Counter[Address] = Counter()
@@ -212,6 +213,7 @@ class Values:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
             seconds = self._station.clock.monotonic() - began
+            # Once one report is here the others get as long again: a file must not wait for whoever serves none.
             nursery.cancel_scope.deadline = min(
                 nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
             )
@@ -243,6 +245,7 @@ class Values:
             said = [(author, rows[group]) for author, rows in reports.items() if group in rows]
             if len(said) == 1:
                 alone[group] = said[0]
+            # All of them, not two of three: a third that differs is reason enough to look.
             elif all(rows_differ(said[0][1], rows, self._tolerance) is None for _, rows in said[1:]):
                 agreed[group] = said[0][1]
             else:
@@ -262,6 +265,7 @@ class Values:
         """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
         used."""
         lot = LOT_ALONE if self._station.quorum == 1 else LOT_AGREED
+        # The whole file then: recomputing only what is in doubt would never find two that lie alike.
         if draws_file(self._secret, work.id, lot):
             wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
         if self._look is None or not (wanted or draws_file(self._secret, work.id, LOT_REWARDS)):
@@ -291,7 +295,9 @@ class Values:
         for id, by in list(self._alone.items()):
             if by == author:
                 self._taken_back(id)
-        _, *seated = self._station.membership.who_uses_work()
+        # Validators alone: a trainer that stands by gives no verdicts, and must not keep a hopeless run going.
+        membership = self._station.membership
+        seated = filter(membership.is_validator, membership.validators)
         if not set(seated) - self.distrusted.keys():
             self._hopeless(f"no validator is left whose values can be believed: {author}: {what}")
 

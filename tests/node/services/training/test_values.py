@@ -242,11 +242,13 @@ async def test_a_file_that_this_node_refuses_is_not_trained_on_whoever_accepts_i
     assert set(trainer.values.distrusted) == {ANN, BEN}
 
 
+@pytest.mark.parametrize("standbys", [(), (CLEO,)], ids=["alone", "with a trainer that stands by"])
 async def test_the_only_validator_is_believed_between_two_lots_and_its_first_lie_that_is_drawn_ends_the_run(
-    tmp_path: Path, monkeypatch, autojump_clock
+    standbys: tuple[Address, ...], tmp_path: Path, monkeypatch, autojump_clock
 ) -> None:
     """Nothing that rested on its word alone is trained on afterwards."""
     trainer = Trainer(tmp_path, monkeypatch, quorum=1, engine=Engine(), lots=(0.0, 0.25, 0.0))
+    trainer.station.membership.terms.seat((trainer.station.key.address, *standbys), 60, 10)
     found: int | None = None
     for number in range(64):
         if await trainer.believes(trainer.says(ANN, reward=0.0), number=number) is None:
