@@ -50,6 +50,7 @@ def read_stream(
         columns = [*columns, optional]
     header = _read_schema(found, columns, header_key)
     batch, body, at = _message(data, at, max_metadata)
+    # Nothing may follow: bytes that no reader looks at would give one file many roots.
     if data[at:] not in (b"", _END):
         raise MalformedStream("it must hold one record batch and nothing after it")
     return header, _read_batch(_header(batch, _RECORD_BATCH), body, columns, max_rows)
@@ -61,6 +62,7 @@ class _Table:
     def __init__(self, raw: bytes, at: int) -> None:
         self.raw, self.at = raw, at
         self._vtable = at - _number(raw, at, 4, signed=True)
+        # A table may point to any vtable in the message: `_number` checks each place that follows from it.
         self._slots = (_number(raw, self._vtable, 2) - 4) // 2
 
     def place(self, field: int) -> int | None:
@@ -85,6 +87,7 @@ class _Table:
             return 0, 0
         start = place + _number(self.raw, place, 4)
         count = _number(self.raw, start, 4)
+        # Multiplied as whole numbers of Python, so a count near 2^32 cannot wrap to something small.
         if start + 4 + count * size > len(self.raw):
             raise MalformedStream("a vector beyond its message")
         return start + 4, count
@@ -121,6 +124,7 @@ def _message(data: bytes, at: int, most: int) -> tuple[_Table, memoryview, int]:
         raise MalformedStream("no message where one must be")
     length = _number(data, at + 4, 4)
     start = at + 8
+    # A length beyond the file would be a slice of less, and every offset in it wrong.
     if not 8 <= length <= most or start + length > len(data):
         raise MalformedStream(f"a message of {length} bytes")
     raw = data[start : start + length]
@@ -180,6 +184,7 @@ class _Batch:
             raise MalformedStream("a column is missing")
         length, nulls = self._nodes[self._node]
         self._node += 1
+        # A null would be no number where all checks expect one.
         if nulls or length < 0:
             raise MalformedStream("it has nulls")
         return length
@@ -210,8 +215,10 @@ def _pairs(batch: _Table, field: int) -> list[tuple[int, int]]:
 
 def _read_batch(batch: _Table, body: memoryview, columns: Sequence[Column], max_rows: int) -> list[dict[str, Any]]:
     rows = batch.number(0, 8)
+    # Compressed buffers could unpack to any size.
     if batch.place(3) is not None:
         raise MalformedStream("it must hold one plain record batch, uncompressed")
+    # Before a column is read: 10^9 rows of no bytes would be lists of 10^9 objects.
     if not 0 <= rows <= max_rows:
         raise MalformedStream(f"{rows} rows instead of at most {max_rows}")
     source = _Batch(batch, body)
@@ -253,6 +260,7 @@ def _offsets(source: _Batch, rows: int) -> list[int]:
     """rows + 1 rising positions; of no rows, Arrow may write none."""
     raw = source.buffer(4 * (rows + 1) if rows else 0)
     offsets = np.frombuffer(raw, dtype="<i4", count=rows + 1) if rows else np.zeros(1, dtype="<i4")
+    # As int64: differences of int32 wrap, and falling offsets could look as if they rose.
     if offsets[0] < 0 or (np.diff(offsets.astype(np.int64)) < 0).any():
         raise MalformedStream("offsets that do not rise")
     return offsets.tolist()

@@ -140,6 +140,7 @@ def check_identity(batch: RolloutBatch, commitment: WorkCommitment) -> Fault | N
 def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
     """Every slot of the draw is filled exactly once, in order: whole groups, none left out."""
     rollout = run.rollout
+    # Compared as lists, order included: a left-out, repeated or added sample would be best-of-many.
     slots = [(group, sample) for group in range(rollout.prompts_per_file) for sample in range(rollout.group_size)]
     filled = [(row.group, row.sample) for row in batch.rows]
     if filled == slots:
@@ -167,6 +168,7 @@ def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 
             return Fault(Reason.MALFORMED, odd, row.group)
         if not 1 <= row.units <= rollout.max_output_tokens:
             return Fault(Reason.MALFORMED, f"an output of {row.units} tokens", row.group)
+        # Before the model: an id outside the table would be read beyond it, or end a CUDA process.
         if min(row.prompt + row.output) < 0 or max(row.prompt + row.output) >= vocabulary:
             return Fault(Reason.MALFORMED, "a token outside the vocabulary", row.group)
     return None
@@ -179,6 +181,7 @@ def _segments_fault(row: SampleRow, rollout: RolloutSpec, turns: int) -> str:
     odd = segments.objection(row.segments, len(row.output))
     if odd or segments.turns(row.segments) > turns:
         return odd or f"{segments.turns(row.segments)} turns where there are {turns} at most"
+    # Unpaid and unproven tokens, but the validator's prefill reads them: so they have a bound of their own.
     said = len(row.output) - row.units
     return f"{said} tokens of the environment" if said > rollout.max_environment_tokens else ""
 

@@ -51,9 +51,11 @@ MAX_TABLES = 144
 
 _BINADE = 128.0
 """Mantissa steps in a factor of two: what a differing exponent counts."""
+# Counts of empty bins (`_log_share`): what calibration never saw is rare, and not impossible.
 _SMOOTHING, _FALL = 0.5, 0.25
 # without it, activations that are not numbers would be in no table, and stand as innocent
 ANYTHING = "anything"
+# No token, proof or sample decides alone: honest hardware has outliers that no table has seen.
 _TOKEN_CAP = math.log(20.0)
 _PROOF_CAP = math.log(100.0)
 _SAMPLE_CAP = math.log(100.0)
@@ -136,6 +138,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def suspect_bound(self) -> float:
         """Log odds at which a worker is suspected."""
+        # Each way of cheating is a test of its own, so chances to be suspected wrongly add up (Bonferroni).
         return math.log(1 / self.false_positive) + math.log(max(1, len(self.ways)))
 
     @property
@@ -151,6 +154,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def _check_table(name: str, table: Table) -> None:
     for what, counts, bins in (("proofs", table.proofs, PROOF_BINS), ("tokens", table.tokens, TOKEN_BINS)):
+        # A run file is a stranger's: within 2^40 all counts stay exact in float64.
         if len(counts) != bins or min(counts) < 0 or not 0 < sum(counts) < 1 << 40:
             raise DecisionError(
                 f"unusable decision table {name[:80]!r}", f"{what} must be {bins} counts", "calibrate the run again"
@@ -243,6 +247,7 @@ def after(record: WorkerRecord, evidence: Evidence, spec: DecisionSpec) -> Worke
     odds: dict[str, float] = {}
     for name in spec.ways:
         ratio = evidence.log_ratios.get(name, 0.0)
+        # The floor keeps a long honest history from paying for later cheating; the cap, one file from convicting.
         ratio = 0.0 if math.isnan(ratio) else min(ratio, cap)
         odds[name] = max(spec.floor, record.log_odds.get(name, 0.0) + ratio)
     return WorkerRecord(odds, record.files + 1, record.proofs + evidence.proofs, record.tokens + evidence.tokens)
@@ -253,6 +258,7 @@ def standing(record: WorkerRecord, spec: DecisionSpec) -> Standing:
     known = {name: odds for name, odds in record.log_odds.items() if name in spec.ways}
     if not known:
         return Standing(Level.OPEN, 0.0, "", record.files)
+    # Ties by name, so that every validator accuses of the same.
     against = max(known, key=lambda name: (known[name], name))
     highest = known[against]
     if highest >= spec.slash_bound:
@@ -311,6 +317,7 @@ class Likelihoods:
         self.honest = spec.honest.get(pair(worker, verifier))
         self.names = spec.ways if self.honest else ()
         equals = worker == verifier
+        # Seen in another class an honest file looks worse, and so does a cheat: such looks have tables of their own.
         known = spec.cheating if equals else {**spec.cheating, **spec.crossed}
         cheats = [known[name] for name in self.names if name != ANYTHING]
         if self.honest is not None:
@@ -351,6 +358,7 @@ class Likelihoods:
         capped."""
         shares = np.array(self._spec.shares)[:, None, None]
         sums: F64 = np.log((1 - shares) + shares * np.exp(samples)).sum(axis=1)
+        # log-sum-exp: a file of many samples would overflow exp.
         highest: F64 = sums.max(axis=0)
         mean: F64 = highest + np.log(np.exp(sums - highest).sum(axis=0) / len(sums))
         capped: F64 = np.minimum(mean, math.log(self._spec.file_cap))

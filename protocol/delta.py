@@ -98,6 +98,7 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
     readers = [Reader(patch) for patch in patches]
     try:
         layers = [reader for reader in readers if _header(reader, base.size)]
+        # Two rooms by turns: a layer reads what the one before has put together.
         room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[1:3]]
         window = np.empty(min(WINDOW, base.size), dtype=np.uint16)
         for span in _chunks(base.size):
@@ -123,6 +124,7 @@ def _header(reader: Reader, count: int) -> bool:
     magic, size, changed = cast(tuple[bytes, int, int], reader.unpack(_HEADER))
     if magic != _MAGIC:
         raise PatchError("it is no patch, or one of another version")
+    # Refused before anything is decoded: every later bound follows from the base's own length.
     if size != count:
         raise PatchError(f"it is for {size} elements, the base has {count}")
     if changed not in (False, True):
@@ -167,6 +169,7 @@ def _encode_chunk(base: U16, target: U16) -> list[bytes]:
         return [_BYTE.pack(_SAME)]
     forms: list[list[bytes]] = []
     steps = _ordered(new) - _ordered(old)
+    # Only the forms that can win at this share are tried: each costs a pass and a compression.
     if share <= _MOST:
         forms.append(_encode_sparse(positions, steps, new, share < _VERY_FEW))
     if share > _FEW:
@@ -182,6 +185,7 @@ def _changes(base: U16, target: U16) -> tuple[Positions, U16, U16]:
     positions: list[Positions] = []
     old: list[U16] = []
     new: list[U16] = []
+    # A block of both fits the second-level cache; over the whole chunk each pass would wait for memory.
     for start in range(0, base.size, _BLOCK):
         before, after = base[start : start + _BLOCK], target[start : start + _BLOCK]
         found = np.flatnonzero(before != after)
@@ -193,6 +197,7 @@ def _changes(base: U16, target: U16) -> tuple[Positions, U16, U16]:
 
 
 def _encode_sparse(positions: Positions, steps: U16, bits: U16, wide: bool) -> list[bytes]:
+    # At very few changes most gaps are beyond a byte, and its escapes would outnumber them.
     form, kind = (_SPARSE16, np.uint16) if wide else (_SPARSE8, np.uint8)
     gaps = _encode_gaps(positions, kind)
     packed = _encode_planes(gaps.view(np.uint16)) if wide else [pack(gaps.data)]

@@ -215,6 +215,7 @@ class UsedWork(_Row, frozen=True):
             groups = int.from_bytes(one.groups, "little")
             if given & groups:
                 return "two reports give values of one group"
+            # Bit by bit: a group that two reports give would be trained on with whichever came last.
             given |= groups
         used, flat = int.from_bytes(self.used, "little"), int.from_bytes(self.flat, "little")
         return None if used & flat == 0 and used | flat == given else "a group is used twice, or without a report"
@@ -246,8 +247,10 @@ class ComposedBatch(_Row, frozen=True):
         for work in self.works:
             if fault := work.fault(self.step):
                 return fault
+            # Checked here, too: a trainer that trains on old rollouts breaks a rule that everybody can see.
             if self.step - work.policy_step > max_staleness:
                 return f"a file is of policy {work.policy_step}, more than {max_staleness} steps old"
+        # Strictly rising: one order for each set of works, so a batch has one root, and no work stands twice.
         order = [work_order(self.pool, work) for work in self.works]
         if any(a >= b for a, b in pairwise(order)):
             return "its works are not in order, or one stands twice"

@@ -84,6 +84,7 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise MalformedPolicy unless the root follows from step and tensors and the patches lead to it."""
+        # Bounds first: the root is hashed over sizes that a stranger wrote.
         problem = self._tensor_fault() or self._patch_fault() or self._anchor_fault()
         if problem:
             raise MalformedPolicy("bad policy manifest", problem)
@@ -120,6 +121,7 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return None
         if len(self.patches) > MAX_PATCHES or any(patch.size <= 0 for patch in self.patches):
             return "too many patches, or one of no bytes"
+        # Otherwise a follower would fetch more in patches than the image has.
         if sum(patch.size for patch in self.patches) * PATCH_SHARE > self.image_size:
             return "its patches have more than a quarter of the image's bytes"
         if any(len(root) != 32 for p in self.patches for root in (p.base_root, p.target_root, p.root)):
@@ -164,6 +166,7 @@ def weights_root(tensors: tuple[TensorInfo, ...]) -> bytes:
     """32 bytes over (name, shape, digest) of every tensor in name order."""
     hasher = blake3(derive_key_context=_WEIGHTS)
     for tensor in tensors:
+        # Lengths before contents: no name can be read as the end of another field.
         name = tensor.name.encode()
         hasher.update(len(name).to_bytes(4, "little") + name + len(tensor.shape).to_bytes(1))
         hasher.update(b"".join(size.to_bytes(8, "little") for size in tensor.shape) + tensor.digest)
@@ -186,6 +189,7 @@ def describe_blob(data: bytes | memoryview, blob: BlobInfo) -> tuple[TensorInfo,
     tensors = decode_image(data)
     shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
     layout = image_layout(shapes)
+    # Hashes of pieces stand for tensors only if the tensors lie where the layout says.
     if (blob.size, blob.piece_size) != (layout.size, layout.piece_size) or not starts_canonically(data, layout):
         raise MalformedPolicy("bad policy image", "it is not in canonical form, or not cut into the usual pieces")
     return tuple(
@@ -218,6 +222,7 @@ def image_header(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
+    # safetensors: what follows the header is aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
@@ -240,6 +245,7 @@ def encode_image(tensors: Mapping[str, U16]) -> bytes:
 def decode_image(data: bytes | memoryview) -> dict[str, U16]:
     """Views (no copies) of the tensors of a canonical image; raises MalformedPolicy on any other form."""
     view = memoryview(data)
+    # Compared before the header is parsed: JSON of gigabytes would be memory that a stranger chose.
     length = int.from_bytes(view[:8], "little") if len(view) >= 8 else MAX_HEADER_BYTES + 1
     if length > min(MAX_HEADER_BYTES, len(view) - 8):
         raise MalformedPolicy("bad policy image", "the header is longer than the file")
@@ -267,6 +273,7 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
             raise MalformedPolicy("bad policy image", f"{name[:80]} has {len(shape)} dimensions")
         count = 1
         for size in shape:
+            # Whole numbers of Python cannot overflow; a negative size makes the count too large on purpose.
             count *= size if size >= 0 else len(body) + 1
         if entry["dtype"] != "BF16" or list(entry["data_offsets"]) != [offset, offset + 2 * count]:
             raise MalformedPolicy("bad policy image", f"{name[:80]} is not bf16 or not in its place")
@@ -274,6 +281,7 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
             raise MalformedPolicy("bad policy image", f"{name[:80]} reaches beyond the file")
         tensors[name] = np.frombuffer(body, dtype="<u2", count=count, offset=offset).reshape(shape)
         offset += 2 * count
+    # Bytes that no tensor has would let one policy have many images.
     if offset != len(body):
         raise MalformedPolicy("bad policy image", f"{len(body) - offset} bytes too many")
     return tensors
@@ -295,6 +303,7 @@ def decode_manifest(data: bytes) -> PolicyManifest:
 def bf16_bits(values: NDArray[np.float32]) -> U16:
     """float32 -> bf16 bit patterns, rounding to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    # To even: half of a unit less one, and one more where the kept bit is odd.
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 

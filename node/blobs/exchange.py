@@ -128,6 +128,7 @@ class BlobExchange:
         if not self._store.has(root):
             raise BlobUnavailable(root, f"not complete after {timeout:g} s, from {len(sources)} source(s)")
         path = self._store.path(root)
+        # The blob may have been fetched by a caller that allowed more.
         if (size := path.stat().st_size) > max_size:
             raise BlobTooLarge(root, size, max_size)
         return path
@@ -212,10 +213,12 @@ class BlobExchange:
         return wire.FOUND + msgspec.msgpack.encode(said)
 
     async def _pieces(self, asker: Address, ask: wire.AskPieces, info: BlobInfo) -> bytes | Answer:
+        # Without repetitions: one piece asked for a thousand times would be an answer of a thousand pieces.
         wanted = list(dict.fromkeys(ask.pieces))[: _most(info)]
         if not wanted or any(not 0 <= piece < len(info.pieces) for piece in wanted):
             return wire.MISSING
         have = self._have(ask.root)
+        # Looked at before the queue: a request that cannot be answered must not take a turn.
         if have is not None and not have[wanted].any():
             return wire.MISSING
         turn = await self._uploads.turn(asker, sum(info.span(piece)[1] for piece in wanted), self._burden(ask.root))
@@ -258,6 +261,7 @@ class BlobExchange:
             turn.end()
             if delivered:
                 self._count(asker, sum(info.span(piece)[1] for piece in pieces))
+            # It was cut off: those pieces have not left the house, and somebody else must get them.
             elif seed is not None:
                 seed.lost(asker, chosen)
 

@@ -200,6 +200,7 @@ class Links:
         try:
             await self._dial_directly(contact, seconds)
         except PeerUnavailable:
+            # Remembered by place, not by member: many members may claim one address, and only one may be there.
             self._knocks.missed(contact, trio.current_time())
             raise
         self._knocks.answered(contact)
@@ -257,7 +258,9 @@ class Links:
         if address is None:
             self._close_soon(connection)
         elif self.known.is_member(address):
+            # The library closes connections at its limit by age; members' are the last to go.
             self._swarm.protect(peer, "member")
+            # The first is for news. Both sides may dial lanes at one moment, so a few more than MAX_LANES pass.
             beside = len(_direct(self._live_of(peer))) - 1
             if is_direct(connection) and beside and (beside >= MAX_WITH_ONE or not self.spare()):
                 self._close_soon(connection)

@@ -199,6 +199,7 @@ class Settling(Service):
         return first is None or now - pool.maturity(first) >= wanted or pool.ended
 
     async def _claim(self, units: int, proof: tuple[bytes, ...]) -> None:
+        # Written down with its proof: after a crash the table may be another one, and the call must be equal.
         await self._journal.do(self._journal.remember, SENDING, msgspec.msgpack.encode((units, proof)))
         await self._finish()
 
@@ -258,7 +259,9 @@ class Settling(Service):
         the blobs that the table names."""
         rise, epochs = record.line - record.before, range(record.first, record.through + 1)
         certified = sum(units for epoch, units in self._certified.items() if epoch in epochs)
+        # The usual case needs no blob: everything certified is in the table.
         works = None if certified == rise else await self._works_in(table, record.quorum)
+        # If neither explains the rise, nobody can say which works the table has: told as unclear, not guessed.
         clear = works is None or sum(works.values()) == rise
         chosen = frozenset(works) if clear and works is not None else None
         await self._journal.do(self._journal.settle, self._own, record, chosen, clear)

@@ -129,6 +129,7 @@ class Register:
 
     def commit(self, signed: Signed[RolloutCommitted]) -> Work | None:
         """Note a commitment; the work if it is new and may count, None for all else."""
+        # The age that counts is noted when it is heard, before any queue of ours could make it older.
         return self._note(_Early(signed, self._clock(), self._policies.settled_step))
 
     def policy_announced(self) -> None:
@@ -193,6 +194,7 @@ class Register:
         if work.task is not None:
             return None
         known = self._policies.find(work.commitment.policy_root)
+        # A node that has just come hears files in any order: then a gap may be its own.
         if known is None or known.at - self._opened < BACKLOG_SECONDS:
             return None
         heard = self._nodes[work.node].heard if work.node in self._nodes else {}
@@ -217,6 +219,7 @@ class Register:
         node.early.pop(id, None)
         known, task = self._policies.find(commitment.policy_root), self._task(commitment.policy_root)
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
+        # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
         if late or (known is None and task is None) or commitment.index >= self._places(task):
             self._set_aside(node, id, early, wait=known is None and task is None)
             return None
@@ -227,6 +230,7 @@ class Register:
         slot.append(work)
         self._works[id] = node.works[id] = work
         if task is None:
+            # Rivals count as heard, too: a forked slot must not look like a gap.
             node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
         elif not work.rival and self._tasks:
             self._tasks.committed(task, commitment.index, commitment.node, id)
@@ -274,6 +278,7 @@ class Register:
 
     def _forget_beyond(self, node: _Submissions) -> None:
         most = self._most * (self._run.recipe.max_staleness + POLICIES_BACK)
+        # Of each node as many as it may make for all policies that still count: what goes is too old to be judged.
         while len(node.works) > most:
             id, old = node.works.popitem(last=False)
             del self._works[id]

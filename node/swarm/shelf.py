@@ -167,6 +167,7 @@ class Shelf:
         """Keep a message for good, beside everything else."""
         self._see(name, signed)
         self._pinned[name] = self._made(name, signed, now, direct=False)
+        # Evidence is bounded, too: newer convictions matter more to who comes now.
         while len(self._pinned) > MAX_PINNED:
             self._pinned.popitem(last=False)
 
@@ -213,6 +214,7 @@ class Shelf:
         held = self._held[author]
         while held.many(kind) > RULES[kind].kept and (oldest := held.oldest(kind)):
             self._drop(oldest)
+        # Whoever holds most gives way first, so a flood crowds out its own messages and nobody else's.
         while self._ranks.total > MAX_MESSAGES:
             self._drop(self._held[self._ranks.most()].oldest_of_all())
 
@@ -242,6 +244,7 @@ class Shelf:
         else, and have no rows: what Python's collector looks through stops the event loop."""
         author = kept.signed.author
         before = self._beat_of.get(author)
+        # An author's own heartbeat is surely its newest; what another brings may be a replay with a stolen number.
         if before is not None and before.direct and not kept.direct:
             return
         if before is not None:
@@ -306,6 +309,7 @@ def _fairly(oldest_first: list[Kept], room: int) -> Iterator[Kept]:
             rounds.append([])
         rounds[number].append(one)
     for one in chain.from_iterable(rounds):
+        # Smaller ones behind a large one still fit.
         if len(one.signed.raw) <= room:
             room -= len(one.signed.raw)
             yield one

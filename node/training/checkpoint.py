@@ -86,6 +86,7 @@ class Checkpoints:
         self._keep = keep
         self._written = written
         self._pending: Future[Any] | None = None
+        # A group of its own on CPUs: the background save must not mix its collectives with the step's.
         self._group: Any = distributed.new_group(backend="gloo") if world.size > 1 else None
 
     def save(self, step: int, consumed: Mapping[str, int]) -> None:
@@ -138,6 +139,7 @@ class Checkpoints:
                 return None
             path = self._directory / f"step-{step:06d}"
             state = self._check(path)
+            # All ranks or none: one that restored another step would train beside the others without an error.
             if self._world.maxima([float(state is None)])[0] == 0:
                 assert state is not None  # noqa: S101 - nobody's is
                 self._restore(path, state)
@@ -162,6 +164,7 @@ class Checkpoints:
         """On the first rank of each machine, when every rank's shards are written."""
         names = sorted(os.listdir(partial))
         whole = msgspec.structs.replace(state, files={name: _digest(partial / name) for name in names})
+        # Last, with the hashes of all shards: a directory without it is no checkpoint, whatever else it holds.
         write_whole(partial / "state.json", msgspec.json.encode(whole))
         target = self._directory / f"step-{state.step:06d}"
         shutil.rmtree(target, ignore_errors=True)
@@ -192,9 +195,11 @@ class Checkpoints:
             if version != VERSION:
                 raise _foreign(path, f"it has version {version!r}, this program writes version {VERSION}")
             state = msgspec.json.decode(raw, type=CheckpointState)
+            # `_plain`: a name from state.json must not lead out of the directory.
             sound = all(_digest(path / _plain(name)) == digest for name, digest in state.files.items())
         except (OSError, ValueError, AttributeError):
             return None
+        # A file too many is unsound as well: torch's reader would take its tensors.
         if not sound or set(state.files) != set(os.listdir(path)) - {"state.json"}:
             return None
         if state.model != self._model:

@@ -100,7 +100,6 @@ class Learner:
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
-            # torch has no fused AdamW for sharded parameters on a CPU.
             fused=self._world.mesh is None or on_gpu,
         )
 

@@ -82,6 +82,7 @@ class Stopwatch:
         started = time.monotonic()
         yield
         if self._device.type == "cuda":
+            # Kernels run behind the program: without this their time would be charged to whoever waits next.
             torch.cuda.synchronize(self._device)
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 4)
 
@@ -137,6 +138,7 @@ class Trainer:
             step += 1
             self._publish(step, metrics, watch)
             watch = self._stopwatch()
+            # After publishing: a crash in between repeats the step, and `_compare` finds the same image.
             if step % self._settings.checkpoint_every == 0 or step == recipe.steps:
                 with watch("checkpoint"):
                     self._checkpoints.save(step, self._consumed)
@@ -155,6 +157,7 @@ class Trainer:
                 raise
             event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
             print(json.dumps({**event, "micro_batch_tokens": self._limit.lower(step)}), file=sys.stderr, flush=True)
+            # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
             raise SystemExit(AGAIN) from error
         return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
 
@@ -271,6 +274,7 @@ class Trainer:
             raise _unusable(step, f"it says that it is for step {batch.header.step}")
         limit = self._run.recipe.max_staleness
         ages = [step - row.policy_step for row in batch.rows]
+        # The daemon checks all of this, too. A defect there must not train on anything twice.
         if ages and (max(ages) > limit or min(ages) < 0):
             raise _unusable(step, f"it has rollouts that are {min(ages)} to {max(ages)} versions old (0 to {limit})")
         files = batch.header.files
@@ -316,6 +320,7 @@ class Trainer:
             for _ in learner.tensors():
                 continue
             return None
+        # Published before a restart. It was sampled from, so it stays as it is; the replay is only compared.
         if self._spool.is_complete(step):
             self._compare(step, stream_image(learner.shapes, learner.tensors()).digest)
             return None
