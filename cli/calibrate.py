@@ -50,7 +50,7 @@ Samples = Annotated[
         help="Samples of each kind of work; default: 256, down to 64 for large models. The time follows from it.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the problems and the random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the problems and the random numbers.")]
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -73,10 +73,10 @@ def command(
         Path | None, typer.Option(help="Weights of an earlier step (model.safetensors), to measure real staleness.")
     ] = None,
     seed: Seed = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and tell, write no run file.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print; write no run file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure honest differences on the run's model, and write the cuts into the run file.
+    """Measure how honest engines differ on the run's model, and write the cuts (the checks' limits) into the run file.
 
     Every permitted engine makes honest work and looks at everybody's; the first one also cheats in the usual
     ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the cuts. Only classes
@@ -100,7 +100,7 @@ def command(
 def export_(
     run: RunFile = None,
     pool: Pool = None,
-    network: Network = "devnet",
+    network: Network = "local",
     out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
     dtypes: Dtypes = "float32,bfloat16",
     attentions: Attentions = "sdpa",
@@ -128,7 +128,7 @@ def look_(
     works: Annotated[list[Path], typer.Argument(help="Files of `calibrate export`, this machine's own among them.")],
     run: RunFile = None,
     pool: Pool = None,
-    network: Network = "devnet",
+    network: Network = "local",
     out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
     dtypes: Dtypes = "float32,bfloat16",
     attentions: Attentions = "sdpa",
@@ -154,8 +154,8 @@ def merge_(
         Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the files that are drawn from the samples.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell, write no run file.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the files that are drawn from the samples.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cuts; write no run file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Derive cuts and tables from what all machines saw, and write them into the run file."""

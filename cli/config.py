@@ -74,7 +74,7 @@ def group() -> None:
 
 @app.command("show", epilog="Examples:  intellect-node config show   |   intellect-node config show --json")
 def show(as_json: AsJson = False) -> None:
-    """The settings that count, without flags: environment before config.toml before default; and which of them it was.
+    """Show the settings in effect and where each comes from: environment, config.toml or default. Flags do not count.
 
     Exit code 3 if one of them cannot be used.
     """
@@ -101,7 +101,7 @@ def set_(
     unset: Annotated[bool, typer.Option("--unset", help="Remove the line: the default counts again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one setting into config.toml; what else stands there stays as it is, comments too.
+    """Write one setting into config.toml; all else in it stays, comments too.
 
     The file is not touched if the setting cannot be used. A daemon that runs keeps what it has until it starts again.
     """

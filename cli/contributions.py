@@ -35,11 +35,11 @@ def seconds_back(text: str) -> float:
 
 def command(
     state_dir: StateDir = None,
-    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many at most, the newest.")] = 50,
-    since: Annotated[str | None, typer.Option(help="Only of the last 90s, 15m, 2h, 3d.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many rows at most, the newest first.")] = 50,
+    since: Annotated[str | None, typer.Option(help="Only what is not older: 90s, 15m, 2h, 3d.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what this node did for its pool: files (or what it is paid for else), verdicts, reasons, units, pay.
+    """Show the work that this node did for its pool: verdicts, reasons, units, pay.
 
     A worker's rows are rollout files, a validator's what it judged, a trainer's policies.
     """

@@ -20,8 +20,10 @@ app = typer.Typer(help="A local chain with the contracts, kept up in the backgro
     "up", epilog="Examples:  intellect-node devnet up   |   intellect-node devnet up --port 8545 --block-time 2"
 )
 def up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one, kept from then on.")] = 0,
-    chain_id: Annotated[int, typer.Option("--chain-id", min=1, help="Of a chain that is made now.")] = 31337,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of its RPC. 0: any free one, kept from then on.")
+    ] = 0,
+    chain_id: Annotated[int, typer.Option("--chain-id", min=1, help="Chain id, where a new chain is made.")] = 31337,
     block_time: Annotated[int, typer.Option("--block-time", min=1, help="Seconds between empty blocks.")] = 1,
     as_json: AsJson = False,
 ) -> None:

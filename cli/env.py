@@ -64,11 +64,11 @@ def check(
     package: Package,
     rows: Annotated[int, typer.Option(min=1, help="Most rows to play; which ones is drawn.")] = 200,
     seed: Annotated[
-        str, typer.Option(help="Draw as a check before did: the seed that it printed. Default: anew.")
+        str, typer.Option(help="Seed that an earlier check printed, to draw the same rows. Default: a new one.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Play rows in fresh processes that differ in what must not matter; exit code 6 names what is wrong.
+    """Play an environment's rows in different processes and compare. Exit code 6 names what is wrong.
 
     The golden answer must get 1; nothing, garbage, and answers that attack the grader must get 0. Every row is asked
     about nothing and drawn garbage.

@@ -34,7 +34,7 @@ def command(
         int | None, typer.Option(min=2, max=65536, help="Held-back problems of a draw. Default: evaluation.problems.")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, max=1000, help="How often problems and random numbers are drawn.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws. Default: recipe.seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draws. Default: recipe.seed.")] = None,
     trainer: Annotated[
         list[str] | None,
         typer.Option("--trainer", help="NAME=VALUE: evaluation_device, evaluation_dtype. May be repeated."),

@@ -114,7 +114,7 @@ def command(
     ] = None,
     gateway_tls: Annotated[
         bool | None,
-        typer.Option("--gateway-tls/--gateway-plain", help="Plain HTTP is what SHARDCAST clients need."),
+        typer.Option("--gateway-tls/--gateway-plain", help="HTTPS for the gateway; SHARDCAST clients need plain HTTP."),
     ] = None,
     gateway_announce: Annotated[
         str | None, typer.Option(help="HOST:PORT under which others reach the gateway, where that differs.")

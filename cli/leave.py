@@ -38,9 +38,9 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, even if work would go unpaid.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Leave the pool: the daemon drains, the chain is told, and the steps back to the stake are said with their dates.
+    """Leave the pool: the daemon drains, the chain is told, and the steps back to the stake are printed with dates.
 
-    Works without a daemon, too. The steps take the provider's key, which is not the node's: they are not done here.
+    Works without a daemon, too. The steps back need the provider's key, so this command does not take them.
     """
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
     directory = chosen_directory(state_dir)

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from protocol.merging import Merge
 
 Method = Annotated[str, typer.Option(help="average, ties (arXiv 2306.01708) or dare (arXiv 2311.03099).")]
-Weight = Annotated[list[int] | None, typer.Option(help="Of each model, in their order, whole; default: 1 each.")]
+Weight = Annotated[
+    list[int] | None, typer.Option(help="Weight of each model, in their order, a whole number; default: 1 each.")
+]
 Density = Annotated[float, typer.Option(help="Share of each tensor's differences that ties and dare keep.")]
-Scale = Annotated[float, typer.Option(help="Of what ties and dare add to the base.")]
-Seed = Annotated[int, typer.Option(help="Of the draw by which dare keeps.")]
+Scale = Annotated[float, typer.Option(help="Factor of what ties and dare add to the base.")]
+Seed = Annotated[int, typer.Option(help="Seed by which dare chooses what it keeps.")]
 
 
 def numbers_of(method: str, models: int, weight: list[int] | None, density: float, scale: float, seed: int) -> "Merge":

@@ -32,13 +32,13 @@ SILENCE = 20.0
 def command(
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); see `intellect-node run new`.")] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME beside you.")
+        Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME here.")
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Steps (or rounds) instead of recipe.steps; with --resume: train on to this one."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of recipe.seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed instead of recipe.seed.")] = None,
     async_level: Annotated[
         int | None,
         typer.Option(
@@ -89,7 +89,7 @@ def command(
             "on this machine.",
         ),
     ] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the curves undrawn.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Draw no curves.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per step on standard output, a summary as the last.")
     ] = False,

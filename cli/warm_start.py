@@ -31,8 +31,9 @@ def command(
 ) -> None:
     """Make the model that a run file names by imitation: [warm_start] names its base and the examples.
 
-    Prompts are put as the run's environment puts them, and only answers are learnt. One example in 20 is kept out, and
-    its loss is told before and after. The run then begins with the result: its members fetch it like any model.
+    Prompts are built as the run's environment builds them, and only answers are learnt. One example in 20 is kept
+    out, and its loss is printed before and after. The run then begins with the result: its members fetch it like any
+    model.
     """
     from cli.run_directory import trainer_settings
     from node.run.file import load_run_file

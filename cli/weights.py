@@ -272,7 +272,7 @@ def merge(
     density: Density = 0.5,
     scale: Scale = 1.0,
     seed: Seed = 0,
-    threads: Annotated[int | None, typer.Option(min=1, max=256, help="Default: by size, up to 8.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=256, help="Threads. Default: by size, up to 8.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge policies into one, tensor by tensor. The same inputs and numbers give the same bytes on every machine."""

@@ -42,7 +42,10 @@ class SignedAttestation(msgspec.Struct, frozen=True):
 def sign(
     pool: Pool,
     node: NodeAddress,
-    units: Annotated[int, typer.Option(min=0, max=MAX_UNITS, help="What you measured; 0 takes back all before it.")],
+    units: Annotated[
+        int,
+        typer.Option(min=0, max=MAX_UNITS, help="Units that you measured; 0 takes back all attestations before it."),
+    ],
     state_dir: Annotated[
         Path,
         typer.Option(
@@ -50,10 +53,16 @@ def sign(
         ),
     ],
     until: Annotated[
-        Moment, typer.Option(parser=moment, metavar="WHEN", help="At most 90 days: +30d, a date, or unix seconds.")
+        Moment,
+        typer.Option(
+            parser=moment, metavar="WHEN", help="Until when it holds, at most 90 days: +30d, a date, or unix seconds."
+        ),
     ] = "+30d",  # type: ignore[assignment]
     made_at: Annotated[
-        Moment, typer.Option(parser=moment, metavar="WHEN", help="All who sign give the same. Default: now.")
+        Moment,
+        typer.Option(
+            parser=moment, metavar="WHEN", help="Time of the attestation; all who sign give the same. Default: now."
+        ),
     ] = "+0s",  # type: ignore[assignment]
     network: Network = "local",
     password_file: PasswordFile = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
-CaseNumber = Annotated[int, typer.Argument(min=1, max=MAX_CASE, help="Of the frozen stake; see `case list`.")]
+CaseNumber = Annotated[int, typer.Argument(min=1, max=MAX_CASE, help="Number of the case; see `case list`.")]
 
 
 @question(case_app, "list", example="case list 0xProvider --network base-sepolia --json")

@@ -19,7 +19,9 @@ Trainers = Annotated[
     list[Any] | None,
     typer.Option("--trainer", parser=address, metavar="ADDRESS", help="A trainer's node, in the order of their turn."),
 ]
-Step = Annotated[int, typer.Option("--step", min=0, max=2**64 - 1, help="The first policy that you decide.")]
+Step = Annotated[
+    int, typer.Option("--step", min=0, max=2**64 - 1, help="`take`: the first policy you decide. `hold`: the newest.")
+]
 Root = Annotated[Any, typer.Option("--root", parser=word, metavar="ROOT", help="Policy root, 64 hex digits.")]
 
 
@@ -54,10 +56,10 @@ async def seat(
     pool: Pool,
     trainer: Trainers = None,
     lease: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="So long a leader that does not hold keeps the chair.")
+        int, typer.Option(parser=seconds, metavar="TIME", help="After this time without a hold the chair is free.")
     ] = "10m",  # type: ignore[assignment]
     grace: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="So much later than the one before may each standby.")
+        int, typer.Option(parser=seconds, metavar="TIME", help="Wait of each further standby behind the one before it.")
     ] = "20s",  # type: ignore[assignment]
 ) -> Plan:
     """As the manager, once: name the trainers. The first leads; the others stand by."""
@@ -76,7 +78,9 @@ async def propose(
     me: "Address",
     pool: Pool,
     trainer: Trainers = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Put in place who was proposed before.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Let those who were proposed before take their places.")
+    ] = False,
 ) -> Plan:
     """As the manager: name other trainers, who can take their places one window later (--apply, by anybody)."""
     if apply:
@@ -94,7 +98,7 @@ async def propose(
 
 @transaction(chair_app, "hold", example="chair hold 7 --step 12 --root <64 hex digits> --state-dir nodes/trainer")
 async def hold(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
-    """As the leader: stay it for another lease. A node that trains does so by itself."""
+    """As the leader: lead for another lease. A node that trains does so by itself."""
     call = chain.contracts.hold_chair(pool, step_, root)
     says = f"{me} leads pool {pool} for another lease; no money moves"
     return Plan(says, f"the chair of pool {pool} is held", [step("hold the chair", call)])
@@ -102,7 +106,10 @@ async def hold(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, roo
 
 @transaction(chair_app, "take", example="chair take 7 --step 13 --root <64 hex digits> --state-dir nodes/standby")
 async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, root: Root) -> Plan:
-    """As a standby whose turn it is: lead from a policy on. root: of the policy before it. A node does so by itself."""
+    """As a standby whose turn it is: lead from policy --step on. A node does so by itself.
+
+    --root is the root of the policy before --step.
+    """
     info = await chain.chair(pool)
     if info is None:
         raise CommandError(

@@ -95,13 +95,13 @@ def deploy(
         int, typer.Option(parser=seconds, metavar="TIME", help="How long a quorum's slash stays frozen.")
     ] = "24h",  # type: ignore[assignment]
     base_stake: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="What every provider with nodes must bond.")
+        int, typer.Option(parser=wei, metavar="TOKENS", help="What every provider with nodes must bond besides.")
     ] = "0",  # type: ignore[assignment]
     stake_per_unit: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="And for each unit of its nodes; no slash takes more.")
+        int, typer.Option(parser=wei, metavar="TOKENS", help="What each unit of a node must bond; no slash takes more.")
     ] = "100",  # type: ignore[assignment]
     min_window: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="No pool may pay sooner after an epoch's end.")
+        int, typer.Option(parser=seconds, metavar="TIME", help="Least time between an epoch's end and its pay.")
     ] = "1h",  # type: ignore[assignment]
     max_slash: Annotated[
         int, typer.Option(parser=wei, metavar="TOKENS", help="The most that one slash takes.")
@@ -109,7 +109,9 @@ def deploy(
     burn_bps: Annotated[
         int, typer.Option(min=0, max=10_000, help="Share of a slash that is burned, in 1/10000.")
     ] = 5000,
-    replace: Annotated[bool, typer.Option("--replace", help="Although the profile names contracts already.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Deploy although the profile names contracts already.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,

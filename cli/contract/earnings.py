@@ -44,7 +44,9 @@ class Line(msgspec.Struct, frozen=True):
 async def show(
     chain: "ChainClient",
     pool: Pool,
-    node: Annotated[Any, typer.Argument(parser=address, metavar="[NODE]", help="And what this node was paid.")] = None,
+    node: Annotated[
+        Any, typer.Argument(parser=address, metavar="[NODE]", help="A node's address: show what it was paid, too.")
+    ] = None,
 ) -> tuple[dict[str, Any], Rows]:
     """The newest table of earnings of a pool: until which epoch, how much, what is owed; and what a node was paid."""
     info, posted, now = await chain.pool(pool), await chain.earnings(pool), (await chain.block()).timestamp
@@ -96,7 +98,7 @@ async def claim(
     node: Node,
     line: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: units and proof, from the newest table.")],
 ) -> Plan:
-    """Have a node's provider paid what its line of the newest table says. Anybody may. (The node's daemon does it.)"""
+    """Pay a node's provider what the newest table owes the node. Anybody may. (The node's daemon does it by itself.)"""
     from node.chain.cases import unhex
 
     given = _read(line, Line)
@@ -115,7 +117,7 @@ async def rewards(
 ) -> tuple[dict[str, Any], Rows]:
     """What a node, or all nodes of a provider, were paid, claim by claim, and how far the tables of those pools are.
 
-    What is certified and in no table yet, the node's own `status` says.
+    The node's own `status` says what is certified and in no table yet.
     """
     entries, now = await claims_of(chain, who, pool), (await chain.block()).timestamp
     pools = sorted({entry["pool"] for entry in entries} | ({pool} if pool is not None else set()))

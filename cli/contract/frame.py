@@ -56,7 +56,9 @@ KeyName = Annotated[
 StateDir = Annotated[
     Path | None,
     typer.Option(
-        "--state-dir", help="Instead: the node with this state directory signs.", autocompletion=complete_directories
+        "--state-dir",
+        help="Instead of --key: the node with this state directory signs.",
+        autocompletion=complete_directories,
     ),
 ]
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of that key (mode 0600).")]

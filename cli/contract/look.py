@@ -35,7 +35,7 @@ _PARAMETERS = {
 
 @question(app, "params", example="params --network base-sepolia --json")
 async def params(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
-    """Where the contracts lie, and what they were born with."""
+    """The contracts' addresses, and the parameters that were set when they were deployed."""
     profile = chain.profile
     values = await chain.ask("read the parameters", read_parameters)
     contracts = {name: getattr(profile.contracts, name) for name in profile.contracts.__struct_fields__}
@@ -69,7 +69,7 @@ def events(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Everything that the contracts have told, oldest first."""
+    """Every event of the contracts, oldest first."""
     from cli.events import describe_event, event_rows
 
     if follow:
@@ -159,7 +159,7 @@ def _json_value(name: str, value: Any) -> Any:
 
 @app.command("source", epilog="Example:  intellect-node contract source --out intellect.json")
 def source(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: standard output.")] = None,
 ) -> None:
     """The contracts' sources and the compiler's settings as standard JSON, for explorers that verify contracts.
 

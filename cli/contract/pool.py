@@ -44,26 +44,35 @@ async def create(
     validator: Validators = None,
     validator_state: Annotated[list[Path] | None, typer.Option(help="Or its state directory; repeatable.")] = None,
     threshold: Threshold = 1,
-    reward: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="Per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
-    fund: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="Put into the pool at once.")] = "1000",  # type: ignore[assignment]
-    slash: Annotated[int, typer.Option(parser=wei, metavar="TOKENS", help="What an objective fault costs.")] = "100",  # type: ignore[assignment]
+    reward: Annotated[
+        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens per 1000 units (output tokens).")
+    ] = "1",  # type: ignore[assignment]
+    fund: Annotated[
+        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens to put into the pool at once.")
+    ] = "1000",  # type: ignore[assignment]
+    slash: Annotated[
+        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens that an objective fault costs.")
+    ] = "100",  # type: ignore[assignment]
     epoch: Annotated[
-        int | None, typer.Option(parser=seconds, metavar="TIME", help="Of an epoch. Default: 1m on local, else 1h.")
+        int | None,
+        typer.Option(parser=seconds, metavar="TIME", help="Length of an epoch. Default: 1m on local, else 1h."),
     ] = None,
     window: Annotated[
         int | None,
         typer.Option(
             parser=seconds,
             metavar="TIME",
-            help="After an epoch's end, before it is paid. Default: the profile's window_seconds.",
+            help="Time between an epoch's end and its pay. Default: the profile's window_seconds.",
         ),
     ] = None,
     lease: Annotated[
         int, typer.Option(parser=seconds, metavar="TIME", help="How long a membership lasts without a renewal.")
     ] = "24h",  # type: ignore[assignment]
-    max_units: Annotated[int, typer.Option(min=1, max=MAX_UNITS, help="Per node, epoch and declared unit.")] = 10**8,
+    max_units: Annotated[
+        int, typer.Option(min=1, max=MAX_UNITS, help="Most units paid per node, epoch and declared unit.")
+    ] = 10**8,
     units_per_epoch: Annotated[
-        int, typer.Option(min=1, max=MAX_TOTAL, help="That all nodes together are paid for.")
+        int, typer.Option(min=1, max=MAX_TOTAL, help="Most units paid to all nodes together in an epoch.")
     ] = 10**9,
     invited: Annotated[bool, typer.Option("--invited", help="Only nodes with the manager's invitation.")] = False,
     attested: Annotated[
@@ -191,7 +200,9 @@ async def bootnodes(
     chain: "ChainClient",
     me: "Address",
     pool: Pool,
-    bootnode: Annotated[list[str] | None, typer.Option(help="Multiaddr; repeatable. None: nobody.")] = None,
+    bootnode: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a node; repeatable. Without it: no bootnodes.")
+    ] = None,
 ) -> Plan:
     """As the manager: say where newcomers may start from."""
     call = chain.contracts.set_bootnodes(pool, tuple(bootnode or ()))
@@ -243,7 +254,7 @@ async def validators(
     pool: Pool,
     validator: Validators = None,
     threshold: Threshold = 1,
-    apply: Annotated[bool, typer.Option("--apply", help="Let those take office who were proposed before.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Let those who were proposed before take office.")] = False,
 ) -> Plan:
     """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
     if apply:
@@ -309,10 +320,11 @@ async def join(
     pool: Pool,
     contact: Annotated[str, typer.Option(help="Multiaddr under which the node can be reached.")] = "",
     invitation: Annotated[
-        str | None, typer.Option(help="Of an invited pool: the 130 hex digits of `pool invite`.")
+        str | None, typer.Option(help="For an invited pool: the 130 hex digits of `pool invite`.")
     ] = None,
     deadline: Annotated[
-        Moment | None, typer.Option(parser=moment, metavar="WHEN", help="Of that invitation, as `pool invite` told it.")
+        Moment | None,
+        typer.Option(parser=moment, metavar="WHEN", help="Deadline of that invitation, as `pool invite` printed it."),
     ] = None,
 ) -> Plan:
     """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""

@@ -21,7 +21,7 @@ Amount = Annotated[int, typer.Argument(parser=wei, metavar="TOKENS", help="Token
 async def faucet(
     chain: "ChainClient",
     me: "Address",
-    to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="Who gets them.")],
+    to: Annotated[Any, typer.Argument(parser=address, metavar="ADDRESS", help="Address that gets them.")],
     amount: Amount,
 ) -> Plan:
     """Mint test tokens, on networks whose token is a test token; a local devnet gives coin for gas too."""

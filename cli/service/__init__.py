@@ -20,7 +20,9 @@ SECRETS = "service.env"
 CARRIED = ("INTELLECT_NODE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
 """Variables of the terminal that the service needs to find the same things."""
 
-Name = Annotated[str | None, typer.Option(help="Of several services: intellect-node-NAME. Default: intellect-node.")]
+Name = Annotated[
+    str | None, typer.Option(help="Name of a further service: intellect-node-NAME. Default: intellect-node.")
+]
 System = Annotated[bool, typer.Option("--system", help="The machine's systemd instead of this user's own.")]
 
 

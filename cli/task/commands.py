@@ -31,8 +31,8 @@ app = typer.Typer(
 Policy = Annotated[str, typer.Option(help="newest, a step, or the beginning of a policy's root.")]
 Samples = Annotated[int, typer.Option(min=1, max=256, help="Answers to each problem.")]
 ShardSize = Annotated[int, typer.Option(min=1, max=256, help="Problems that one worker does at a time.")]
-MostTokens = Annotated[int, typer.Option(min=0, help="Of an answer. 0: the run's limit.")]
-Temperature = Annotated[float, typer.Option(min=0, max=10, help="0: the run's.")]
+MostTokens = Annotated[int, typer.Option(min=0, help="Most tokens of an answer. 0: the run's limit.")]
+Temperature = Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature. 0: the run's.")]
 Lease = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which others may take a shard over.")]
 Device = Annotated[str, typer.Option(help="What workers must compute on: any, cpu or cuda.")]
 Nonce = Annotated[str, typer.Option(help="Any text: the same task with another one draws other random numbers.")]
@@ -181,7 +181,7 @@ REVIEW = "Example:  intellect-node task review my_env.py --out report.json"
 def review(
     ask: Asking,
     package: Annotated[Path, typer.Argument(help="A proposed environment: a .py module, a directory or a .tar.")],
-    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of work that each report is paid as.")] = 10_000,
+    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each report is paid as.")] = 10_000,
 ) -> "Wish":
     """Three nodes check a proposed environment package; equal reports of two confirm it."""
     from cli.task.asking import of_package
@@ -207,7 +207,7 @@ def merge(
     scale: Scale = 1.0,
     seed: Seed = 0,
     shard_size: Annotated[int, typer.Option(min=1, max=16, help="Million numbers that one worker merges.")] = 8,
-    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Of work that each shard is paid as.")] = 1_000,
+    units: Annotated[int, typer.Option(min=1, max=1 << 20, help="Units of work that each shard is paid as.")] = 1_000,
 ) -> "Wish":
     """Merge policies of this run into one model. Validators compute every shard again; it is the same to the byte."""
     from cli.task.asking import of_policies
