@@ -45,6 +45,8 @@ COPIES = 3
 """How many nodes do the same of a judge or review task, each by itself. The median of opinions needs three."""
 SUBJECT = "subject.arrow"
 """The path of the file that is judged, among a judge task's assets."""
+WEIGHTS = "policy.safetensors"
+"""The path of the weights that a task brings along, among its assets."""
 ANYBODY = Address("0x0000000000000000000000000000000000000000")
 """Stands for the node in the seeds of a task."""
 _RENDEZVOUS = "intellect-node task rendezvous v1"
@@ -81,7 +83,8 @@ class MergeOrder(Section, frozen=True):
 class TaskSpec(Section, frozen=True):
     """One task.
 
-    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kinds review and merge);
+    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kinds review and merge), or
+    of the blob of the task's own asset WEIGHTS, an image of weights that are no policy of the run (a merged model);
     step: its step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its problems,
     "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the last;
     samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same; max_prompt_tokens,
@@ -133,10 +136,15 @@ class TaskSpec(Section, frozen=True):
         return self.kind not in ("review", "merge")
 
     @property
+    def weights(self) -> Asset | None:
+        """The weights that it brings along."""
+        return next((asset for asset in self.assets if asset.path == WEIGHTS), None)
+
+    @property
     def policies(self) -> tuple[str, ...]:
-        """The roots of all policies that are needed for it, as hex."""
+        """The roots of all policies of the run that are needed for it, as hex."""
         named = self.merge.policies if self.merge else ()
-        return (self.policy, *named) if self.policy else named
+        return (self.policy, *named) if self.policy and not self.weights else named
 
     @property
     def most_bytes(self) -> int:
@@ -185,6 +193,11 @@ class TaskSpec(Section, frozen=True):
                 "merge",
                 not self.merge or (self.first == 0 and self.shard_size <= MAX_STRETCHES),
                 f"begins at stretch 0, at most {MAX_STRETCHES} a shard",
+            ),
+            (
+                "assets",
+                not self.weights or (self.samples_asked and self.weights.root == self.policy),
+                f"{WEIGHTS} must be what `policy` names, in a task that samples",
             ),
             ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),

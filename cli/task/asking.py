@@ -218,6 +218,31 @@ def of_policies(models: list[str], base: str, rule: "Merge", sizes: Sizes, shard
     return Wish(TaskSpec(kind="merge", last=1, shard_size=shard_size, merge=order, **fields), "", {})
 
 
+def with_model(wish: Wish, model: Path) -> Wish:
+    """The same, answered by a model directory's weights. Raises CommandError, WeightsError."""
+    import msgspec
+
+    from node.run.file import describe_file
+    from node.weights.export import weight_files
+    from node.weights.images import mapped
+    from protocol.policy import MalformedPolicy, decode_image
+    from protocol.run import Asset
+    from protocol.tasks import WEIGHTS
+
+    remedy = "name a directory that `task merge` or `weights merge` wrote"
+    files = weight_files(model)
+    if len(files) != 1:
+        raise CommandError(f"{model} cannot be evaluated", f"its weights are in {len(files)} files", remedy, RUN)
+    try:
+        decode_image(mapped(files[0]))
+    except MalformedPolicy as error:
+        raise CommandError(f"{model} cannot be evaluated", error.why, remedy, RUN) from None
+    root = describe_file(files[0]).root.hex()
+    asset = Asset(path=WEIGHTS, root=root, size=files[0].stat().st_size)
+    spec = msgspec.structs.replace(wish.spec, policy=root, assets=(*wish.spec.assets, asset))
+    return Wish(spec, "", {**wish.files, WEIGHTS: files[0]})
+
+
 def _asset(path: str, file: Path) -> "Asset":
     from protocol.blobs import describe
     from protocol.run import Asset

@@ -99,15 +99,28 @@ def asks(name: str, example: str, *, without: str = "", **defaults: Any) -> Call
     return register
 
 
-EVALUATE = "Examples:  intellect-node task evaluate --samples 8   |   intellect-node task evaluate --policy 40 --json"
+EVALUATE = (
+    "Examples:  intellect-node task evaluate --samples 8   |   intellect-node task evaluate --policy 40 --json   |   "
+    "intellect-node task evaluate --model merged"
+)
 
 
 @asks("evaluate", EVALUATE)
-def evaluate(ask: Asking, problems: Problems = 0, first: First = 0) -> "Wish":
-    """A policy on the run's held-out problems: mean score with its standard error, pass@k."""
-    from cli.task.asking import of_own
+def evaluate(
+    ask: Asking,
+    problems: Problems = 0,
+    first: First = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="A model that is no policy, as `task merge` writes it; workers fetch it.")
+    ] = None,
+) -> "Wish":
+    """A policy, or a merged model, on the run's held-out problems: mean score with its standard error, pass@k."""
+    from cli.task.asking import of_own, with_model
 
-    return of_own(ask.bench, "evaluate", "held_out", first, problems, ask.sizes)
+    if model is not None and ask.sizes.policy != "newest":
+        raise CommandError("which weights?", "--model and --policy are two", "give one of them", USAGE)
+    wish = of_own(ask.bench, "evaluate", "held_out", first, problems, ask.sizes)
+    return with_model(wish, model) if model is not None else wish
 
 
 FILTER = (

@@ -19,7 +19,7 @@ from node.run.assets import Run, place_asset
 from node.swarm.taskbook import Task
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.identity import Address
-from protocol.tasks import TaskId
+from protocol.tasks import WEIGHTS, TaskId
 
 log = structlog.get_logger()
 POLICY_TIMEOUT = 60.0
@@ -62,13 +62,13 @@ class TaskStock:
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         """What to tell an engine about a task; fetches what is missing. Raises TaskUnready."""
-        policy = await self._policy(task, task.spec.policy)
+        policy = None if task.spec.weights else await self._policy(task, task.spec.policy)
         async with self._turn:
             if task.id not in self._ready:
                 assets = await self._assets(task)
-                self._ready[task.id] = ShardOrder(task.encoded, str(assets), policy.root)
-        load = LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-        return self._ready[task.id], load
+                self._ready[task.id] = ShardOrder(task.encoded, str(assets), task.policy_root)
+        step, path = (policy.step, policy.path) if policy else (task.spec.step, self._place(task) / WEIGHTS)
+        return self._ready[task.id], LoadPolicy(policy_root=task.policy_root, step=step, path=str(path))
 
     async def files(self, task: Task) -> Path:
         """The directory of the files that a task brings along. Raises TaskUnready."""
@@ -110,8 +110,12 @@ class TaskStock:
         while self._over:
             await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
         place = self._place(task)
-        if sum(asset.size for asset in task.spec.assets) > MOST_ASSET_BYTES:
-            raise TaskUnready(f"{task.title} cannot be worked on", "its files are larger than 1 GiB", "split them")
+        most, own = MOST_ASSET_BYTES, self._run.spec.assets
+        if task.spec.weights:  # as large as the run's own
+            most += sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
+        if (size := sum(asset.size for asset in task.spec.assets)) > most:
+            why = f"its files have {size:,} bytes, which are more than {most:,}"
+            raise TaskUnready(f"{task.title} cannot be worked on", why, "split them")
         with trio.move_on_after(ASSET_TIMEOUT):
             for asset in task.spec.assets:
                 await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)

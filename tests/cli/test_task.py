@@ -211,4 +211,6 @@ def test_status_shows_every_task_and_mistakes_are_told_with_their_exit_code(
     assert main(["task", "filter", str(tmp_path / "none.jsonl"), "--out", "y", *here]) == 6
     assert main(["task", "judge", "ab" * 32, *here]) == 6
     assert main(["task", "evaluate", "--device", "tpu", *here]) == 2
+    assert main(["task", "evaluate", "--model", "nowhere", *here]) == 6
+    assert main(["task", "evaluate", "--model", "nowhere", "--policy", "3", *here]) == 2
     assert main(["task", "export", "zz", "--out", "y", *here]) == 2

@@ -117,7 +117,7 @@ class Offering(Service):
         if sum(own.open for own in self.own.values()) >= MOST_OPEN:
             raise WishRefused("no further task", f"{MOST_OPEN} are open", "wait for one to end, or cancel one")
         spec = wish.spec
-        if spec.samples_asked:
+        if spec.samples_asked and spec.weights is None:
             policy = self._policy(wish.policy)
             spec = msgspec.structs.replace(spec, policy=policy.root.hex(), step=policy.step)
             self._keep(policy)

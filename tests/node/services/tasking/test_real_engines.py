@@ -1,23 +1,34 @@
 """A task done by real engines on a tiny model: files, proofs, checks, reports and figures are all real."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
+from cli.task.asking import Wish, with_model
 from node.environments.base import one_answer
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.wire import Inspect, LoadPolicy, Produce, Reply, Request
+from node.run.assets import Run
+from node.services.tasking.wishes import TaskWish
 from node.tasks.findings import evaluate
 from node.tasks.results import read_answers
+from node.tasks.stock import TaskStock
+from node.weights.keeper import PolicyShelf
+from node.weights.merge import merge_models
 from protocol.checks import Reason
-from protocol.run import RunSpec
+from protocol.merging import Merge
+from protocol.policy import bf16_bits, bf16_values, decode_image, encode_image
+from protocol.run import Asset, RunSpec
 from protocol.statements import Outcome
+from protocol.tasks import WEIGHTS, TaskError, TaskSpec
 from tests.node.services.tasking.town import POLICY, Town, at_once, opened
 
 
@@ -94,3 +105,64 @@ async def test_answers_of_another_model_are_refused_and_the_shard_is_done_by_som
         (first, *_) = register.of(town.workers[1].key.address)
         said = {(v.verdict.outcome, v.verdict.reason) for v in ballots.rejecting(first.id).values()}
         assert said and said <= {(Outcome.REJECT, Reason.ACTIVATIONS), (Outcome.REJECT, Reason.SAMPLING)}
+
+
+class Fetching(InProcess):
+    """Takes the weights that its order names, as a child does; `cheats` samples from the run's policy instead."""
+
+    def __init__(self, session: Session, *, cheats: bool = False) -> None:
+        super().__init__(session)
+        self._cheats = cheats
+
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
+        assert policy is not None
+        self._session.keep(policy.policy_root, policy.path)
+        self._other = POLICY if self._cheats else policy.policy_root
+        return await super().ask(request, timeout=timeout, policy=policy, told=told)
+
+
+class MergingTown(Town):
+    """Whose nodes fetch what a task brings along."""
+
+    def _stock(self, name: str) -> Any:
+        none: Any = None
+        run, shelf = Run(self.run, bytes(32), b"", self.directory), PolicyShelf(2, none)
+        return TaskStock(run, self.blobs, none, shelf, list, self.directory / name)
+
+
+async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
+    clock: MockClock, session: Session, tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    first = tiny_assets / "model" / "model.safetensors"
+    source, other = np.random.default_rng(0), tmp_path / "other.safetensors"
+    tensors = {name: bf16_values(one) for name, one in decode_image(first.read_bytes()).items()}  # noqa: ASYNC240
+    for name, values in tensors.items():
+        tensors[name] = values + source.normal(0, 0.5 * values.std() + 1e-3, values.shape).astype(np.float32)
+    other.write_bytes(encode_image({name: bf16_bits(values) for name, values in tensors.items()}))
+    merge_models(Merge("average", (1, 1)), [first, other], tmp_path / "merged")
+    wanted = TaskSpec(kind="evaluate", part="held_out", last=8, samples=2, shard_size=2)
+    wish = with_model(Wish(wanted, "", {}), tmp_path / "merged")
+    engines = [Fetching(session), Fetching(session, cheats=True)]
+    town = MergingTown(tmp_path, engines, judge=lambda: Fetching(session), run=tiny_run)
+    async with opened(town) as nursery:
+        files = {path: str(file) for path, file in wish.files.items()}
+        id = await town.offering.offer(TaskWish(wish.spec, files=files))
+        town.start(nursery, 1)
+        await town.until(lambda: town.trainer.jury.tasks.find(id) and engines[1].made)
+        town.start(nursery, 0)
+        await town.finish(id)
+        found, folder = evaluate(town.folder(id)), town.folder(id)
+        assert found.problems == 8 and folder.spec().policies == ()
+        assert {record.node for record, _, _ in folder.results()} == {town.workers[0].key.address}
+        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        refused = register.of(town.workers[1].key.address)
+        assert refused and all(ballots.rejecting(work.id) for work in refused)
+
+
+def test_weights_that_are_not_what_the_task_names_are_refused() -> None:
+    asset = Asset(path=WEIGHTS, root="ab" * 32, size=1)
+    TaskSpec(kind="evaluate", last=1, policy="ab" * 32, assets=(asset,)).check()
+    with pytest.raises(TaskError, match="must be what `policy` names"):
+        TaskSpec(kind="evaluate", last=1, policy="cd" * 32, assets=(asset,)).check()
