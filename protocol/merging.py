@@ -26,7 +26,7 @@ from protocol.policy import U16
 
 WINDOW = 1 << 16
 """Numbers that are merged together: the buffers stay in the processor's cache."""
-SAMPLE = 1 << 15
+SAMPLE = 1 << 17
 """Numbers that say between which bounds TIES' threshold lies."""
 MAX_MODELS = 64
 MAX_WEIGHT = 1 << 14
@@ -88,7 +88,7 @@ def merged(
     """
     end = models[0].size if stop is None else stop
     size = max(0, min(WINDOW, end - start))
-    room, found = _Room(size, len(models)), np.empty(size, np.uint16)
+    room, found = _Room(size, merge.weights), np.empty(size, np.uint16)
     least = Thresholds(merge, base, models).least if base is not None and merge.method == "ties" else []
     for begin in range(start, end, WINDOW):
         cut = slice(begin, min(begin + WINDOW, end))
@@ -103,7 +103,8 @@ def merged(
                     _elect(merge, parts, least, use)
                 else:
                     _draw(merge, name, parts, begin, use)
-                np.multiply(use.total, np.float32(merge.scale), out=use.total)
+                if merge.scale != 1:
+                    np.multiply(use.total, np.float32(merge.scale), out=use.total)
                 np.add(use.before, use.total, out=use.total)
             _round(use.total, use.sizes, out)
         yield out
@@ -112,9 +113,10 @@ def merged(
 class _Room:
     """Buffers of one window, used again and again, so that everything stays in the processor's cache."""
 
-    def __init__(self, size: int, models: int) -> None:
-        self.before, self.total, self.share, self.spare = (np.empty(size, np.float32) for _ in range(4))
-        self.several = [np.empty(size, np.float32) for _ in range(models)]
+    def __init__(self, size: int, weights: Sequence[int]) -> None:
+        self.before, self.total, self.spare = (np.empty(size, np.float32) for _ in range(3))
+        self.share = np.empty(size, np.min_scalar_type(sum(weights)))  # whole numbers: their sums are exact in any order
+        self.several = [np.empty(size, np.float32) for _ in weights]
         self.sizes = np.empty(size, np.uint32)
         self.kept, self.other, self.up, self.down = (np.empty(size, np.bool_) for _ in range(4))
 
@@ -122,7 +124,7 @@ class _Room:
         """The same memory, shorter for a last window."""
         if count == len(self.total):
             return self
-        found = _Room(0, 0)
+        found = _Room(0, ())
         for name, buffer in vars(self).items():
             setattr(found, name, [one[:count] for one in buffer] if name == "several" else buffer[:count])
         return found
@@ -173,9 +175,8 @@ def _round(values: F32, room: NDArray[np.uint32], out: U16) -> None:
     np.add(room, bits, out=room)
     np.right_shift(room, 16, out=room)
     out[...] = room
-    none = np.isnan(values)
-    if none.any():
-        out[none] = 0x7FC0
+    if values.size and np.isnan(values.max()):
+        out[np.isnan(values)] = 0x7FC0
 
 
 # TIES
@@ -201,10 +202,13 @@ def _elect(merge: Merge, parts: Sequence[U16], least: Sequence[int], use: _Room)
         np.bitwise_or(agrees, other, out=agrees)
         _keep(values, agrees)
         np.add(use.total, values, out=use.total) if place else np.add(values, np.float32(0), out=use.total)
-        np.multiply(agrees, np.float32(weight), out=values)
-        _add_to(use.share, values, place)
-    np.maximum(use.share, np.float32(1), out=use.share)
-    np.divide(use.total, use.share, out=use.total)
+        several = agrees.view(np.uint8)
+        if weight != 1:
+            several = np.multiply(several, use.share.dtype.type(weight))
+        np.add(use.share, several, out=use.share) if place else np.copyto(use.share, several)
+    np.maximum(use.share, 1, out=use.share)
+    use.spare[...] = use.share
+    np.divide(use.total, use.spare, out=use.total)
 
 
 def _least(base: U16, model: U16, kept: int) -> int:
@@ -223,7 +227,7 @@ def _least(base: U16, model: U16, kept: int) -> int:
         if low == high:
             between += int(np.count_nonzero(few))
         else:
-            found.append(sizes[few])
+            found.append(sizes.take(np.flatnonzero(few)))
             between += len(found[-1])
     if not above < kept <= above + between:
         return _counted(base, model, kept)  # the sample was not like the rest
@@ -236,11 +240,11 @@ def _largest(sizes: NDArray[np.uint32], place: int) -> np.uint32:
 
 
 def _bounds(base: U16, model: U16, kept: int) -> tuple[np.uint32, np.uint32]:
-    """Between which bits the `kept`-th largest size lies, by every n-th number: six standard errors to each side."""
+    """Between which bits the `kept`-th largest size lies, by every n-th number: five standard errors to each side."""
     every = max(1, base.size // SAMPLE)
     (sizes,) = _sizes(base[::every], model[::every], window=base.size)
     share, count = kept / base.size, len(sizes)
-    wide = 6 * (share * (1 - share) * count) ** 0.5 + 2
+    wide = 5 * (share * (1 - share) * count) ** 0.5 + 2
     places = (max(1, int(share * count - wide)), min(count, int(share * count + wide) + 1))
     return _largest(sizes, places[1]), _largest(sizes, places[0])
 
