@@ -1,6 +1,7 @@
 """What a session costs per turn, with snapshots and without, and whether strangers agree on it.
 
-`python -m benchmarks.sessions [--quick] [--json]`. Sessions of a seeded generator (shell, Python, edits, endless loops,
+`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N]`. Sessions of a seeded generator
+(shell, Python, edits, endless loops,
 full disks) are played under two hash seeds of the host, two settings of the compiler, and in wasmtime's virtual machine
 in place of this processor: words, fuel and state hashes are compared. Cost: wall milliseconds per turn of a session of
 8 turns.
@@ -23,7 +24,7 @@ from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi
 from node.sandbox.wasi.settings import OPTIMISED, Settings
 
 LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
-TURNS = 8
+TURNS, SLICE = 8, 100
 KINDS = (
     ("python", "x{0} = [i * {1} for i in range({2})]; print(sum(x{0}))"),
     ("python", "print(sorted(n for n in dir() if n[0] == 'x'))"),
@@ -61,10 +62,10 @@ def opened(settings: Settings = OPTIMISED, kept: int = 4) -> Sessions:
     return Sessions(opener, 10**12, kept)
 
 
-def play(count: int, settings: Settings) -> list[str]:
+def play(numbers: range, settings: Settings) -> list[str]:
     """A hash for each session of all its turns: word, status, fuel, state."""
     sessions, found = opened(settings), []
-    for number in range(count):
+    for number in numbers:
         calls, hasher = session(number, 4), hashlib.sha256()
         for end in range(1, len(calls) + 1):
             one = sessions.outcome(calls[:end])
@@ -90,14 +91,23 @@ def cost(count: int, kept: int) -> dict[str, float]:
     return {"turn_2_ms": by_turn[1], f"turn_{TURNS}_ms": by_turn[-1], "session_ms": sum(by_turn), "replayed": replayed}
 
 
-def agreement(count: int) -> dict[str, Any]:
-    played: dict[str, Sequence[str]] = {}
-    for name, (seed, _) in WAYS.items():
-        argv = [sys.executable, "-m", "benchmarks.sessions", "--play", str(count), "--way", name]
-        done = subprocess.run(argv, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True)
-        played[name] = json.loads(done.stdout)
-    first, *others = played.values()
-    return {"sessions": count, "different": sum(len(set(row)) > 1 for row in zip(first, *others, strict=True))}
+def agreement(count: int, ways: Sequence[str]) -> dict[str, Any]:
+    """Slice by slice, all ways at once, so that what agreed so far can be seen; told on standard error."""
+    different = 0
+    for first in range(0, count, SLICE):
+        numbers = f"{first}:{min(first + SLICE, count)}"
+        played = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.sessions", "--play", numbers, "--way", name],
+                env={**os.environ, "PYTHONHASHSEED": WAYS[name][0]},
+                stdout=subprocess.PIPE,
+            )
+            for name in ways
+        ]
+        hashes = [json.loads(child.communicate()[0]) for child in played]
+        different += sum(len(set(row)) > 1 for row in zip(*hashes, strict=True))
+        print(f"{first + len(hashes[0])} sessions, {different} different", file=sys.stderr, flush=True)
+    return {"sessions": count, "ways": len(ways), "different": different}
 
 
 def main() -> None:
@@ -105,18 +115,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
-    parser.add_argument("--play", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--no-cost", action="store_true", help="agreement alone")
+    parser.add_argument("--ways", type=int, default=len(WAYS), help="the first so many; the last one is the slowest")
+    parser.add_argument("--play", default="", help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.play:
-        print(json.dumps(play(asked.play, WAYS[asked.way][1])))
+        print(json.dumps(play(range(*map(int, asked.play.split(":"))), WAYS[asked.way][1])))
         return
     count = 2 if asked.quick else 10
-    found = {
-        "with snapshots": cost(count, 4),
-        "without": cost(count, 0),
-        "agreement": agreement(asked.sessions or (6 if asked.quick else 2000)),
-    }
+    found: dict[str, Any] = {}
+    if not asked.no_cost:
+        found |= {"with snapshots": cost(count, 4), "without": cost(count, 0)}
+    found["agreement"] = agreement(asked.sessions or (6 if asked.quick else 2000), list(WAYS)[: max(2, asked.ways)])
     print(json.dumps(found) if asked.json else json.dumps(found, indent=1))
 
 

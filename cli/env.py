@@ -30,7 +30,7 @@ Package = Annotated[str, typer.Argument(help="A .py module, a directory, a .tar,
 )
 def new(
     name: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits, '-' and '_'.")],
-    kind: Annotated[str, typer.Option(help="single, multi-turn or code.")] = "single",
+    kind: Annotated[str, typer.Option(help="single, multi-turn, code or session.")] = "single",
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: NAME.py here.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
@@ -83,7 +83,7 @@ def check(
     known = _kept(package)
     with quiet_logs(), _progress(quiet=as_json) as progress:
         report = check_package(
-            read_source(known.path), all_ways(native=not known.manifest.packages), rows, progress, seed.encode()
+            read_source(known.path), all_ways(native=known.manifest.runs_natively), rows, progress, seed.encode()
         )
     if as_json:
         print_json(_as_json(known, report, seed))

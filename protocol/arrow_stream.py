@@ -38,16 +38,15 @@ def read_stream(
     max_rows: int,
     max_metadata: int = MAX_METADATA,
     *,
-    optional: Column | None = None,
+    optional: Sequence[Column] = (),
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them;
-    optional: a last column that may be there or not, in rows of its own name. Raises MalformedStream."""
+    optional: last columns, of which the first so many may be there, in rows of their names. Raises MalformedStream."""
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
         raise MalformedStream("a schema with a body")
     found = _header(schema, _SCHEMA)
-    if optional is not None and found.vector(1, 4)[1] == len(columns) + 1:
-        columns = [*columns, optional]
+    columns = [*columns, *optional][: max(len(columns), found.vector(1, 4)[1])]
     header = _read_schema(found, columns, header_key)
     batch, body, at = _message(data, at, max_metadata)
     # Nothing may follow: bytes that no reader looks at would give one file many roots.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protocol import segments
 from protocol.cuts import Cuts
 from protocol.envelope import ProofSubject, open_envelope
-from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow
+from protocol.rollout import STATE_BYTES, RolloutBatch, RolloutHeader, SampleRow
 from protocol.run import RolloutSpec, RunSpec, VerificationSpec
 from protocol.statements import Outcome, WorkCommitment
 from protocol.toploc import MalformedProof, Proof, ProofErrors
@@ -53,6 +53,8 @@ class Reason(IntEnum):
     """of a contribution: it does not lower the loss on its own rows"""
     HEARD_OTHERWISE = 24
     """of rollouts behind a server (class witnessed): it says, or pays, something else when it is asked again"""
+    OTHER_MACHINE = 25
+    """of sessions: the words are right, and the machine that said them is not the one that its calls lead to"""
     STATE = 30
     """of a trainer's step: whoever replays it in its class comes to another state, or AdamW's equations do not hold"""
     RULE = 31
@@ -166,6 +168,8 @@ def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 
         odd = _segments_fault(row, rollout, turns)
         if odd:
             return Fault(Reason.MALFORMED, odd, row.group)
+        if row.states and len(row.states) != STATE_BYTES * (len(row.segments) // 2):
+            return Fault(Reason.MALFORMED, f"{len(row.states)} bytes of states", row.group)
         if not 1 <= row.units <= rollout.max_output_tokens:
             return Fault(Reason.MALFORMED, f"an output of {row.units} tokens", row.group)
         # Before the model: an id outside the table would be read beyond it, or end a CUDA process.
@@ -184,6 +188,21 @@ def _segments_fault(row: SampleRow, rollout: RolloutSpec, turns: int) -> str:
     # Unpaid and unproven tokens, but the validator's prefill reads them: so they have a bound of their own.
     said = len(row.output) - row.units
     return f"{said} tokens of the environment" if said > rollout.max_environment_tokens else ""
+
+
+def check_states(row: SampleRow, replayed: bytes) -> Fault | None:
+    """The machine of a session stands where its calls lead, turn by turn: the next call may show what the words so far
+    do not. replayed: of all turns.
+
+    Costs the pay only. Every honest machine comes to the same hash; but no word is wrong yet, and a hash over all of a
+    machine's memory is a hard thing to lose a stake by.
+    """
+    if row.states == replayed:
+        return None
+    size = STATE_BYTES
+    same = next(n for n in range(len(replayed) + size) if row.states[n : n + 1] != replayed[n : n + 1])
+    where = f"group {row.group} sample {row.sample}, behind answer {same // size + 1}"
+    return Fault(Reason.OTHER_MACHINE, f"{where}: the session's machine is in another state", row.group)
 
 
 def check_units(batch: RolloutBatch, commitment: WorkCommitment) -> Fault | None:

@@ -3,6 +3,7 @@
 
 A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them. Where a
 rollout took several turns, a last column says which tokens were sampled; a file of single answers lacks it, as ever.
+Where turns were played with a machine that remembers, another one has its states.
 Files come from strangers. The decoder accepts one schema and one uncompressed record batch within bounds, and reads
 them by itself (arrow_stream.py): Arrow's own reader can be made to crash.
 """
@@ -23,6 +24,7 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_REPORT_BYTES = 256 * 1024 * 1024
 MAX_HEADER_BYTES = 4096
 _HEADER_KEY = b"intellect-node"
+STATE_BYTES = 16
 H = TypeVar("H", bound=msgspec.Struct)
 
 
@@ -49,7 +51,8 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SampleRow(msgspec.Struct, frozen=True):
     """One completion. group: 0..prompts_per_file-1; sample: 0..group_size-1; output: all tokens after the prompt, those
-    of the environment among them; proofs: concatenated TOPLOC proofs; segments: see protocol.segments."""
+    of the environment among them; proofs: concatenated TOPLOC proofs; segments: see protocol.segments; states:
+    STATE_BYTES of the hash of the session's machine for each time that the environment spoke, empty without one."""
 
     group: int
     sample: int
@@ -59,6 +62,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     finished: bool
     proofs: bytes
     segments: list[int] = []
+    states: bytes = b""
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -119,7 +123,8 @@ _ROLLOUT: Columns = (
     ("finished", "bool"),
     ("proofs", "binary"),
 )
-_SEGMENTS: Column = ("segments", _TOKENS)
+SEGMENTS: Column = ("segments", _TOKENS)
+_STATES: Column = ("states", "binary")
 _REPORT: Columns = (("group", "int32"), ("sample", "int32"), ("reward", "float"), ("logprobs", "list<float>"))
 
 
@@ -127,7 +132,10 @@ def encode(batch: RolloutBatch) -> bytes:
     header = msgspec.to_builtins(batch.header)
     if not batch.header.heard:
         del header["heard"]  # programs of before know no such field
-    return encode_table(with_segments(_ROLLOUT, batch.rows), msgspec.json.encode(header), batch.rows)
+    columns = with_segments(_ROLLOUT, batch.rows)
+    if any(row.states for row in batch.rows):
+        columns = (*columns, _STATES)
+    return encode_table(columns, msgspec.json.encode(header), batch.rows)
 
 
 def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:
@@ -135,7 +143,7 @@ def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:
 
     Without turns a file's bytes, its content digest and the bindings of its proofs are as if there were no segments.
     """
-    return (*columns, _SEGMENTS) if any(row.segments for row in rows) else columns
+    return (*columns, SEGMENTS) if any(row.segments for row in rows) else columns
 
 
 class HasSegments(Protocol):
@@ -145,7 +153,7 @@ class HasSegments(Protocol):
 
 def decode(data: bytes, max_rows: int) -> RolloutBatch:
     """Parse a worker's file of at most `max_rows` samples; raises MalformedRollout."""
-    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, segments=True)
+    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=(SEGMENTS, _STATES))
     parsed = _header(header, RolloutHeader)
     return RolloutBatch(parsed, tuple(SampleRow(**row) for row in rows))
 
@@ -179,17 +187,17 @@ def decode_table(
     max_bytes: int,
     max_metadata: int = MAX_METADATA,
     *,
-    segments: bool = False,
+    optional: Columns = (),
 ) -> tuple[bytes, list[dict]]:
-    """(header bytes, rows as dicts) of a stream with exactly these columns, or, with `segments`, those of
-    `with_segments`; raises MalformedRollout."""
+    """(header bytes, rows as dicts) of a stream with exactly these columns and the first of the optional ones, none of
+    which is there for nothing; raises MalformedRollout."""
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
-    last = _SEGMENTS if segments else None
     try:
-        header, rows = read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata, optional=last)
+        header, rows = read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata, optional=optional)
     except MalformedStream as error:
         raise MalformedRollout("malformed file", error.why) from None
-    if rows and "segments" in rows[0] and not any(row["segments"] for row in rows):
-        raise MalformedRollout("malformed file", "a column of segments where no rollout has any")
+    for name, _ in optional:
+        if rows and name in rows[0] and not any(row[name] for row in rows):
+            raise MalformedRollout("malformed file", f"a column of {name} where no rollout has any")
     return header, rows

@@ -139,6 +139,9 @@ class Defaults:
     def is_witnessed(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
         return self.determinism == "witnessed"
 
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:  # noqa: ARG002 - there is no machine
+        return b""
+
     def another(self) -> Self | None:
         return None
 
@@ -222,6 +225,11 @@ class Environment(Protocol):
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         """The same of many rollouts at once, each by itself: what `step` would say of it, whatever becomes of the
         others."""
+        ...
+
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        """Of a session: STATE_BYTES of its machine's hash for each time that the environment spoke. Empty where there
+        is no machine. Raises Undecided."""
         ...
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:

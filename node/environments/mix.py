@@ -132,6 +132,10 @@ class MixEnvironment:
         label, inner = self._inner(problem)
         return self._environments[label].is_witnessed(inner)
 
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        label, inner = self._inner(problem)
+        return self._environments[label].states(inner, transcript)
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)
         inner = [self._inner(problem) for problem in problems]

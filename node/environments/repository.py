@@ -1,11 +1,8 @@
 """`repository`: mend a small repository with a shell and a Python that remember, then hidden tests run over its files.
 
-A row has files, a prompt and tests. A rollout is a session: one machine that lives through its turns, replayed by fuel
-alone (`node.sandbox.sessions`). What leaves it are its files. They are tested in machines of their own, because
-whoever wrote in the session may have changed everything there; what a test should print never goes in.
+A row has files, a prompt and tests. A rollout is a session (`machine`): its files are what is tested.
 """
 
-import re
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -17,26 +14,17 @@ from blake3 import blake3
 from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
-from node.environments.guests import guest
+from node.environments.machine import TOOLS, Machine, check_files
 from node.environments.programs import Opener, finished
 from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.runtime import opener_for
 from node.environments.task_types.comparison import same_output
-from node.environments.tools.form import how_to_call, parse_call, tell_result
+from node.environments.tools.form import how_to_call, parse_call
 from node.errors import Finding, Findings
 from node.recent import Recent
-from node.sandbox import Call, Limits, Sessions, Status
+from node.sandbox import Call, Limits
 
 MOST_CALLS = 64
-MAX_FILES = 512
-MAX_TESTS = 64
-MAX_CHARACTERS = 1 << 20
-_TOOLS = {
-    "sh": "runs shell commands in the repository",
-    "python": "runs Python there, which remembers its names",
-}
-_PATH = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}(/[A-Za-z0-9_][\w.-]{0,99}){0,7}", re.ASCII)
-_ENTRY = "intellect_session"
 _REMEMBERED = 1 << 12
 
 
@@ -93,15 +81,21 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         self._arguments, self._limits, self._opener, self._tokenizer = arguments, limits, opener, tokenizer
         self._chat = arguments.template == "chat"
         self._rows = {row.problem_id: row for row in rows}
-        self._instructions = arguments.instructions.replace("{tools}", how_to_call(list(_TOOLS.items())))
+        self._instructions = arguments.instructions.replace("{tools}", how_to_call(list(TOOLS.items())))
         problems = [self._problem(row) for row in rows]
         self.hold(problems, arguments.held_back_share)
         self._begin()
 
     def _begin(self) -> None:
         """Nothing starts yet."""
-        files = {f"{_ENTRY}.py": guest(_ENTRY)}
-        self.sessions = Sessions(lambda: self._opener(files, _ENTRY, self._limits), fuel=self._arguments.session_fuel)
+        given = self._arguments
+        self.machine = Machine(
+            self._opener,
+            self._limits,
+            fuel=given.session_fuel,
+            call_fuel=given.call_fuel,
+            most=given.result_characters,
+        )
         self._known = Recent[bytes, float](_REMEMBERED)
 
     def _problem(self, row: _Row) -> Problem:
@@ -113,11 +107,12 @@ class RepositoryEnvironment(ListedProblems, Defaults):
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
         calls = self._calls(problem, transcript)
-        if calls is None:
-            return None
-        outcome = self.sessions.outcome(calls)
-        said = outcome.value if outcome.status is Status.OK else f"the call ended early: {outcome.status.value}"
-        return self.reply_tokens(tell_result(str(said), self._arguments.result_characters))
+        return None if calls is None else self.reply_tokens(self.machine.told(calls))
+
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        """Raises Undecided."""
+        calls = self._calls(problem, transcript[:-2]) or []
+        return self.machine.states(calls[: end + 1] for end in range(1, len(calls)))
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         scores = [0.0] * len(problems)
@@ -134,15 +129,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         calls = self._calls(problem, transcript[:-2]) if len(transcript) > 2 else None
         if calls is None:
             return 0.0  # nothing was called, so nothing is mended
-        return self._tested(self._rows[problem.problem_id], self.files(calls))
-
-    def files(self, calls: Sequence[Call]) -> dict[str, str]:
-        """What a session leaves, by path; nothing where it left too much or no files. Raises Undecided."""
-        left = self.sessions.outcome([*calls, Call("files")])
-        try:
-            return msgspec.convert(left.value, dict[str, str]) if left.status is Status.OK else {}
-        except msgspec.ValidationError:
-            return {}
+        return self._tested(self._rows[problem.problem_id], self.machine.files(calls))
 
     def _tested(self, row: _Row, files: dict[str, str]) -> float:
         """Raises Undecided."""
@@ -152,10 +139,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         return self._known[key]
 
     def _passes(self, test: _Test, files: dict[str, str]) -> bool:
-        call = Call("test", (files, test.code), fuel=self._arguments.test_fuel)
-        (outcome,) = self.sessions.sandbox.run([call])
-        if isinstance(outcome, Undecided):
-            raise outcome
+        outcome = self.machine.test(files, test.code, self._arguments.test_fuel)
         return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), test.output)
 
     def wrong_rows(self, count: int) -> list[str]:
@@ -169,14 +153,13 @@ class RepositoryEnvironment(ListedProblems, Defaults):
 
     def _calls(self, problem: Problem, transcript: Transcript) -> list[Call] | None:
         """All calls of a session up to that which the transcript ends with; None where it ends with none."""
-        fuel, most = self._arguments.call_fuel, self._arguments.result_characters + 1
-        calls = [Call("begin", (self._rows[problem.problem_id].files,), fuel=fuel)]
+        calls = [self.machine.begin(self._rows[problem.problem_id].files)]
         for segment in transcript:
             if segment.sampled:
-                call = parse_call(self._tokenizer.decode(segment.tokens), _TOOLS)
+                call = parse_call(self._tokenizer.decode(segment.tokens), TOOLS)
                 if call is None:
                     return None
-                calls.append(Call("run", (call.tool, call.text, most), fuel=fuel))
+                calls.append(self.machine.run(call.tool, call.text))
         return calls
 
     def another(self) -> Self:
@@ -186,7 +169,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         return other
 
     def close(self) -> None:
-        self.sessions.close()
+        self.machine.close()
 
 
 def load(
@@ -242,13 +225,7 @@ def _row(raw: dict[str, Any], *, chat: bool) -> _Row:
     row = msgspec.convert(raw, _Row)
     if not row.problem_id or not row.files or not row.tests:
         raise ValueError("it lacks an id, files or tests")
-    if len(row.files) > MAX_FILES or len(row.tests) > MAX_TESTS:
-        raise ValueError(f"it has more than {MAX_FILES} files or {MAX_TESTS} tests")
-    wrong = next((path for path in (*row.files, *row.gold) if not _PATH.fullmatch(path)), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong[:80]!r} is no plain relative path")
-    if sum(map(len, row.files.values())) + sum(len(test.code) for test in row.tests) > MAX_CHARACTERS:
-        raise ValueError(f"its files and tests have more than {MAX_CHARACTERS} characters")
+    check_files((*row.files, *row.gold), row.files, [test.code for test in row.tests])
     before, _ = read_prompt(row.prompt)
     if before and not chat:
         raise ValueError("the prompt is a chat of several messages, and template = 'plain' has no place for them")

@@ -85,6 +85,10 @@ class Guarded:
         with self._lane() as lane:
             return lane.steps(problems, transcripts)
 
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        with self._lane() as lane:
+            return lane.states(problem, transcript)
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         with self._lane() as lane:
             before = lane.gave_up

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from node.environments.base import Environment, Problem, Transcript
+from node.environments.errors import Undecided
 from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
 from node.inference.proofs import prove_all
@@ -96,6 +98,16 @@ def _play(
     return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True)
 
 
+def _states(environment: Environment, problem: Problem, transcript: Transcript) -> bytes:
+    """Raises EngineError where this machine cannot say them again."""
+    if len(transcript) == 1:
+        return b""
+    try:
+        return environment.states(problem, transcript)
+    except Undecided as undecided:
+        raise EngineError("a session's states cannot be told", undecided.why, undecided.remedy) from undecided
+
+
 def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Sequence[Rollout]) -> list[SampleRow]:
     cuts, size = session.run.verification, session.run.rollout.group_size
     proofs = prove_all([rollout.rows for rollout in rollouts], cuts.toploc_k, cuts.toploc_batch)
@@ -103,7 +115,8 @@ def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Seque
     for i, one in enumerate(rollouts):
         group, sample = divmod(i, size)
         problem, prompt = tasks.problems[group], tasks.prompts[group]
-        said = one.output, one.finished, proofs[i], one.segments
+        states = _states(session.environment, problem, one.transcript)
+        said = one.output, one.finished, proofs[i], one.segments, states
         bare = SampleRow(group, sample, problem.problem_id, prompt, *said)
         sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))

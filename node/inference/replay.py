@@ -12,14 +12,15 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from node.environments.base import Problem, Reply, Segment, Transcript
+from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.inference.session import Session
 from node.inference.tasks import Tasks, sampled_tokens
 from node.inference.turns import Due, replies
-from protocol.checks import Fault, Reason, check_turn
+from protocol.checks import Fault, Reason, check_states, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces
+from protocol.statements import Outcome
 
 AT_ONCE = 16
 """Rollouts of one pass, where a group has no more: between passes the clock is looked at."""
@@ -34,7 +35,8 @@ def replay_turns(
     session: Session, batch: RolloutBatch, tasks: Tasks, *, first: Collection[int], until: float
 ) -> tuple[Fault | None, set[int]]:
     """(the first forged turn, groups that could not be replayed before the clock said `until`). The rows' form has
-    passed protocol.checks. What a server said otherwise is told where nothing is forged: nobody's proven fault."""
+    passed protocol.checks. What a server said otherwise, and a session's other state, is told where nothing is forged:
+    nobody's proven fault."""
     if session.bounds.turns == 1:
         return None, set()
     groups, size = range(len(tasks.problems)), session.run.rollout.group_size
@@ -47,12 +49,16 @@ def replay_turns(
     for some in (*_together(drawn, size), *_together(others, size)):
         replays = [_replay_of(tasks, row) for group in some for row in batch.rows if row.group == group]
         _replay(session, replays, until)
+        for one in replays:
+            one.compare_states(session.environment)
         for group in some:
             found = next((one.found for one in replays if one.row.group == group and one.found), None)
-            if isinstance(found, Fault) and not session.environment.is_witnessed(tasks.problems[group]):
+            if isinstance(found, Fault) and session.environment.is_witnessed(tasks.problems[group]):
+                found = Fault(Reason.HEARD_OTHERWISE, found.detail, group)
+            if isinstance(found, Fault) and found.outcome is Outcome.SLASH:
                 return found, unreplayed
             if isinstance(found, Fault):
-                otherwise = otherwise or Fault(Reason.HEARD_OTHERWISE, found.detail, group)
+                otherwise = otherwise or found
             elif found is not None:
                 unreplayed.add(group)
     return otherwise, unreplayed
@@ -95,6 +101,14 @@ class _Replay:
         self.found = reply if isinstance(reply, Undecided) else check_turn(self.row, self.turn, said, reply)
         self.turn += 1
         return self.found is None and said is not None
+
+    def compare_states(self, environment: Environment) -> None:
+        """Of a session whose words are right."""
+        if self.found is None and len(self.transcript) > 1:
+            try:
+                self.found = check_states(self.row, environment.states(self.problem, self.transcript))
+            except Undecided as undecided:
+                self.found = undecided
 
 
 def _replay_of(tasks: Tasks, row: SampleRow) -> _Replay:

@@ -12,7 +12,7 @@ native stack cannot be written down; wasmtime offers no way, and the interpreter
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -43,12 +43,22 @@ class Sessions:
 
     def outcome(self, calls: Sequence[Call]) -> Outcome:
         """Of the last of these calls, made one after the other in one machine. Raises Undecided."""
+        outcome = Outcome(Status.OK)
+        for outcome in self._outcomes(calls):  # noqa: B007 - the last one
+            pass
+        return outcome
+
+    def state(self, calls: Sequence[Call]) -> bytes:
+        """Of the machine after these calls: the hash that its last one that ended OK left. Raises Undecided."""
+        return next((one.state for one in reversed(list(self._outcomes(calls))) if one.status is Status.OK), b"")
+
+    def _outcomes(self, calls: Sequence[Call]) -> Iterator[Outcome]:
         made: list[Call] = []
         place, left = _START, self._fuel
-        outcome = Outcome(Status.OK)
         for call in calls:
             if left <= 0:
-                return Outcome(Status.OUT_OF_FUEL, error="the calls before used up what a session may use")
+                yield Outcome(Status.OUT_OF_FUEL, error="the calls before used up what a session may use")
+                return
             call = replace(call, fuel=min(left, call.fuel or left))
             after = _place(place, call)
             if after not in self._known:
@@ -58,7 +68,7 @@ class Sessions:
             if outcome.status is Status.OK:
                 made.append(call)
                 place = after
-        return outcome
+            yield outcome
 
     @property
     def sandbox(self) -> Sandbox:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from node.training.errors import TrainingError
-from protocol.rollout import Columns, MalformedRollout, decode_table, encode_table, with_segments
+from protocol.rollout import SEGMENTS, Columns, MalformedRollout, decode_table, encode_table, with_segments
 from protocol.segments import sampled_count, sampled_tokens
 
 MAX_BATCH_ROWS = 1 << 20
@@ -99,7 +99,9 @@ def encode_batch(batch: Batch) -> bytes:
 def decode_batch(data: bytes) -> Batch:
     """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
-        header, rows = decode_table(data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, segments=True)
+        header, rows = decode_table(
+            data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, optional=(SEGMENTS,)
+        )
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
         raise _broken(str(error)) from None

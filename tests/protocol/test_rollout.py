@@ -57,7 +57,7 @@ def test_segments_are_a_column_of_files_that_have_some() -> None:
 
 
 def test_a_column_of_segments_that_says_nothing_is_refused() -> None:
-    schema = schema_of([*rollout._ROLLOUT, rollout._SEGMENTS])
+    schema = schema_of([*rollout._ROLLOUT, rollout.SEGMENTS])
     with pytest.raises(MalformedRollout, match="segments"):
         decode(stream(schema, [*columns(), [[]] * 6], header=msgspec.json.encode(batch().header)), 6)
 

@@ -10,7 +10,7 @@ from typing import Any
 import environment  # pyright: ignore[reportMissingImports]
 
 MAX_ROWS = 1_000_000
-_OPTIONAL = ("step", "program", "golden")
+_OPTIONAL = ("step", "program", "golden", "files", "tests")
 
 
 def _made() -> list[Any] | None:
@@ -86,8 +86,17 @@ def score(row: Any, turns: list[dict[str, str]]) -> Any:
     return environment.score(row, turns)
 
 
-def score_runs(row: Any, turns: list[dict[str, str]], runs: list[dict[str, Any]]) -> Any:
-    return environment.score(row, turns, runs)
+def score_with(row: Any, turns: list[dict[str, str]], found: Any) -> Any:
+    """found: what programs did, or what a session left."""
+    return environment.score(row, turns, found)
+
+
+def files(row: Any) -> Any:
+    return environment.files(row)
+
+
+def tests(row: Any) -> Any:
+    return environment.tests(row)
 
 
 def golden(row: Any) -> Any:

@@ -242,7 +242,8 @@ class _Player:
             self.package.most_spent = max(most, self.package.most_spent)
 
     def _spent(self) -> int:
-        return self.package.spent + self.scorer.spent_on_programs
+        tests = self.package.sessions.spent if self.package.sessions else 0
+        return self.package.spent + self.scorer.spent_on_programs + tests
 
     def close(self) -> None:
         self.scorer.close()
@@ -286,8 +287,9 @@ def _differences(item: Item, players: Sequence[_Player], played: Sequence[Mappin
             one, two = here[name], there.get(name)
             if two is None or one.undecided or two.undecided:
                 continue
-            if (one.turns, one.reward) != (two.turns, two.reward):
-                what = "the reward" if one.turns == two.turns else "what was said"
+            if (one.turns, one.states, one.reward) != (two.turns, two.states, two.reward):
+                what = "what was said" if one.turns != two.turns else "the reward"
+                what = what if one.states == two.states else "the session's machine"
                 yield Finding(item.number, f"{what} of {name} differs: {player.way.name}, {other.way.name}", _SAME)
 
 

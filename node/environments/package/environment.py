@@ -106,6 +106,12 @@ class PackageEnvironment(ListedProblems, Defaults):
     def _encoded(self, said: str) -> list[int] | None:
         return self.reply_tokens(said) if said else None
 
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        """Raises Undecided."""
+        if self._package.sessions is None:
+            return b""
+        return self._package.sessions.states(_row(problem), self._turns(problem, transcript))
+
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """What was cut off at the length limit is no answer and scores 0, and so does what is too long to be read."""
         asked: dict[int, Question] = {}

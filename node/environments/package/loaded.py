@@ -14,6 +14,7 @@ import msgspec
 from node.environments.errors import PackageError, Undecided
 from node.environments.guests import guest
 from node.environments.package.manifest import ROWS, Manifest, read_manifest
+from node.environments.package.sessions import PackageSessions
 from node.environments.programs import Opener
 from node.sandbox import Outcome, Sandbox, SandboxError, Status
 from node.sandbox import Undecided as NoOutcome
@@ -58,6 +59,7 @@ class LoadedPackage:
         """instructions of all calls so far"""
         self.most_spent = 0
         """of one call"""
+        self.sessions: PackageSessions | None = None
         try:
             self.sandbox = self._opened()
         except NoOutcome:
@@ -67,6 +69,7 @@ class LoadedPackage:
         try:
             facts = _read(self._must("describe"), _Facts, self.manifest)
             self.functions = facts.functions
+            self.sessions = self._with_sessions()
             self._made = facts.rows
             self._check()
         except BaseException:
@@ -75,10 +78,13 @@ class LoadedPackage:
 
     def _check(self) -> None:
         judged, several = self.manifest.determinism == "judged", self.manifest.turns > 1
-        wanted = ["prompt", *([] if judged else ["score"]), *(["step"] if several else [])]
+        talks = ["files"] if self.manifest.session else ["step"] if several else []
+        wanted = ["prompt", *([] if judged else ["score"]), *talks]
         missing = [name for name in wanted if name not in self.functions]
         if missing:
             raise _unusable(self.manifest, f"there is no function {missing[0]}", "write it: see docs/environments.md")
+        if self.manifest.session and "program" in self.functions:
+            raise _unusable(self.manifest, "it has sessions, and a function program", "write tests(row) in its place")
         if (self._made is None) == (ROWS not in self._files):
             raise _unusable(self.manifest, "it has no rows, or two sources of them", f"write rows(), or put {ROWS} in")
         if self._made is not None and self._made > MAX_ROWS:
@@ -144,6 +150,8 @@ class LoadedPackage:
 
     def steps(self, asked: Sequence[tuple[Row, list[Turn]]]) -> list[str | None | Undecided]:
         """The same of many rollouts at once."""
+        if self.sessions is not None:
+            return self.sessions.replies(asked)
         return [_said(outcome) for outcome in self.call_all("step", asked)]
 
     def golden(self, row: Row) -> tuple[str, ...]:
@@ -164,7 +172,14 @@ class LoadedPackage:
         """The same in a sandbox of its own, for another thread. Raises Undecided."""
         other = copy(self)
         other.sandbox = self._opened()
+        other.sessions = other._with_sessions()
         return other
+
+    def _with_sessions(self) -> PackageSessions | None:
+        session, packages = self.manifest.session, self.manifest.packages
+        if session is None:
+            return None
+        return PackageSessions(session, packages, self.functions, self.call_all, self._opener)
 
     def _opened(self) -> Sandbox:
         files = {**self._files, f"{_ENTRY}.py": guest(_ENTRY)}
@@ -172,6 +187,8 @@ class LoadedPackage:
 
     def close(self) -> None:
         self.sandbox.close()
+        if self.sessions is not None:
+            self.sessions.close()
 
 
 def _said(outcome: Outcome | Undecided) -> str | None | Undecided:

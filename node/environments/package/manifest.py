@@ -12,6 +12,7 @@ from node.environments.builtin import BUILTIN
 from node.environments.errors import PackageError
 from node.environments.names import nearest
 from node.sandbox import Limits
+from node.sandbox.base import MAX_FUEL
 
 CODE, SETTINGS, ROWS = "environment.py", "environment.toml", "rows.jsonl"
 MAX_TURNS = 64
@@ -23,9 +24,31 @@ _HEAD = re.compile(r"(?m)^# /// environment$\s(?P<content>(^#(| .*)$\s)+)^# ///$
 """As PEP 723 writes metadata into a script."""
 
 
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each rollout has a machine of its own. fuel: instructions of a whole session; call_fuel: of one call, and of a
+    test; memory_mib: of a machine; disk_kib: for its files; result_characters: most of one result. Raises ValueError.
+    """
+
+    fuel: int = 20_000_000_000
+    call_fuel: int = 4_000_000_000
+    memory_mib: int = 128
+    disk_kib: int = 4096
+    result_characters: int = 2000
+
+    def __post_init__(self) -> None:
+        self.limits(())
+        if self.disk_kib < 1 or not 0 < self.fuel <= MAX_FUEL or not 16 <= self.result_characters <= 1 << 16:
+            raise ValueError(f"fuel (1..{MAX_FUEL}), disk_kib or result_characters (16..65536) is not one")
+
+    def limits(self, packages: tuple[str, ...]) -> Limits:
+        disk = self.disk_kib << 10
+        return Limits(fuel=self.call_fuel, memory_mib=self.memory_mib, disk_bytes=disk, packages=packages)
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """name: in run files, metrics and problem ids; class: what verdicts depend on; turns: most answers of a rollout;
-    packages: what its code and programs may import besides Python's own modules; limits: of every call of its code."""
+    packages: what its code and programs may import besides Python's own modules; limits: of every call of its code;
+    session: of the machine that a rollout has, if it has one."""
 
     name: str
     determinism: Determinism = msgspec.field(name="class")
@@ -33,6 +56,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     about: str = ""
     packages: tuple[str, ...] = ()
     limits: Limits = Limits()
+    session: Session | None = None
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether its code runs outside WASI too: not what imports from the shelf, nor a session's machine."""
+        return not self.packages and self.session is None
 
 
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
@@ -44,6 +73,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         data = tomllib.loads(text)
         _check_keys(data, Manifest)
         _check_keys(data.get("limits", {}), Limits)
+        _check_keys(data.get("session", {}), Session)
         manifest = msgspec.convert(data, Manifest)
         limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)
         manifest = msgspec.structs.replace(manifest, limits=limits)
@@ -94,6 +124,9 @@ def _check(manifest: Manifest) -> None:
         raise _unusable(f"{manifest.name!r} is the name of a built-in environment", "give it another name")
     if not 1 <= manifest.turns <= MAX_TURNS:
         raise _unusable(f"turns is {manifest.turns}", f"use 1 to {MAX_TURNS}")
+    if manifest.session is not None and (manifest.turns < 2 or manifest.determinism != "bounded"):
+        why = f"it has sessions, {manifest.turns} turns, and the class {manifest.determinism!r}"
+        raise _unusable(why, "use turns = 2 or more, and class 'bounded': a session's calls end where their fuel does")
 
 
 def _unusable(why: str, remedy: str) -> PackageError:

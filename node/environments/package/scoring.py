@@ -5,7 +5,7 @@ outcome at all is nothing decided.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from node.environments.package.loaded import LoadedPackage, Row, Turn
+from node.environments.package.sessions import PackageSessions
 from node.environments.programs import ProgramRunner, Trial, finished
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
@@ -88,17 +89,20 @@ class PackageScorer:
         self._runner.close()
 
     def _ask(self, questions: list[Question]) -> list[float | None]:
-        if "program" not in self._package.functions:
-            asked = [(q.row, q.turns) for q in questions]
-            return [self._reward(outcome) for outcome in self._package.call_all("score", asked)]
-        return self._ask_with_runs(questions)
+        if self._package.sessions is not None:
+            return self._ask_with(questions, [_left(self._package.sessions, question) for question in questions])
+        if "program" in self._package.functions:
+            return self._ask_with(questions, self._runs(questions))
+        asked = [(q.row, q.turns) for q in questions]
+        return [self._reward(outcome) for outcome in self._package.call_all("score", asked)]
 
-    def _ask_with_runs(self, questions: list[Question]) -> list[float | None]:
-        runs = list(self._runs(questions))
-        asked = [place for place, run in enumerate(runs) if run]
-        calls = [(questions[place].row, questions[place].turns, runs[place]) for place in asked]
-        rewards = dict(zip(asked, map(self._reward, self._package.call_all("score_runs", calls)), strict=True))
-        return [rewards.get(place, None if run is None else FLOOR) for place, run in enumerate(runs)]
+    def _ask_with(self, questions: list[Question], told: Iterable[Any]) -> list[float | None]:
+        """told: to the scorer, besides what was said; empty: the floor, None: this machine cannot tell."""
+        found = list(told)
+        asked = [place for place, one in enumerate(found) if one]
+        calls = [(questions[place].row, questions[place].turns, found[place]) for place in asked]
+        rewards = dict(zip(asked, map(self._reward, self._package.call_all("score_with", calls)), strict=True))
+        return [rewards.get(place, None if one is None else FLOOR) for place, one in enumerate(found)]
 
     def _runs(self, questions: list[Question]) -> Iterator[list[dict[str, Any]] | None]:
         """What the programs of answers did; empty: there is none, None: this machine cannot tell."""
@@ -136,6 +140,13 @@ class PackageScorer:
         self.complaint = f"{what}: {outcome.error or repr(outcome.value)[:80]}"
 
 
+def _left(sessions: PackageSessions, question: Question) -> dict[str, Any] | None:
+    try:
+        return sessions.left(question.row, question.turns)
+    except Undecided:
+        return None
+
+
 def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None:
     """For the scorer: whether each run came to its end, what it printed, what it returned."""
     told: list[dict[str, Any]] = []
@@ -155,12 +166,13 @@ def _did(outcomes: Sequence[Outcome | Undecided]) -> list[dict[str, Any]] | None
 @dataclass(frozen=True, slots=True)
 class Played:
     """What came of it. turns: everything that was said; fault: what the scorer did instead of a reward, else empty;
-    undecided: whether this machine could not tell."""
+    undecided: whether this machine could not tell; states: of a session's machine."""
 
     turns: tuple[tuple[str, str], ...]
     reward: float
     fault: str = ""
     undecided: bool = False
+    states: bytes = b""
 
 
 def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Sequence[str]) -> Played:
@@ -178,4 +190,5 @@ def play(package: LoadedPackage, scorer: PackageScorer, row: Row, answers: Seque
     faults, gave_up = scorer.faults.total(), scorer.gave_up
     reward = scorer.score([Question(row, turns)])[0]
     fault = scorer.complaint if scorer.faults.total() > faults else ""
-    return Played(told, reward, fault, scorer.gave_up > gave_up)
+    states = package.sessions.states(row, turns) if package.sessions else b""
+    return Played(told, reward, fault, scorer.gave_up > gave_up, states)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,7 +34,7 @@ from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
 from protocol.identity import NodeKey
 from protocol.messages import DIGEST
-from protocol.rollout import decode, decode_report
+from protocol.rollout import STATE_BYTES, decode, decode_report, encode
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.statements import Outcome
 
@@ -207,6 +208,67 @@ class Unsure(Defaults):
         if problem.problem_id == self._problem_id:
             raise Undecided("it cannot tell", "busy", "wait")
         return self._environment.step(problem, transcript)
+
+
+class Remembers(Unsure):
+    """The session's environment as if a machine lived through its turns, which stands where its words lead. astray: the
+    turn from which on it stands elsewhere."""
+
+    def __init__(self, environment: Any, astray: int = 9) -> None:
+        super().__init__(environment, "none")
+        self._astray = astray
+
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        said = [repr(transcript[: 2 * turn + 1]) for turn in range(len(transcript) // 2)]
+        return b"".join(
+            sha256(f"{turn >= self._astray}{one}".encode()).digest()[:STATE_BYTES] for turn, one in enumerate(said)
+        )
+
+
+@pytest.mark.parametrize(
+    ("astray", "states", "outcome", "reason", "detail"),
+    [
+        (9, lambda found: found, Outcome.ACCEPT, Reason.NONE, ""),
+        (1, lambda found: found, Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 2"),
+        (9, lambda found: b"\x00" + found[1:], Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
+        (9, lambda found: b"", Outcome.REJECT, Reason.OTHER_MACHINE, "behind answer 1"),
+        (9, lambda found: found[1:], Outcome.SLASH, Reason.MALFORMED, "bytes of states"),
+    ],
+    ids=["honest", "another machine", "another hash", "none", "cut"],
+)
+def test_the_machine_of_a_session_is_compared_turn_by_turn(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    astray: int,
+    states: Callable[[bytes], bytes],
+    outcome: Outcome,
+    reason: Reason,
+    detail: str,
+) -> None:
+    retry = session.environment
+    monkeypatch.setattr(session, "environment", Remembers(retry))
+    path = tmp_path / "file"
+    made = produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(path)))
+    batch = decode(path.read_bytes(), 8)
+    row = max(batch.rows, key=lambda one: len(one.segments))
+    assert len(row.states) == 2 * STATE_BYTES
+    rows = tuple(msgspec.structs.replace(one, states=states(one.states)) if one == row else one for one in batch.rows)
+    path.write_bytes(encode(msgspec.structs.replace(batch, rows=rows)))
+    monkeypatch.setattr(session, "environment", Remembers(retry, astray))
+    seen = judge(session, made)
+    assert (seen.outcome, seen.reason) == (outcome, reason) and detail in seen.detail
+
+
+def test_where_there_is_no_machine_nobody_names_its_states(
+    session: Session, produced: Produced, tmp_path: Path
+) -> None:
+    batch = decode(Path(produced.path).read_bytes(), 8)
+    assert not any(one.states for one in batch.rows)
+    rows = tuple(msgspec.structs.replace(one, states=bytes(len(one.segments) // 2 * STATE_BYTES)) for one in batch.rows)
+    (tmp_path / "file").write_bytes(encode(msgspec.structs.replace(batch, rows=rows)))
+    seen = judge(session, produced, path=str(tmp_path / "file"))
+    assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.OTHER_MACHINE)
 
 
 def test_who_cannot_replay_a_group_says_nothing_of_it(

@@ -6,6 +6,7 @@ KINDS = {
     "single": "one answer, a reward from 0 to 1",
     "multi-turn": "the environment answers back, and the model tries again",
     "code": "the answer is a program, run in a sandbox of its own",
+    "session": "a machine that remembers: files, a shell, Python; hidden tests judge what it leaves",
 }
 
 

@@ -1,0 +1,153 @@
+"""Rollouts of a package as sessions: its functions say what a machine is to do, the machine says what came of it.
+
+The package's code never runs in the machine, nor does it see more of it than words and files: what is right stays out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from node.environments.errors import Undecided
+from node.environments.machine import TOOLS, Machine, check_files
+from node.environments.package.manifest import Session
+from node.environments.programs import Opener, finished
+from node.environments.tools.form import MAX_CALL, ToolCall, parse_call
+from node.recent import Recent
+from node.sandbox import Call, Outcome, Status
+
+Row = Any
+Turns = list[dict[str, str]]
+Asked = tuple[Row, Turns]
+CallAll = Callable[[str, Sequence[Sequence[Any]]], list[Outcome | Undecided]]
+_REMEMBERED = 1 << 12
+_Wish = str | ToolCall | None
+"""What a package has for a model behind an answer: words, a call whose result is told, nothing more."""
+
+
+class PackageSessions:
+    """For one thread; blocks. call_all: of the package's functions, which are `functions`. Raises Undecided wherever
+    the package or a machine has no outcome here."""
+
+    def __init__(
+        self, session: Session, packages: tuple[str, ...], functions: Sequence[str], call_all: CallAll, opener: Opener
+    ) -> None:
+        fuel, most = session.fuel, session.result_characters
+        self._machine = Machine(opener, session.limits(packages), fuel=fuel, call_fuel=session.call_fuel, most=most)
+        self._functions, self._call_all = functions, call_all
+        self._wishes = Recent[bytes, _Wish](_REMEMBERED)
+        self._given = Recent[bytes, tuple[dict[str, str], tuple[str, ...]] | None](_REMEMBERED)
+        self._ran = Recent[bytes, dict[str, Any]](_REMEMBERED)
+        self.spent = 0
+        """instructions of all tests so far"""
+
+    def replies(self, asked: Sequence[Asked]) -> list[str | None | Undecided]:
+        """What the model is told behind the last answers; None: the rollout is over."""
+        self._ask([one for one in asked if _key(*one) not in self._wishes])
+        return [self._reply(*one) for one in asked]
+
+    def states(self, row: Row, turns: Turns) -> bytes:
+        """STATE_BYTES for each time that something was said."""
+        ends = [end for end, turn in enumerate(turns) if turn["role"] == "user"]
+        return self._machine.states(self._calls(row, turns[: end + 1]) for end in ends)
+
+    def left(self, row: Row, turns: Turns) -> dict[str, Any]:
+        """What `score` is told of a session: its files, and what the tests did with them. Empty, which is the floor:
+        there are none, or the session used up what it may use."""
+        given = self._gave(row)
+        files = self._machine.files(self._calls(row, turns)) if given else {}
+        return {"files": files, "runs": [self._run(files, code) for code in given[1]]} if given and files else {}
+
+    def close(self) -> None:
+        self._machine.close()
+
+    def _reply(self, row: Row, turns: Turns) -> str | None | Undecided:
+        try:
+            wish = self._wish(row, turns)
+            if wish is None or self._gave(row) is None:
+                return None
+            if isinstance(wish, str):
+                return wish
+            return self._machine.told([*self._calls(row, turns), self._machine.run(wish.tool, wish.text)])
+        except Undecided as undecided:
+            return undecided
+
+    def _calls(self, row: Row, turns: Turns) -> list[Call]:
+        """Those that were made before the last answer, or were answered by it."""
+        given = self._gave(row)
+        calls = [self._machine.begin(given[0] if given else {})]
+        for end, turn in enumerate(turns):
+            wish = self._wish(row, turns[:end]) if turn["role"] == "user" else None
+            if isinstance(wish, ToolCall):
+                calls.append(self._machine.run(wish.tool, wish.text))
+        return calls
+
+    def _wish(self, row: Row, turns: Turns) -> _Wish:
+        key = _key(row, turns)
+        if key not in self._wishes:
+            self._ask([(row, turns)])
+        if key not in self._wishes:
+            raise Undecided(
+                "a package says nothing here", "its step has no outcome", "see whether this machine is busy"
+            )
+        return self._wishes[key]
+
+    def _ask(self, asked: Sequence[Asked]) -> None:
+        if "step" not in self._functions:
+            for row, turns in asked:
+                self._wishes[_key(row, turns)] = parse_call(turns[-1]["content"], TOOLS)
+            return
+        for one, outcome in zip(asked, self._call_all("step", asked) if asked else (), strict=True):
+            if not isinstance(outcome, Undecided):
+                self._wishes[_key(*one)] = _wished(outcome)
+
+    def _gave(self, row: Row) -> tuple[dict[str, str], tuple[str, ...]] | None:
+        """The files that a session begins with, and its tests; None where a package gives what no machine takes."""
+        key = _key(row, [])
+        if key not in self._given:
+            functions = [name for name in ("files", "tests") if name in self._functions]
+            outcomes = [self._call_all(name, [(row,)])[0] for name in functions]
+            for outcome in outcomes:
+                if isinstance(outcome, Undecided):
+                    raise outcome
+            self._given[key] = _given(
+                {n: o for n, o in zip(functions, outcomes, strict=True) if isinstance(o, Outcome)}
+            )
+        return self._given[key]
+
+    def _run(self, files: dict[str, str], code: str) -> dict[str, Any]:
+        key = blake3(msgspec.json.encode((sorted(files.items()), code))).digest()
+        if key not in self._ran:
+            outcome = self._machine.test(files, code)
+            self.spent += outcome.fuel
+            self._ran[key] = {"ok": finished(outcome), "output": outcome.printed.decode(errors="replace")}
+        return self._ran[key]
+
+
+def _wished(outcome: Outcome) -> _Wish:
+    """A step that fails, or says what is neither words nor a call, ends the rollout."""
+    said = outcome.value if outcome.status is Status.OK else None
+    if isinstance(said, dict) and len(said) == 1:
+        ((tool, text),) = said.items()
+        good = tool in TOOLS and isinstance(text, str) and 0 < len(text.strip()) <= MAX_CALL
+        return ToolCall(tool, text) if good else None
+    return said if isinstance(said, str) and 0 < len(said) <= MAX_CALL else None
+
+
+def _given(outcomes: dict[str, Outcome]) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    try:
+        files = msgspec.convert(_value(outcomes["files"]), dict[str, str])
+        tests = msgspec.convert(_value(outcomes["tests"]), tuple[str, ...]) if "tests" in outcomes else ()
+        check_files(files, files, tests)
+    except ValueError:  # msgspec's among them
+        return None
+    return files, tests
+
+
+def _value(outcome: Outcome) -> Any:
+    return outcome.value if outcome.status is Status.OK else None
+
+
+def _key(row: Row, turns: Turns) -> bytes:
+    return blake3(msgspec.json.encode((row, turns))).digest()
