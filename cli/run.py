@@ -38,6 +38,7 @@ class Learning(StrEnum):
 
     rl = "rl"
     pretrain = "pretrain"
+    witnessed = "witnessed"
 
 
 @app.command(
@@ -117,6 +118,7 @@ def show(
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
     "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
     "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet   |   "
+    "intellect-node run new game.toml --kind witnessed --dataset rows.jsonl --server wss://example.org/ws   |   "
     "intellect-node run new text.toml --kind pretrain --model models/byte --dataset books.jsonl",
 )
 def new(
@@ -130,8 +132,14 @@ def new(
         str | None, typer.Option(help="An environment package instead: its path, relative to the file, or its root.")
     ] = None,
     kind: Annotated[
-        Learning, typer.Option(help="What it learns from: rollouts (rl), or text in rounds of peers (pretrain).")
+        Learning,
+        typer.Option(
+            help="Learns from rollouts (rl), from a server (witnessed), or from text in rounds of peers (pretrain)."
+        ),
     ] = Learning.rl,
+    server: Annotated[
+        str | None, typer.Option(help="With --kind witnessed: ws(s):// of OpenEnv, http(s):// or stdio:NAME of MCP.")
+    ] = None,
     like: Annotated[Kind, typer.Option(help="Sizes and recipe to start from.")] = Kind.small,
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
@@ -154,7 +162,11 @@ def new(
             raise CommandError("text or rollouts?", why, "leave them out, or --kind pretrain", USAGE)
         _write(file, pretraining_template(file=file.name, name=name or file.stem, model=model, text=dataset))
         return
-    source = "dataset" if dataset else environment
+    served = kind is Learning.witnessed
+    if served != bool(server):
+        why = "an environment behind a server has both a --kind and an address"
+        raise CommandError("which server?", why, "give --kind witnessed and --server URL", USAGE)
+    source = "server" if served else "dataset" if dataset else environment
     if source not in BUILTIN:
         raise CommandError(
             f"there is no environment {source!r}", _nearest(source, BUILTIN), "choose one of them", USAGE
@@ -173,6 +185,7 @@ def new(
         dataset=dataset,
         recipe=recipe,
         package=package,
+        server=server or "",
         chat=not start.is_dir() or has_chat_template(start),
         parameters=sum(map(parameters_in, start.glob("*.safetensors"))),
     )

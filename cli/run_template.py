@@ -140,6 +140,22 @@ args = {args}
 # weight = 1
 """
 
+SERVED = """dataset = {dataset}      # JSONL: problem_id, prompt, reset (with what the server begins an episode)
+
+[environment]
+name = "server"
+[environment.args]
+url = {url}
+protocol = {protocol}            # OpenEnv's socket, or MCP's tools over HTTP or stdio
+turns = 4                       # answers of a rollout, at most
+seconds = 10                    # that the server may take over one
+{template_line}
+held_back_share = 0.05          # of the problems, for evaluation; never trained on
+
+[audit]
+witnessed = "alone"             # a quorum of validators must hear the same; "mixed" beside exact environments
+"""
+
 ROLLOUT = """
 [rollout]
 group_size = {group_size}                  # answers per problem; advantages are relative to their group
@@ -335,17 +351,20 @@ def template(
     dataset: str | None,
     recipe: str | None,
     package: str | None = None,
+    server: str = "",
     chat: bool = True,
     parameters: int = 0,
 ) -> str:
-    """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; chat: whether
+    """The text of a new run file. kind: a key of KINDS; package: an environment's, instead of its name; server:
+    an address, of class witnessed; chat: whether
     the model's tokenizer has a chat template; parameters: of the model, 0 where it is not there yet."""
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
     if parameters and kind != "intellect2":  # whose rate is published
         values = values | {"learning_rate": rate_for(parameters)}
     filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
-    problems = DATASET if environment == "dataset" else TASK
+    problems = SERVED if server else DATASET if environment == "dataset" else TASK
+    place |= {"url": toml_value(server), "protocol": toml_value("openenv" if server.startswith("ws") else "mcp")}
     parts = [HEAD, problems, ROLLOUT, RECIPE, LENGTH if "targets" in values else "", LIMITS]
     text = "".join(parts[:1]).format(file=file, **place)
     place |= {"source": "package" if package else "name", "environment": toml_value(package or environment)}

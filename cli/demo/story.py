@@ -25,6 +25,7 @@ from cli.events import event_rows
 from cli.invocation import until_signalled
 from cli.places import directory_lock
 from cli.top import any_key
+from node.environments.server.dial import LOCAL_SERVERS, PROGRAM
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
@@ -285,9 +286,14 @@ async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Sn
 
 
 def demo_environment(scene: Scene) -> dict[str, str]:
-    """What the children see: no setting of the user's own nodes, the demo's home, the repository importable."""
+    """What the children see: no setting of the user's own nodes, the demo's home, the repository importable. Which
+    servers on this machine a run may reach is no setting of a node."""
     environment = child_environment(ROOT)
-    own = {name: value for name, value in environment.items() if not name.startswith("INTELLECT_NODE_")}
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("INTELLECT_NODE_") or name == LOCAL_SERVERS or name.startswith(PROGRAM)
+    }
     return own | {"INTELLECT_NODE_HOME": str(scene.home)}
 
 

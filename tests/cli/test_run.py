@@ -300,3 +300,20 @@ def test_what_verdicts_depend_on_is_said_and_opinions_are_noted() -> None:
     told = _dependence(judged)
     assert "judges" in told and "3 turns" in told and "ab" * 32 in told
     assert _dependence(exact) == "exact, from the answer alone"
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol"),
+    [("wss://example.org/ws", "openenv"), ("https://example.org/mcp", "mcp"), ("stdio:game", "mcp")],
+)
+def test_a_run_behind_a_server_is_written_whole(tmp_path: Path, url: str, protocol: str) -> None:
+    rows = [{"problem_id": str(n), "prompt": "guess", "reset": {"seed": n}} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file, words = str(tmp_path / "game.toml"), ["--kind", "witnessed", "--dataset", "rows.jsonl"]
+    assert main(["run", "new", file, *words, "--server", url]) == 0
+    written = load_run_file(tmp_path / "game.toml")
+    assert written.audit.witnessed == "alone" and written.environment is not None
+    assert (written.environment.name, written.environment.args["url"]) == ("server", url)
+    assert written.environment.args["protocol"] == protocol
+    for less in (["--kind", "witnessed", "--dataset", "rows.jsonl"], ["--server", url]):
+        assert main(["run", "new", file, "--force", *less]) == 2

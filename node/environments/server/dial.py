@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from urllib.parse import SplitResult, urlsplit
 
 LOCAL_SERVERS = "INTELLECT_NODE_LOCAL_SERVERS"
+PROGRAM = "INTELLECT_NODE_MCP_"
+"""With a NAME behind it: the command that this member runs where a run says stdio:NAME."""
 MAX_REPLY_BYTES = 1 << 20
 PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 

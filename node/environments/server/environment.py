@@ -22,7 +22,7 @@ from node.environments.prompts import ListedProblems, check_template, read_promp
 from node.environments.server.base import Episode, Heard
 from node.environments.server.dial import split_url
 from node.environments.server.mcp import SCHEMES as HTTP
-from node.environments.server.mcp import McpEpisode
+from node.environments.server.mcp import STDIO, McpEpisode
 from node.environments.server.openenv import SCHEMES as WEBSOCKET
 from node.environments.server.openenv import OpenEnvEpisode
 from node.environments.tools.form import tell_result
@@ -37,10 +37,11 @@ _REMEMBERED = 1 << 12
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path: below the run's assets; url: of the server; protocol: 'openenv' (ws, wss) or 'mcp' (http, https); turns:
-    most answers of a rollout; seconds: that the server may take over one; result_characters: of what it says that are
-    told; action, shown: of OpenEnv, the action's field for an answer and the observation's that is told; score_tool: of
-    MCP, the tool that grades; template: 'plain' or 'chat'; held_back_share: of the problems, for evaluation."""
+    """path: below the run's assets; url: of the server; protocol: 'openenv' (ws, wss) or 'mcp' (http, https, or
+    stdio:NAME, a program of each member's own); turns: most answers of a rollout; seconds: that the server may take
+    over one; result_characters: of what it says that are told; action, shown: of OpenEnv, the action's field for an
+    answer and the observation's that is told; score_tool: of MCP, the tool that grades; template: 'plain' or 'chat';
+    held_back_share: of the problems, for evaluation."""
 
     path: str
     url: str
@@ -143,7 +144,10 @@ class ServerEnvironment(ListedProblems, Defaults):
             heard = self._say(episode, answers[-1])
         with self._lock:
             self._said[key] = heard
-        self._keep(key, episode)
+        if heard.done:
+            episode.close()
+        else:
+            self._keep(key, episode)
         return heard
 
     def _played(self, problem_id: str, answers: tuple[str, ...]) -> tuple[Episode, Heard]:
@@ -222,7 +226,8 @@ def _check(arguments: Arguments) -> None:
     try:
         if schemes is None:
             raise ValueError(f"protocol = {arguments.protocol[:40]!r} is neither 'openenv' nor 'mcp'")
-        split_url(arguments.url, schemes)
+        if arguments.protocol != "mcp" or not STDIO.fullmatch(arguments.url):
+            split_url(arguments.url, schemes)
         if arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1:
             raise ValueError("template is 'plain' or 'chat', held_back_share lies between 0 and 1")
         if not 1 <= arguments.turns <= 64 or not 0.1 <= arguments.seconds <= 60:

@@ -1,21 +1,31 @@
-"""MCP's tools (specification 2025-06-18) over Streamable HTTP: JSON-RPC messages by POST, one session per rollout.
+"""MCP's tools (specification 2025-06-18): JSON-RPC messages, one session per rollout. Over Streamable HTTP by POST, or
+over stdio to a program of this machine.
 
 An answer that ends with <call>{"name": ..., "arguments": {...}}</call> calls a tool; any other answer is the last one,
-and the tool that grades is asked what it is worth. The model cannot call that tool. MCP over stdio is a program on a
-member's own machine, which nobody runs for a stranger.
+and the tool that grades is asked what it is worth. The model cannot call that tool. A run names a program (stdio:NAME)
+and never says what it is: which command that is says the member's own environment, and who names none has no word.
 """
 
 import json
+import os
+import re
+import select
+import shlex
+import signal
+import time
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import Any
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any, Protocol
 
 import msgspec
 
 from node.environments.server.base import FAILED, Heard, silent
-from node.environments.server.dial import MAX_REPLY_BYTES, dial, split_url, within
+from node.environments.server.dial import MAX_REPLY_BYTES, PROGRAM, dial, split_url, within
 from node.environments.tools.form import parse_call
 
 SCHEMES = ("http", "https")
+STDIO = re.compile(r"stdio:([a-z][a-z0-9_]{0,40})")
 VERSION = "2025-06-18"
 _CALL = "call"
 
@@ -46,20 +56,28 @@ class _Reply(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw()
 
 
+class Link(Protocol):
+    """Where messages go. Raises Undecided."""
+
+    def post(self, message: dict[str, Any]) -> _Reply | None: ...
+    def close(self) -> None: ...
+
+
 class McpEpisode:
-    """score_tool: called as {"problem_id", "answer"}; its text is the reward."""
+    """score_tool: called as {"problem_id", "answer"}; its text is the reward. Raises Undecided."""
 
     def __init__(self, url: str, seconds: float, problem_id: str, score_tool: str) -> None:
-        self._parts = split_url(url, SCHEMES)
-        self._seconds, self._problem_id, self._score_tool = seconds, problem_id, score_tool
-        self._session, self._number = "", 0
+        self._problem_id, self._score_tool = problem_id, score_tool
+        program = STDIO.fullmatch(url)
+        self._link: Link = _Program(program[1], seconds) if program else _Http(url, seconds)
+        self._number = 0
 
     def begin(self, reset: dict[str, Any]) -> None:
         """reset: the client's `_meta` of the session. Raises Undecided."""
         client = {"name": "intellect-node", "version": "1"}
         asked = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": client}
         self._ask("initialize", asked | ({"_meta": reset} if reset else {}))
-        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        self._link.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def say(self, answer: str) -> Heard:
         """Raises Undecided."""
@@ -76,7 +94,7 @@ class McpEpisode:
         return Heard(self._tool(wanted.name, wanted.arguments).text, False, None)
 
     def close(self) -> None:
-        """Servers forget sessions by themselves."""
+        self._link.close()
 
     def _tool(self, name: str, arguments: dict[str, Any]) -> _Result:
         reply = self._ask("tools/call", {"name": name, "arguments": arguments})
@@ -89,13 +107,22 @@ class McpEpisode:
 
     def _ask(self, method: str, params: dict[str, Any]) -> _Reply:
         self._number += 1
-        reply = self._post({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        reply = self._link.post({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
         if reply is None or (not reply.result and method == "initialize"):
             raise silent(f"it gives no result to {method}")
         return reply
 
-    def _post(self, message: dict[str, Any]) -> _Reply | None:
+
+class _Http:
+    def __init__(self, url: str, seconds: float) -> None:
+        self._parts, self._seconds, self._session, self._asked = split_url(url, SCHEMES), seconds, "", 0
+
+    def close(self) -> None:
+        """Servers forget sessions by themselves."""
+
+    def post(self, message: dict[str, Any]) -> _Reply | None:
         parts = self._parts
+        self._asked += 1
         link = HTTPConnection(str(parts.hostname), parts.port)
         try:
             link.sock = dial(parts, self._seconds)
@@ -112,7 +139,7 @@ class McpEpisode:
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if self._session:
             headers |= {"Mcp-Session-Id": self._session}
-        return headers | ({"MCP-Protocol-Version": VERSION} if self._number > 1 else {})
+        return headers | ({"MCP-Protocol-Version": VERSION} if self._asked > 1 else {})
 
     def _read(self, response: HTTPResponse, number: int | None) -> _Reply | None:
         if not 200 <= response.status < 300:
@@ -126,6 +153,71 @@ class McpEpisode:
         if len(data) > MAX_REPLY_BYTES:
             raise silent("its answer is too long")
         return _fitting(data, number)
+
+
+class _Program:
+    """A message a line. It runs as long as the episode, in a process group of its own, and ends with it."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._seconds, self._rest = seconds, b""
+        command = shlex.split(os.environ.get(f"{PROGRAM}{name.upper()}", ""))
+        if not command:
+            raise silent(f"{PROGRAM}{name.upper()} names no program here")
+        try:
+            self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, bufsize=0, start_new_session=True)
+        except OSError as error:
+            raise silent(str(error)) from error
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+
+    @property
+    def _input(self) -> int:
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        return self._process.stdin.fileno()
+
+    @property
+    def _output(self) -> int:
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        return self._process.stdout.fileno()
+
+    def post(self, message: dict[str, Any]) -> _Reply | None:
+        until = time.monotonic() + self._seconds
+        try:
+            left = memoryview(json.dumps(message).encode() + b"\n")
+            while left:
+                self._wait(self._input, until, writes=True)
+                left = left[os.write(self._input, left) :]
+            return self._read(message["id"], until) if "id" in message else None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise silent(str(error)) from error
+
+    def _read(self, number: int, until: float) -> _Reply:
+        """The reply among its lines; others are notifications."""
+        room = MAX_REPLY_BYTES
+        while True:
+            while (end := self._rest.find(b"\n")) < 0:
+                self._wait(self._output, until)
+                data = os.read(self._output, 1 << 16)
+                room -= len(data)
+                if not data or room < 0:
+                    raise silent("the program ended" if not data else "its answer is too long")
+                self._rest += data
+            line, self._rest = self._rest[:end], self._rest[end + 1 :]
+            reply = msgspec.json.decode(line, type=_Reply)
+            if reply.id == number:
+                return reply
+
+    def _wait(self, descriptor: int, until: float, *, writes: bool = False) -> None:
+        some = [descriptor]
+        left = max(0.0, until - time.monotonic())
+        ready = select.select([], some, [], left)[1] if writes else select.select(some, [], [], left)[0]
+        if not ready:
+            raise silent("it does not answer in time")
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
 
 def _from_events(response: HTTPResponse, number: int) -> _Reply:

@@ -100,6 +100,9 @@ class ToolEnvironment:
     def is_witnessed(self, problem: Problem) -> bool:
         return self._problems.is_witnessed(problem)
 
+    def states(self, problem: Problem, transcript: Transcript) -> bytes:
+        return self._problems.states(problem, transcript)
+
     def _told(self, result: str) -> list[int]:
         return self._encode(tell_result(result, self._most))
 

@@ -10,6 +10,7 @@ from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
 from cli.places import directory_lock
+from node.environments.server.dial import LOCAL_SERVERS
 from node.errors import RunFileError
 from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
@@ -109,8 +110,12 @@ def test_children_do_not_inherit_the_settings_of_the_users_own_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INTELLECT_NODE_ROLE", "validator")
+    monkeypatch.setenv(LOCAL_SERVERS, "1")
     environment = demo_environment(Scene(tmp_path))
-    assert [name for name in environment if name.startswith("INTELLECT_NODE_")] == ["INTELLECT_NODE_HOME"]
+    assert [name for name in environment if name.startswith("INTELLECT_NODE_")] == [
+        LOCAL_SERVERS,
+        "INTELLECT_NODE_HOME",
+    ]
     assert environment["OMP_NUM_THREADS"] == "1"
 
 

@@ -1,6 +1,8 @@
-"""Real servers on this machine, in the words of OpenEnv and of MCP: guess a digit from hints."""
+"""Real servers on this machine, in the words of OpenEnv and of MCP: guess a digit from hints. As a program, MCP's over
+stdio."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,6 +88,14 @@ def _answered(asked: dict[str, Any]) -> dict[str, Any]:
     return {"result": {"content": [{"type": "text", "text": text}], "isError": False}}
 
 
+def _speak() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message"}), flush=True)
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **_answered(asked)}), flush=True)
+
+
 @contextmanager
 def mcp() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Mcp)
@@ -97,3 +107,7 @@ def mcp() -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+if __name__ == "__main__":
+    _speak()

@@ -1,7 +1,11 @@
 """Environments behind real servers: what is heard, what is not told, and what a bad server does to nobody."""
 
 import json
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +72,16 @@ def test_an_episode_that_was_not_kept_is_played_again_from_its_answers(tmp_path:
         again.close()
 
 
-def test_mcp_tools_are_called_and_the_grader_is_out_of_the_models_reach(tmp_path: Path) -> None:
-    with mcp() as url:
+@contextmanager
+def stdio(command: str = f"{sys.executable} -m tests.node.environments.servers") -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTELLECT_NODE_MCP_DOUBLES", command)
+        yield "stdio:doubles"
+
+
+@pytest.mark.parametrize("server", [mcp, stdio])
+def test_mcp_tools_are_called_and_the_grader_is_out_of_the_models_reach(tmp_path: Path, server: Any) -> None:
+    with server() as url:
         environment = load(tmp_path, url, protocol="mcp")
         call = '<call>{"name": "double", "arguments": {"n": 4}}</call>'
         rollout, reward = play(environment, call, "8")
@@ -102,6 +114,30 @@ def test_a_server_in_trouble_is_undecided_and_pays_nobody(tmp_path: Path, change
         environment.close()
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("", "names no program"),
+        ("/nowhere", "No such file"),
+        ("true", "the program ended|Broken pipe"),
+        ("sleep 60", "not answer in time"),
+        ("yes", "Expected|malformed|invalid"),
+        ("head -c 3000000 /dev/zero", "too long"),
+    ],
+)
+def test_a_program_in_trouble_is_undecided_and_leaves_no_process(tmp_path: Path, command: str, why: str) -> None:
+    with stdio(command) as url:
+        environment = load(tmp_path, url, protocol="mcp", seconds=0.5)
+        before = children()
+        with pytest.raises(Undecided, match=why):
+            environment.step(environment.problem(0), [Segment(Characters().encode("1\n"), sampled=True)])
+        assert children() == before
+
+
+def children() -> str:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+
 @pytest.mark.parametrize("reward", [1.5, -1.0, float("nan"), None])
 def test_a_reward_that_is_none_is_the_floor(tmp_path: Path, reward: float | None) -> None:
     with openenv(lambda told: told | {"data": told["data"] | {"reward": reward}}) as url:
@@ -120,7 +156,7 @@ def test_a_run_reaches_nothing_beside_a_member(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h/ws", "ws://", "ws://a:b@h/ws", "ws://h:0/ws", "ws://h:99999/", "file:///etc"]
+    "url", ["http://h/ws", "ws://", "ws://a:b@h/ws", "ws://h:0/ws", "ws://h:99999/", "file:///etc", "stdio:doubles"]
 )
 def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(EnvironmentFault):
