@@ -228,6 +228,7 @@ def _run(call: _Call, planner: Planner, own: dict[str, Any]) -> None:
 
 def require_somebody(given: bool) -> None:
     """Refuse early where nobody can be asked and nothing was said before."""
+    # Before the key is opened and the chain asked: a script learns at once what it lacks.
     if not given and not sys.stdin.isatty():
         raise CommandError(
             "nobody can be asked whether to go on",
@@ -262,6 +263,7 @@ def alone(signer: str) -> Iterator[None]:
 
     folder = default_home() / "outbox"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two commands of one key would take the same nonce, and one of them would lose its transaction.
     lock, limit = FileLock(folder / f"{signer}.lock"), time.monotonic() + KEY_WAIT
     while not lock.acquire():
         if time.monotonic() > limit:

@@ -311,8 +311,6 @@ def _most(info: BlobInfo) -> int:
 
 MAX_WAIT = 20.0
 """Seconds that a request may wait for its turn."""
-
-
 LOOK = 1.0
 """Seconds between two looks for slots that stalled takers hold."""
 

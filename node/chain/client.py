@@ -294,6 +294,7 @@ class ChainClient:
         self, node_key: NodeKey, provider: Address, units: int, *, deadline: int | None = None
     ) -> tuple[int, bytes]:
         """The node's consent: (deadline, signature), with its present nonce and, by default, an hour to use it."""
+        # The nonce makes an old consent worthless: a node that was removed must agree anew.
         info = await self.node_info(node_key.address)
         until = deadline if deadline is not None else (await self.block()).timestamp + REGISTRATION_SECONDS
         statement = NodeRegistration(provider, node_key.address, units, info.nonce, until)
@@ -504,6 +505,7 @@ class ChainClient:
         if owner is None:
             return  # the write that follows says so
         allowed = await self._read("read an allowance", lambda: self._contracts.allowance(owner.address, spender))
+        # Exactly the amount and not without end: a contract that were wrong could take no more than this.
         if allowed < amount:
             await self._write("approve tokens", self._contracts.approve(spender, amount), key)
 
@@ -518,6 +520,7 @@ class ChainClient:
             try:
                 part = self._log_range(start, end, topics, places or [self.profile.contracts.swarm])
             except Web3RPCError:
+                # Endpoints word their limits differently, so any refusal halves the range.
                 if not self._span.refused(end - start + 1):
                     raise
                 continue
@@ -555,6 +558,7 @@ class ChainClient:
         )
         topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(pool).hex()]
         while blocks:
+            # One question for members that joined near each other, instead of one for each.
             near = [block for block in blocks if block < blocks[0] + self.log_blocks]
             blocks = blocks[len(near) :]
             for log in self._logs(near[0], near[-1], topics):

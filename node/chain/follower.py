@@ -93,6 +93,7 @@ class EventStore:
         """Forget renewals of leases that later ones made worthless, and members that are long gone: else each start
         would read all that ever joined. What a reorganisation could undo stays. Returns what is left, in order."""
         blocks, now, logs = self.blocks(), self.time(), self.events()
+        # Only what no reorganisation can reach: `roll_back` must find every event that it has to take back.
         settled = [log for log in logs if blocks and log.block <= blocks[0][0] - KEPT_BLOCKS]
         useless = _outdated(settled, now)
         with self._lock, self._db:
@@ -188,6 +189,7 @@ class EventFollower:
     async def _step(self, store: EventStore) -> bool:
         """Read what is new; returns whether there is more to read at once."""
         latest = await self._client.block()
+        # First: events of replaced blocks must be taken back before any later one is told.
         if not await self._undo_replaced(store, latest):
             return False
         remembered = await trio.to_thread.run_sync(store.blocks)
@@ -212,6 +214,7 @@ class EventFollower:
         end = await self._client.block(last)
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
             return False  # between two questions: ask again
+        # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
         await trio.to_thread.run_sync(store.advance, end, logs)
         self._reached(latest)
         await self._deliver(logs)
@@ -238,6 +241,7 @@ class EventFollower:
             self._behind_since = None
             return True
         newest_comparable = next((number for number, _ in remembered if number <= latest.number), None)
+        # All that it still shows is what we know, so it may only be behind: its word alone takes nothing back.
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
             return False
         self._behind_since = None
@@ -288,6 +292,7 @@ def _outdated(logs: Sequence[RawLog], now: int) -> list[RawLog]:
     useless: list[RawLog] = []
     for told in of.values():
         last = told[-1]
+        # `lease_until` is the second word of a Joined event's data.
         gone = last.topics[0] != _COMINGS[0] or int.from_bytes(last.data[32:64]) + GRACE < now
         useless += told if gone else told[1:-1]
     return useless

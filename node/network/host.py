@@ -123,10 +123,12 @@ class Libp2pNetwork:
     def _build(self) -> None:
         keys = create_new_key_pair(self._key.secret)
         own = ID.from_pubkey(keys.public_key)
+        # Contacts, lots and stakes hang on the id that the address gives: another one would be another node.
         if own.to_base58() != self.peer_id:
             raise AssertionError("libp2p derives another peer id than protocol.identity")
         peerstore = PeerStore()
         peerstore.add_key_pair(own, keys)
+        # A new static key at each start: it is signed by the node's key, and a stolen one is worth nothing after.
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
@@ -135,6 +137,7 @@ class Libp2pNetwork:
             peerstore,
             upgrader,
             [HardTcp()],
+            # Whom to dial again, and when, is the redialler's to say (`redial.py`).
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
                 max_connections=MAX_CONNECTIONS,
@@ -145,6 +148,7 @@ class Libp2pNetwork:
             ),
         )
         self._swarm.fault = self._fault
+        # What a peer says of its addresses by identify is nobody's signed word (peerbook has that).
         self._host = BasicHost(self._swarm, disable_identify_address_discovery=True)
         links = self._links
         self._gossip = Gossip(
@@ -279,6 +283,7 @@ class Libp2pNetwork:
     # -- gossip ------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, data: bytes) -> None:
+        # Refused here: other nodes would end the stream of whoever sends it.
         if len(data) > MAX_GOSSIP_BYTES:
             raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
         if not self._links.up:

@@ -122,10 +122,12 @@ class Requests:
                 try:
                     return await self._ask_on(kept, peer, protocol, data, limit)
                 except (wire.Ended, MuxedStreamError):
+                    # The peer may have closed it for idleness at this very moment: asked again, once, on a new stream.
                     log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
             opened = _Kept(await self._links.open_stream(peer, protocol, bulk=limit > BULK))
             return await self._ask_on(opened, peer, protocol, data, limit)
         except wire.WireError as error:
+            # It announced more than we take, which an honest peer never does; anything else may be a bad line.
             if error.announced >= 0:
                 raise PeerMisbehaved(peer, str(error)) from error
             raise PeerUnavailable(peer, str(error)) from error
@@ -165,6 +167,7 @@ class Requests:
     ) -> bool:
         """Whether another request may come on this stream."""
         stranger = not self._known.is_member(asker)
+        # Before the request is read: its bytes would be memory that a stranger fills.
         if stranger and not self._stranger_may_ask(asker):
             with trio.fail_after(SERVE_SECONDS):
                 await wire.write_response(stream, wire.BUSY, b"")
@@ -186,6 +189,7 @@ class Requests:
             return False
         self._tally.add(requests_in=1, bytes_in=len(request))
         with trio.fail_after(SERVE_SECONDS):
+            # Only the handler holds a place: a peer that reads its answer slowly must not keep others out.
             async with self._serving:
                 answer = await handler(asker, request)
             await self._send(stream, stranger, answer if isinstance(answer, Answer) else Answer(answer))
@@ -204,6 +208,7 @@ class Requests:
 
     def _stranger_may_ask(self, asker: Address) -> bool:
         now = trio.current_time()
+        # One byte asks whether the budget is in debt; the answer is charged when its size is known.
         return self._stranger_requests.take(asker, 1, now) and self._stranger_bytes.take(1, now)
 
 
@@ -265,10 +270,6 @@ async def _finish(stream: INetStream, clean: bool) -> None:
 
 MOST_KEPT = 8
 """Idle streams of one peer and protocol."""
-
-
 MAX_PLACES = 1024
-
-
 IDLE_SECONDS = 10.0
 """After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS)."""

@@ -77,6 +77,7 @@ class System:
     def state(self) -> bytes:
         """32 bytes: a hash of the guest's memory, of its disk, and of what these functions remember of it."""
         hasher = blake3(self._memory.view())
+        # Whatever a later call could notice is in the hash, or two sessions that differ would count as equal.
         opened = sorted((number, one.node.inode, one.offset) for number, one in self._open.items())
         hasher.update(repr((self._spent + self.used, self._slept, self._drawn, opened)).encode())
         for depth, name, content in self._disk.content():
@@ -99,6 +100,7 @@ class System:
         return self._given - self._store.get_fuel()
 
     def _charge(self, fuel: int) -> None:
+        # What runs on our side costs the guest fuel, too: reading a megabyte for nothing would hold the host up unseen.
         self._store.set_fuel(max(self._store.get_fuel() - fuel, 0))
 
     # arguments and environment
@@ -136,6 +138,7 @@ class System:
         if not waits:
             raise WasiError(Errno.NOTSUP)
         userdata, until = min(((data, self._wake(ns, absolute)) for data, ns, absolute in waits), key=lambda w: w[1])
+        # Bounded: the clock is a number of 64 bits, and a guest may sleep for as long as it likes.
         self._slept = min(self._slept + max(until - self._now(), 0), FOR_EVER)
         self._memory.write(events, abi.event(userdata))
         self._memory.write(written, abi.SIZE.pack(1))
@@ -186,6 +189,7 @@ class System:
         places = self._memory.vectors(vectors, count)
         size = sum(size for _, size in places)
         if descriptor == CHANNEL:
+            # Refused before it is gathered: a guest names lengths, and its memory may be named many times in one call.
             self._channel.room(size)
             self._channel.write(self._memory.gather(places))
         elif descriptor in (STDOUT, STDERR):
@@ -248,6 +252,7 @@ class System:
     def path_open(
         self, at: int, _: int, path: int, size: int, flags: int, rights: int, __: int, how: int, result: int
     ) -> None:
+        # The one name outside the disk, for the loop inside that asks for work.
         if self._memory.read(path, min(size, 4096)) == CHANNEL_NAME.encode():
             self._memory.write(result, abi.SIZE.pack(CHANNEL))
             return
@@ -324,6 +329,7 @@ class System:
             address += len(text)
 
     def _now(self) -> int:
+        # One nanosecond for each unit of fuel: time passes, and it passes alike on every machine.
         return BEGINNING + self._spent + self.used + self._slept
 
     def _wake(self, nanoseconds: int, absolute: bool) -> int:
@@ -331,6 +337,7 @@ class System:
 
     def _random(self, size: int) -> bytes:
         self._drawn += 1
+        # Known to everybody, and so the same for worker and validators. A package that wants secrets has none.
         return hashlib.shake_128(self._drawn.to_bytes(8, "little")).digest(size)
 
     def _print(self, places: list[tuple[int, int]], size: int, *, error: bool) -> None:
@@ -353,6 +360,7 @@ class System:
         size = sum(size for _, size in places)
         if not node.writable or node.children is not None:
             raise WasiError(Errno.ROFS)
+        # By what the file grows, holes included: a byte written at 2^40 must not make a file of that size.
         if max(offset + size - len(node.data), 0) > self._disk.left:
             raise WasiError(Errno.NOSPC)
         self._charge(BYTE_FUEL * max(offset - len(node.data), 0))
@@ -384,6 +392,7 @@ class System:
         return self._open[descriptor]
 
     def _opened(self, node: Node, *, append: bool) -> int:
+        # The lowest free one, as POSIX promises: a guest may see the number, and it must be the same everywhere.
         descriptor = next(number for number in range(CHANNEL + 1, CHANNEL + 2 + MAX_OPEN) if number not in self._open)
         self._open[descriptor] = OpenFile(node, append=append)
         node.opened += 1

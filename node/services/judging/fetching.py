@@ -113,6 +113,7 @@ class Fetching:
 
     def _consider(self, work: Work, nursery: trio.Nursery) -> None:
         validators = self._station.jury.validators()
+        # Itself included: its own heartbeat may not have come back to it yet.
         share = share_of_files(len({*validators, self._own}), self._station.quorum)
         if self._lots.draws_file(work.id, work.step, share):
             self._put_in_line(work, nursery)
@@ -180,6 +181,7 @@ class Fetching:
                 continue
             self._register.commit(wanted)  # gossip may have lost it
             work = self._register.get(work_id(wanted.message.commitment))
+            # Bounded: requests go on top of the pile, and the trainer asks for every late file.
             if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
                 continue
             self._asked += 1

@@ -126,12 +126,14 @@ class Offering(Service):
         spec.check()
         for asset in spec.assets:
             info = await self._station.blobs.add(Path(wish.files[asset.path]))
+            # The file may have changed since the command looked at it, and the task's id names the old bytes.
             if info.root.hex() != asset.root:
                 raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
         encoded = encode_task(spec)
         id = task_id(encoded)
         if id not in self.own:
             await self._station.blobs.add(encoded)
+            # On disk before it is said: a restart must know every task that others may be working on.
             await trio.to_thread.run_sync(folder_of(self._directory, id).create, encoded)
             self._begin(id, folder_of(self._directory, id), spec, encoded, set(), is_open=True)
         log.info("task.offered", task=id.hex()[:16], kind=spec.kind, shards=spec.shards)
@@ -242,6 +244,7 @@ class Offering(Service):
         own.open = False
         own.works.clear()
         wanted = {root for one in self.own.values() if one.open for root in one.spec.policies}
+        # Another open task may still need the policy.
         for root in set(own.spec.policies) - wanted:
             self._station.shelf.let_go(bytes.fromhex(root))
         await self._say(own)
@@ -258,6 +261,7 @@ class Offering(Service):
             elif state is FileState.ACCEPTED and shard not in own.busy:
                 own.busy.add(shard)
                 nursery.start_soon(self._gather, own, work)
+            # Half-way, once: validators that have lost the commitment in gossip still have time to look.
             elif state is FileState.OPEN and trio.current_time() - work.at > patience / 2 and id not in self._asked:
                 self._asked[id] = None
                 nursery.start_soon(self._ask_again, work)
