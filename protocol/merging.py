@@ -115,7 +115,7 @@ class _Room:
 
     def __init__(self, size: int, weights: Sequence[int]) -> None:
         self.before, self.total, self.spare = (np.empty(size, np.float32) for _ in range(3))
-        self.share = np.empty(size, np.min_scalar_type(sum(weights)))  # whole numbers: their sums are exact in any order
+        self.share = np.empty(size, np.min_scalar_type(sum(weights)))  # whole numbers: sums are exact in any order
         self.several = [np.empty(size, np.float32) for _ in weights]
         self.sizes = np.empty(size, np.uint32)
         self.kept, self.other, self.up, self.down = (np.empty(size, np.bool_) for _ in range(4))
