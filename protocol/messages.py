@@ -6,6 +6,7 @@ node relays it later (catch-up after a loss). Anything bigger than MAX_MESSAGE_B
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from protocol.statements import (
     Verdict,
     WorkCommitment,
     sign,
+    signer_of,
     struct_hash,
 )
 from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
@@ -50,11 +52,14 @@ DIGEST = 16
 """Bytes of a group's reward digest: four were matched with other rewards in 39 seconds of trying."""
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
-MAX_SEALS = 64
 MAX_CUT = 256
 """Contributions that one cut may name."""
-MAX_CERTIFICATES = 32
-"""In one message: each is a signature to check, on the event loop."""
+MAX_SHOWN = 64
+"""Epochs in one message."""
+MAX_ENTRIES = 32
+"""Seals, certificates, and messages in one: each verdict is a signature to check, on the event loop."""
+OVERHEAD = 256
+"""Bytes of a message around its entries, at most."""
 SALT_BYTES = 16
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
@@ -257,7 +262,7 @@ class Judgement(_Message, frozen=True):
 
 
 class VerdictIssued(Judgement, frozen=True):
-    """A validator's one word about a work, for ever. salt: opens its seal (`VerdictSealed`), 16 bytes."""
+    """A validator's one word about a work, for ever. salt: opens its seal (`Seal`), 16 bytes."""
 
     salt: bytes = bytes(SALT_BYTES)
 
@@ -271,19 +276,12 @@ class VerdictRechecked(Judgement, frozen=True):
     verdict: Rechecked
 
 
-class VerdictSealed(_Message, frozen=True):
-    """A validator has its verdicts on these works, and shows them once others cannot copy them. works: ids, 32 bytes
-    each; seals: `seal_of` each verdict, in the same order."""
+class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A validator has its verdict on a work, and shows it once others cannot copy it. work: its id; seal: `seal_of` the
+    verdict; 32 bytes each."""
 
-    works: tuple[bytes, ...]
-    seals: tuple[bytes, ...]
-
-    def fault(self) -> str | None:
-        if not 0 < len(self.works) <= MAX_SEALS or len(self.works) != len(self.seals):
-            return "the seals are too many, none, or not one for each work"
-        if any(len(one) != 32 for one in (*self.works, *self.seals)) or len(set(self.works)) != len(self.works):
-            return "a work or a seal is not 32 bytes, or a work stands twice"
-        return None
+    work: bytes
+    seal: bytes
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -299,28 +297,23 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
         return Accepted(pool, self.node, self.epoch, self.work, self.units)
 
 
-class WorkAccepted(_Message, frozen=True):
-    """A validator certifies works, several at once."""
-
-    certificates: tuple[Certificate, ...]
-
-    def fault(self) -> str | None:
-        if not 0 < len(self.certificates) <= MAX_CERTIFICATES:
-            return "the certificates are too many, or none"
-        if any(not one.units or len(one.signature) != 65 for one in self.certificates):
-            return "a certificate is of no units, or its signature not 65 bytes"
-        return next((why for one in self.certificates if (why := _statement_fault(one.statement(self.pool)))), None)
-
-
-class CertificatesShown(_Message, frozen=True):
-    """A node shows what it holds of an epoch. root (32 bytes), size: of the blob (`earnings.encode_certificates`)."""
+class EpochShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a node holds of an epoch. root (32 bytes), size: of the blob (`earnings.encode_certificates`)."""
 
     epoch: int
     root: bytes
     size: int
 
+
+class CertificatesShown(_Message, frozen=True):
+    """A node shows what it holds of the epochs that no table covers yet, each once."""
+
+    shown: tuple[EpochShown, ...]
+
     def fault(self) -> str | None:
-        if len(self.root) != 32 or not 0 <= self.epoch < 2**63 or self.size <= 0:
+        if not 0 < len(self.shown) <= MAX_SHOWN or len({one.epoch for one in self.shown}) != len(self.shown):
+            return "the epochs are too many, none, or one stands twice"
+        if any(len(one.root) != 32 or not 0 <= one.epoch < 2**63 or one.size <= 0 for one in self.shown):
             return "a root is not 32 bytes, or a number is out of range"
         return None
 
@@ -338,6 +331,35 @@ class EarningsSigned(_Message, frozen=True):
         if self.earnings.pool != self.pool or len(self.table) != 32 or self.size <= 0:
             return "the earnings are another pool's, or a root is not 32 bytes"
         return _statement_fault(self.earnings)
+
+
+Carried = VerdictIssued | CertificatesShown | EarningsSigned
+Entry = Seal | Certificate | Carried
+
+
+class ValidatorSaid(_Message, frozen=True):
+    """What a validator has to say by now, in one message: seals, certificates, and messages that would otherwise travel
+    by themselves, verdicts above all. Each entry counts as much as if it had come alone; one that is not in form, or
+    that its author did not sign, refuses the whole, which nobody but its author can have made."""
+
+    seals: tuple[Seal, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    carried: tuple[Carried, ...] = ()
+
+    def fault(self) -> str | None:
+        many = len(self.seals), len(self.certificates), len(self.carried)
+        if not any(many) or max(many) > MAX_ENTRIES:
+            return "its entries are none or too many"
+        if any(len(one.work) != 32 or len(one.seal) != 32 for one in self.seals):
+            return "a work or a seal is not 32 bytes"
+        if any(not one.units or len(one.signature) != 65 for one in self.certificates):
+            return "a certificate is of no units, or its signature not 65 bytes"
+        statements = (one.statement(self.pool) for one in self.certificates)
+        if why := next((why for one in statements if (why := _statement_fault(one))), None):
+            return why
+        if any(one.pool != self.pool for one in self.carried):
+            return "what it carries is for another pool"
+        return next((why for one in self.carried if (why := one.fault())), None)
 
 
 class CutSigned(_Message, frozen=True):
@@ -526,14 +548,13 @@ Message = (
     | PolicyAnnounced
     | CheckpointOffered
     | RolloutCommitted
-    | VerdictSealed
+    | ValidatorSaid
     | VerdictIssued
     | VerdictRechecked
     | StepJudged
     | LotsRevealed
     | DisputeRaised
     | CheckRequested
-    | WorkAccepted
     | CertificatesShown
     | EarningsSigned
     | CutSigned
@@ -550,7 +571,8 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """payload: an encoded Message; signature: 65 bytes by its author over domain and payload."""
+    """payload: an encoded Message; signature: 65 bytes by its author over domain and payload. Empty around a judgement,
+    whose own signature binds all that it says: so it stays evidence outside of the message that carried it."""
 
     payload: bytes
     signature: bytes
@@ -584,10 +606,30 @@ def _digest(domain: Domain, payload: bytes) -> bytes:
 def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
     """Encode and sign; raises MalformedMessage if it would be too long to send."""
     payload = msgspec.msgpack.encode(message)
-    raw = msgspec.msgpack.encode(Envelope(payload, key.sign_hash(_digest(domain, payload))))
+    signature = b"" if isinstance(message, Judgement) else key.sign_hash(_digest(domain, payload))
+    raw = msgspec.msgpack.encode(Envelope(payload, signature))
     if len(raw) > MAX_MESSAGE_BYTES:
         raise MalformedMessage("message not sent", f"{len(raw)} bytes is more than {MAX_MESSAGE_BYTES}")
     return raw
+
+
+def together(pool: int, words: Iterable[Entry]) -> tuple[Message, list[Entry]]:
+    """One message of as many of these as fit, and those that do not. What would go alone goes as itself."""
+    taken: dict[type, list[Any]] = {Seal: [], Certificate: [], object: []}
+    rest: list[Entry] = []
+    room = MAX_MESSAGE_BYTES - OVERHEAD
+    for word in words:
+        alike, size = taken.get(type(word), taken[object]), len(msgspec.msgpack.encode(word))
+        if len(alike) < MAX_ENTRIES and (size <= room or not any(taken.values())):
+            alike.append(word)
+            room -= size
+        else:
+            rest.append(word)
+    seals, certificates, carried = taken.values()
+    if len(carried) == 1 and not seals and not certificates:
+        return carried[0], rest
+    parts = {"seals": tuple(seals), "certificates": tuple(certificates), "carried": tuple(carried)}
+    return ValidatorSaid(pool=pool, **parts), rest
 
 
 def open_envelope(domain: Domain, pool: int, raw: bytes) -> Signed[Message]:
@@ -618,10 +660,35 @@ def _decode(raw: bytes, kind: type[T]) -> T:
 def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
     """Who wrote it, for the price of one signature; raises MalformedMessage or InvalidSignature."""
     message, envelope = parsed.message, parsed.envelope
+    if isinstance(message, Judgement):
+        if envelope.signature:
+            raise MalformedMessage(_WHAT, "the envelope of a judgement is signed a second time")
+        return Signed(signer_of(domain, message.verdict, message.signature), message, parsed.raw)
     author = recover(_digest(domain, envelope.payload), envelope.signature)
     if isinstance(message, RolloutCommitted) and message.commitment.node != author:
         raise MalformedMessage(_WHAT, "the commitment is not the author's own")
     return Signed(author, message, parsed.raw)
+
+
+def entries(message: Message) -> Iterator[Message | Seal | Certificate | EpochShown]:
+    """A message and all that it says in one: what each costs its author."""
+    yield message
+    if isinstance(message, ValidatorSaid):
+        yield from (*message.seals, *message.certificates)
+        for one in message.carried:
+            yield from entries(one)
+    elif isinstance(message, CertificatesShown):
+        yield from message.shown
+
+
+def with_carried(signed: Signed[Message]) -> Iterator[Signed[Message]]:
+    """A message, and what it carries as if that had come by itself. Of verdicts the bytes are evidence; what else is
+    carried has those of the whole."""
+    yield signed
+    if isinstance(signed.message, ValidatorSaid):
+        for one in signed.message.carried:
+            raw = msgspec.msgpack.encode(Envelope(msgspec.msgpack.encode(one), b""))
+            yield Signed(signed.author, one, raw if isinstance(one, VerdictIssued) else signed.raw)
 
 
 def of_kind(signed: Signed[Message], kind: type[M]) -> Signed[M]:
@@ -641,9 +708,11 @@ def _statement_fault(statement: Statement) -> str | None:
 
 
 def values_hash(message: Judgement) -> bytes:
-    """32 bytes over everything that a judgement says beside its statement: what `Verdict.values` binds, so that two of
-    one validator on one work that differ in anything are two statements."""
+    """32 bytes over everything that a judgement says beside its statement, a verdict's salt too: what `Verdict.values`
+    binds, so that two of one validator on one work that differ in anything are two statements."""
     said = [getattr(message, name) for name in _VALUES_OF]
+    if isinstance(message, VerdictIssued):
+        said.append(message.salt)
     return blake3(msgspec.msgpack.encode(said), derive_key_context=_VALUES).digest()
 
 

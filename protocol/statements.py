@@ -222,6 +222,14 @@ def signer_of(domain: Domain, statement: Statement, signature: bytes) -> Address
     return recover(digest(domain, statement), signature)
 
 
+def is_signed_by(author: Address, domain: Domain, statement: Statement, signature: bytes) -> bool:
+    """Whether a signature is one, and whose it is said to be."""
+    try:
+        return signer_of(domain, statement, signature) == author
+    except ProtocolError:
+        return False
+
+
 def _hash_as(kind: type[Statement], statement: Statement) -> bytes:
     """The hash of the struct `kind` with the values that `statement` has under its names; each is one 32-byte word."""
     words = [encode(name, getattr(statement, name)) for name, encode in _ENCODERS[kind]]

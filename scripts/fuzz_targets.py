@@ -143,11 +143,17 @@ def message(data: bytes) -> None:
 
 def payload(data: bytes) -> None:
     """What a member signed, whatever it is, and what becomes of it."""
-    signature = KEY.sign_hash(messages._digest(DOMAIN, data))
-    try:
-        opened = messages.open_envelope(DOMAIN, 1, msgspec.msgpack.encode(messages.Envelope(data, signature))).message
-    except ProtocolError:
-        return
+    for signature in (KEY.sign_hash(messages._digest(DOMAIN, data)), b""):  # a judgement needs none
+        raw = msgspec.msgpack.encode(messages.Envelope(data, signature))
+        try:
+            opened = messages.open_envelope(DOMAIN, 1, raw).message
+        except ProtocolError:
+            continue
+        for one in messages.entries(opened):
+            _look_into(one)
+
+
+def _look_into(opened: object) -> None:
     if isinstance(opened, messages.VerdictIssued):
         compare_verdicts(opened, VERDICT, 8, 0.1)
         values_complete(opened, 8, 8)
@@ -288,11 +294,13 @@ MESSAGES: tuple[messages.Message, ...] = (
     messages.LotsRevealed(pool=1, window=1, secret=ROOT),
     messages.DisputeRaised(pool=1, first=_VERDICT_ENVELOPE, second=_VERDICT_ENVELOPE),
     messages.CheckRequested(pool=1, commitment=messages.seal(KEY, DOMAIN, VERDICT)),
-    messages.VerdictSealed(pool=1, works=(ROOT,), seals=(messages.seal_of(VERDICT, KEY.address),)),
-    messages.WorkAccepted(
-        pool=1, certificates=(messages.Certificate(NODE, 1, ROOT, 12, sign(KEY, DOMAIN, _CERTIFICATE)),)
+    messages.ValidatorSaid(
+        pool=1,
+        seals=(messages.Seal(ROOT, messages.seal_of(VERDICT, KEY.address)),),
+        certificates=(messages.Certificate(NODE, 1, ROOT, 12, sign(KEY, DOMAIN, _CERTIFICATE)),),
+        carried=(VERDICT,),
     ),
-    messages.CertificatesShown(pool=1, epoch=1, root=ROOT, size=9),
+    messages.CertificatesShown(pool=1, shown=(messages.EpochShown(1, ROOT, 9),)),
     messages.EarningsSigned(pool=1, earnings=_EARNED, table=ROOT, size=9, signature=sign(KEY, DOMAIN, _EARNED)),
 )
 

@@ -25,24 +25,23 @@ from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import (
     DIGEST,
-    MAX_CERTIFICATES,
+    MAX_ENTRIES,
     Certificate,
     PolicyAnnounced,
     Signed,
     VerdictIssued,
     VerdictRechecked,
-    WorkAccepted,
 )
 from protocol.statements import Accepted, Outcome, sign, work_id
 
 log = structlog.get_logger()
-POLL = 8.0
-"""Seconds between two rounds, or a quarter of the epoch where that is less. What counts since the last one is certified
-together, in one message: nobody needs it before the epoch is over. Waiting unsigned loses nothing to a restart."""
+POLL = 4.0
+"""Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a certificate before the epoch
+is over. Waiting unsigned loses nothing to a restart."""
 WAITING = 512
 """Files of one worker, verdicts of one validator, policies of the trainer that wait to be decided."""
-MESSAGES = 3
-"""At most, in one POLL."""
+MOST = 3 * MAX_ENTRIES
+"""Certificates that are said in one POLL. They go with the next words of this validator, or by themselves after two."""
 TO_SAY = 2048
 """Certificates of one node that wait to be posted, or posted again."""
 BURST = 8.0
@@ -82,8 +81,9 @@ class Certifying(Service):
             nursery.start_soon(self._hear_policies)
             while True:
                 await self.decide()
-                await self._say()
-                await trio.sleep(min(POLL, self._station.time.epoch_seconds / 4))
+                pause = min(POLL, self._station.time.epoch_seconds / 10)
+                self._station.board.say(self._next(), within=2 * pause)
+                await trio.sleep(pause)
 
     async def decide(self) -> None:
         """Sign everything that has come to count since the last time."""
@@ -226,16 +226,10 @@ class Certifying(Service):
         certificate = Certificate(statement.node, statement.epoch, statement.work, statement.units, signature)
         self._to_say.setdefault(statement.node, Recent(TO_SAY))[statement.work] = certificate
 
-    async def _say(self) -> None:
-        """A few messages of what waits."""
-        for _ in range(MESSAGES):
-            if batch := self._next():
-                await self._station.board.post(WorkAccepted(pool=self._station.pool, certificates=tuple(batch)))
-
     def _next(self) -> list[Certificate]:
         """Of every node one in turn: who lacks thousands delays its own."""
         batch: list[Certificate] = []
-        while self._to_say and len(batch) < MAX_CERTIFICATES:
+        while self._to_say and len(batch) < MOST:
             node, waiting = self._to_say.popitem(last=False)
             batch.append(waiting.popitem(last=False)[1])
             if waiting:

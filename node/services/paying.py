@@ -19,15 +19,15 @@ from node.services.workplace import Workplace
 from protocol.earnings import MAX_SIGNATURES, ShownWork, encode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import CertificatesShown, WorkAccepted
-from protocol.statements import Accepted, WorkCommitment, work_id
+from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown, ValidatorSaid
+from protocol.statements import Accepted, WorkCommitment, is_signed_by, work_id
 
 log = structlog.get_logger()
 RETRY_PAUSE = 5.0
 PAUSES = (1.0, 300.0)
 """Seconds between two looks at the epoch: a quarter of it, within these."""
-SHOW_PAUSE = 2.5
-"""Seconds between two messages: the board lets one member show an epoch every two seconds."""
+SAID_WITHIN = 1.0
+"""Seconds that what is shown waits for other words of this node."""
 POLL = 0.5
 MOST = 262_144
 """Certificates of one validator that are kept: a day of three a second."""
@@ -73,11 +73,13 @@ class Paying(Service):
     # having
 
     async def _hear(self) -> None:
-        """The board has checked the signatures."""
-        async for signed in self._station.board.subscribe(WorkAccepted):
+        """Of all certificates of a pool only a node's own are worth the check of a signature to it."""
+        async for signed in self._station.board.subscribe(ValidatorSaid):
             for one in signed.message.certificates:
                 if one.node == self._own and signed.author != self._own:
-                    self._heard.append((signed.author, one.statement(self._station.pool), one.signature))
+                    statement = one.statement(self._station.pool)
+                    if is_signed_by(signed.author, self._station.domain, statement, one.signature):
+                        self._heard.append((signed.author, statement, one.signature))
 
     async def _keep(self) -> None:
         while True:
@@ -97,14 +99,19 @@ class Paying(Service):
         first, now = 0 if posted is None else posted + 1, self._station.clock.monotonic()
         last = self._station.time.epoch() - 1
         self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
+        due: list[EpochShown] = []
         for epoch in await self._journal.do(self._journal.own_epochs, self._own, first):
             if epoch > last:
                 continue
             blob = await self._blob(epoch)
             before, at = self._shown.get(epoch, (b"", 0.0))
             if blob != before or now - at >= self._station.time.shown_every:
-                await self._show(epoch, blob)
-                await trio.sleep(SHOW_PAUSE if len(self._shown) > 1 else 0)
+                info = await self._station.blobs.add(blob)
+                self._shown[epoch] = (blob, now)
+                due.append(EpochShown(epoch, info.root, info.size))
+        for start in range(0, len(due), MAX_SHOWN):
+            message = CertificatesShown(pool=self._station.pool, shown=tuple(due[start : start + MAX_SHOWN]))
+            self._station.board.say([message], within=SAID_WITHIN)
         shortest, longest = PAUSES
         return min(max(pool.epoch_seconds / 4, shortest), longest, self._station.time.shown_every)
 
@@ -134,9 +141,3 @@ class Paying(Service):
             if work not in works or len(said) > len(works[work].signatures):
                 works[work] = ShownWork(work, units, tuple(signature for _, signature in said[:MAX_SIGNATURES]))
         return encode_certificates(self._own, epoch, [one for one in works.values() if one.units])
-
-    async def _show(self, epoch: int, blob: bytes) -> None:
-        info = await self._station.blobs.add(blob)
-        self._shown[epoch] = (blob, self._station.clock.monotonic())
-        message = CertificatesShown(pool=self._station.pool, epoch=epoch, root=info.root, size=info.size)
-        await self._station.board.post(message)

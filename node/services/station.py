@@ -21,7 +21,7 @@ from protocol.statements import Domain
 
 KEPT_POLICIES_EXTRA = 3
 SHOWN_EVERY = (2.0, 3600.0)
-"""Seconds between two times that certificates of one epoch are shown: a sixteenth of the window, within these."""
+"""Seconds between two times that certificates of one epoch are shown: a quarter of the window, within these."""
 
 
 class PoolTime:
@@ -52,7 +52,7 @@ class PoolTime:
     def shown_every(self) -> float:
         """Seconds between two times that a node shows what it has of one epoch."""
         shortest, longest = SHOWN_EVERY
-        return min(max(self._window / 16, shortest), longest)
+        return min(max(self._window / 4, shortest), longest)
 
     @property
     def certified_after(self) -> float:

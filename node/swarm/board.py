@@ -4,10 +4,11 @@ Knows who may say what, and in which order to look at a message: the cheap first
 to the shelf, what a member may cost to its allowance, and what a message means to the subscribers.
 """
 
+import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, overload
 
 import msgspec
@@ -26,9 +27,11 @@ from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_MEMBERS
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
+    Carried,
     CheckRequested,
     DisputeRaised,
     EarningsSigned,
+    Entry,
     Heartbeat,
     M,
     MalformedMessage,
@@ -38,14 +41,16 @@ from protocol.messages import (
     Signed,
     SilenceSigned,
     StepJudged,
+    ValidatorSaid,
     VerdictIssued,
-    VerdictRechecked,
-    WorkAccepted,
     authenticate,
+    entries,
     open_envelope,
     parse_envelope,
     seal,
+    together,
     topic,
+    with_carried,
 )
 from protocol.statements import Domain, signer_of
 
@@ -175,6 +180,9 @@ class Board:
         self.counts: Counter[str] = Counter()
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
+        self._unsaid: list[tuple[float, Entry]] = []
+        """What this node will say, with when it must be said at the latest."""
+        self._more_to_say = trio.Event()
         self._topic = topic(domain, pool)
         # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
@@ -185,6 +193,7 @@ class Board:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._drain)
             nursery.start_soon(self._catch_up_forever)
+            nursery.start_soon(self._speak)
 
     def subscribe(
         self, kind: type[M], by: Callable[[Address], bool] | None = None
@@ -210,6 +219,31 @@ class Board:
     async def post(self, message: Message) -> None:
         """Sign and gossip."""
         await self.post_raw(self.sealed(message))
+
+    def say(self, words: Iterable[Entry], within: float) -> None:
+        """Gossip these within so many seconds, together with all else that waits to be said by then."""
+        self._unsaid += [(self._clock() + within, one) for one in words]
+        self._more_to_say.set()
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Do not say this any more; False if it was said."""
+        before = len(self._unsaid)
+        self._unsaid = [(due, one) for due, one in self._unsaid if one is not entry]
+        return len(self._unsaid) < before
+
+    async def _speak(self) -> None:
+        while True:
+            pause = min((due for due, _ in self._unsaid), default=math.inf) - self._clock()
+            if pause > 0:
+                self._more_to_say = trio.Event()
+                with trio.move_on_after(pause):
+                    await self._more_to_say.wait()
+                continue
+            self._unsaid.sort(key=lambda one: one[0])
+            message, rest = together(self._pool, (one for _, one in self._unsaid))
+            left = {id(one) for one in rest}
+            self._unsaid = [(due, one) for due, one in self._unsaid if id(one) in left]
+            await self.post(message)
 
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
@@ -237,7 +271,7 @@ class Board:
         kind: what it must be. Carried messages carry no further ones: what is checked for them stays bounded.
         """
         parsed = parse_envelope(self._pool, raw)
-        if isinstance(parsed.message, DisputeRaised | CheckRequested):
+        if isinstance(parsed.message, DisputeRaised | CheckRequested | ValidatorSaid):
             raise MalformedMessage("message refused", "a carried message carries another one")
         if kind is not None and not isinstance(parsed.message, kind):
             raise MalformedMessage("message refused", f"it carries {type(parsed.message).__name__}")
@@ -266,7 +300,7 @@ class Board:
             kind = type(parsed.message)
             own = self._may_say(publisher, kind)
             # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
-            if not self._spends(publisher, kind if own else None):
+            if not (self._spends_all(publisher, parsed.message) if own else self._spends(publisher, None)):
                 return False
             signed = authenticate(self._domain, parsed)
             # Somebody else's message under the publisher's rights: the budget of its own kind was the wrong one.
@@ -289,10 +323,15 @@ class Board:
         self._spends(publisher, None)
         return False
 
-    def _spends(self, publisher: Address, kind: type[Message] | None) -> bool:
-        """Charge a member for a message of its own, or (None) for anything else; False if it is too much."""
+    def _spends_all(self, publisher: Address, message: Message) -> bool:
+        """Charge a member for a message of its own and for each entry of it: several in one save nothing."""
+        costs = Counter(type(one) for one in entries(message))
+        return all(self._spends(publisher, kind, many) for kind, many in costs.items())
+
+    def _spends(self, publisher: Address, kind: type | None, many: int = 1) -> bool:
+        """Charge a member for what is its own, or (None) for anything else; False if it is too much."""
         now = self._clock()
-        if self._allowance.own(publisher, kind, now) if kind else self._allowance.other(publisher, now):
+        if self._allowance.own(publisher, kind, now, many) if kind else self._allowance.other(publisher, now):
             return True
         self.counts[f"over_budget.{kind.__name__ if kind else 'else'}"] += 1
         if not self._allowance.bears(publisher, now):
@@ -342,15 +381,11 @@ class Board:
                 return signer_of(self._domain, statement.commitment(author), signature) == author
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
-            case VerdictIssued() | VerdictRechecked():
-                return signer_of(self._domain, message.verdict, message.signature) == author
+            case ValidatorSaid(carried=carried):  # certificates are checked by whom they concern
+                return all(self._may_carry(one, author) for one in carried)
             case StepJudged(statement=statement, trainer=trainer, word=word):
                 stated = signer_of(self._domain, statement.commitment(trainer), word) == trainer
                 return stated and signer_of(self._domain, message.verdict, message.signature) == author
-            case WorkAccepted(certificates=certificates):
-                for one in certificates:
-                    if signer_of(self._domain, one.statement(self._pool), one.signature) != author:
-                        return False
             case SilenceSigned(signature=signature):
                 return signer_of(self._domain, message.statement, signature) == author
             case EarningsSigned(earnings=earnings, signature=signature):
@@ -363,6 +398,12 @@ class Board:
                 self.opened(raw, RolloutCommitted)
         return True
 
+    def _may_carry(self, one: Carried, author: Address) -> bool:
+        """Likewise, of a message in another one; a verdict that comes by itself is by whoever signed it."""
+        if isinstance(one, VerdictIssued):
+            return signer_of(self._domain, one.verdict, one.signature) == author
+        return self._may_say(author, type(one)) and self._is_borne_out(one, author)
+
     # keeping
 
     def _take(self, signed: Signed[Message], by: Address) -> bool:
@@ -371,14 +412,16 @@ class Board:
         if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
-        kind = type(signed.message)
-        self.counts[kind.__name__] += 1
-        for reader in list(self._readers.get(kind, ())):
-            try:
-                self._offer(reader, signed)
-            # Its reader has gone; the others must still be told.
-            except trio.BrokenResourceError:
-                self._readers[kind].remove(reader)
+        self.counts[type(signed.message).__name__] += 1
+        for one in with_carried(signed):
+            kind = type(one.message)
+            self.counts[f"carried.{kind.__name__}"] += one is not signed
+            for reader in list(self._readers.get(kind, ())):
+                try:
+                    self._offer(reader, one)
+                # Its reader has gone; the others must still be told.
+                except trio.BrokenResourceError:
+                    self._readers[kind].remove(reader)
         return True
 
     def _offer(self, reader: Reader[M], signed: Signed[M]) -> None:

@@ -38,9 +38,9 @@ from protocol.messages import (
     StepJudged,
     TaskClaimed,
     TaskOffered,
+    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    VerdictSealed,
     of_kind,
     open_envelope,
     seal_of,
@@ -162,7 +162,7 @@ class Jury:
             nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
             nursery.start_soon(self._follow, self._board.subscribe(StepJudged), self._on_step)
             nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
-            nursery.start_soon(self._follow, self._board.subscribe(VerdictSealed), self._on_seals)
+            nursery.start_soon(self._follow, self._board.subscribe(ValidatorSaid), self._on_said)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
             nursery.start_soon(self._follow, self._board.subscribe(VerdictRechecked), self._on_recheck)
             nursery.start_soon(self._raise_disputes)
@@ -305,6 +305,9 @@ class Jury:
 
     def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
         id = work_id(signed.message.verdict)
+        if len({signed.author, *self.sealing(id)}) >= self._membership.quorum:
+            # the last that was awaited: shown before the others' it is as good as sealed
+            self._sealed(signed.author, id, seal_of(signed.message, signed.author))
         if signed.author in self._sealers:
             self._sealers[signed.author].unopened.pop(id, None)
         work = self.register.get(id)
@@ -313,20 +316,25 @@ class Jury:
         else:
             self._count(work, signed)
 
-    def _on_seals(self, signed: Signed[VerdictSealed]) -> None:
-        """The first seal of a work counts; another one for the same work fits nothing that its author will show."""
-        sealer = self._sealers.setdefault(signed.author, _Sealer(Recent(SEALS), Recent(SEALS)))
-        for id, seal in zip(signed.message.works, signed.message.seals, strict=True):
-            if id in sealer.seals:
-                continue
-            if self.register.get(id) is not None:
-                self.ballots.note(id)
-            spoken = self.ballots.has_spoken(id)
-            # Whether it came first is noted now: later nobody can tell a copier from the others.
-            sealer.seals[id] = _Seal(seal, not spoken - {signed.author}, self._clock())
+    def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
+        for one in signed.message.seals:
+            if self.register.get(one.work) is not None:
+                self.ballots.note(one.work)
+            fresh = self._sealed(signed.author, one.work, one.seal)
             # Gossip may bring the verdict before its seal: that one is not left unopened.
-            if signed.author not in spoken:
-                sealer.unopened[id] = self._clock()
+            if fresh and signed.author not in self.ballots.has_spoken(one.work):
+                self._sealers[signed.author].unopened[one.work] = self._clock()
+
+    def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
+        """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
+        that its author will show."""
+        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS)))
+        if id in sealer.seals:
+            return False
+        # Whether it came first is noted now: later nobody can tell a copier from the others.
+        shown = self.ballots.has_spoken(id) | {one for one, early in self._early.items() if id in early}
+        sealer.seals[id] = _Seal(seal, not shown - {author}, self._clock())
+        return True
 
     def sealing(self, id: WorkId) -> set[Address]:
         """Who has shown a verdict on a work, or sealed one and may still be expected to show it."""

@@ -12,6 +12,7 @@ import msgspec
 from node.network.budget import Budgets
 from protocol.identity import Address
 from protocol.messages import (
+    Certificate,
     CertificatesShown,
     CheckpointOffered,
     CheckRequested,
@@ -19,19 +20,20 @@ from protocol.messages import (
     DisputeRaised,
     EarningsSigned,
     EnvironmentPublished,
+    EpochShown,
     Heartbeat,
     LotsRevealed,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    Seal,
     SilenceSigned,
     StepJudged,
     TaskClaimed,
     TaskOffered,
+    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    VerdictSealed,
-    WorkAccepted,
 )
 
 
@@ -58,15 +60,14 @@ RULES: Mapping[type[Message], Rule] = {
     PolicyAnnounced: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a step; a restart says the newest again
     CheckpointOffered: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a checkpoint; a restart offers those kept again
     RolloutCommitted: Rule(By.MEMBER, 256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
-    VerdictSealed: Rule(By.VALIDATOR, 256, 8.0, 256.0),  # several works in one
+    ValidatorSaid: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # four a second of a busy one
     VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
     VerdictRechecked: Rule(By.VALIDATOR, 64, 1.0, 64.0),  # one a dispute
     StepJudged: Rule(By.VALIDATOR, 128, 1.0, 64.0),  # one a step that it drew or that another accused
     LotsRevealed: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one a window; a restart may tell a few at once
     DisputeRaised: Rule(By.TRAINER_OR_VALIDATOR, 64, 0.5, 32.0),  # one per file that a liar judged; six signatures
     CheckRequested: Rule(By.TRAINER, 256, 4.0, 256.0),  # one per file that waits; all at once where a validator fell
-    WorkAccepted: Rule(By.VALIDATOR, 256, 4.0, 128.0),  # up to 32 works in one
-    CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # one an epoch, and each again now and then until it is posted
+    CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # all open epochs in one, now and then until posted
     EarningsSigned: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
     CutSigned: Rule(By.VALIDATOR, 128, 4.0, 64.0),  # two a round, more where validators differ
     SilenceSigned: Rule(By.VALIDATOR, 4, 0.5, 8.0),  # one a lease that nobody holds any more
@@ -76,6 +77,13 @@ RULES: Mapping[type[Message], Rule] = {
 }
 
 
+ENTRIES: Mapping[type, tuple[float, float]] = {
+    Seal: (15.0, 512.0),  # one a verdict
+    Certificate: (128.0, 4096.0),  # of files, of others' verdicts, of policies
+    EpochShown: (4.0, 256.0),  # those of a window, again now and then
+}
+"""Per second, and in a burst, of what stands in one message beside others of its kind. A message within another one
+costs what it costs alone."""
 ELSE = (2.0, 128.0)
 """Of what is not its own news. A follower says the newest policies again when it starts: a few."""
 HANDED = (50.0, 4096.0)
@@ -93,14 +101,15 @@ class Allowance:
     """
 
     def __init__(self) -> None:
-        self._own = {kind: Budgets(rule.per_second, rule.burst) for kind, rule in RULES.items()}
+        rates = {kind: (rule.per_second, rule.burst) for kind, rule in RULES.items()}
+        self._own: dict[type, Budgets] = {kind: Budgets(*rate) for kind, rate in {**rates, **ENTRIES}.items()}
         self._else = Budgets(*ELSE)
         self._handed = Budgets(*HANDED)
         self._patience = Budgets(*PATIENCE)
 
-    def own(self, member: Address, kind: type[Message], now: float) -> bool:
-        """Whether it may say one more message of its own."""
-        return self._own[kind].take(member, 1, now)
+    def own(self, member: Address, kind: type, now: float, many: int = 1) -> bool:
+        """Whether it may say one more message of its own, or so many more entries of one."""
+        return self._own[kind].take(member, many, now)
 
     def other(self, member: Address, now: float) -> bool:
         """Whether it may publish one more thing that is not its own news."""

@@ -15,7 +15,7 @@ from node.recent import Recent
 from node.swarm.rules import RULES
 from protocol.identity import Address
 from protocol.liveness import MISSED_DEAD, heartbeat_interval
-from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, of_kind
+from protocol.messages import Heartbeat, M, Message, PolicyAnnounced, Signed, ValidatorSaid, of_kind, with_carried
 
 KEPT_STEPS = 32
 PER_STEP = 2
@@ -173,8 +173,10 @@ class Shelf:
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
         """The kept messages of a kind, oldest first."""
-        found = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if _is(one, kind)}
-        return [of_kind(one.signed, kind) for one in sorted(found.values(), key=_number)]
+        found = {**self._pinned, **self._kept}
+        oldest_first = sorted((one for one in found.values() if _may_hold(one, kind)), key=_number)
+        said = chain.from_iterable(with_carried(one.signed) for one in oldest_first)
+        return [of_kind(one, kind) for one in said if isinstance(one.message, kind)]
 
     def names(self, most: int) -> list[bytes]:
         """What need not be told to us again: what is kept, and what was let go although it is not old."""
@@ -319,8 +321,8 @@ def _counts(kind: type[Message]) -> bool:
     return kind is not Heartbeat and kind is not PolicyAnnounced
 
 
-def _is(kept: Kept, kind: type[Message]) -> bool:
-    return isinstance(kept.signed.message, kind)
+def _may_hold(kept: Kept, kind: type[Message]) -> bool:
+    return isinstance(kept.signed.message, (kind, ValidatorSaid))
 
 
 def _beat_number(kept: Kept) -> tuple[int, int]:

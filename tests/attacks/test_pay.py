@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.messages import WorkAccepted
+from protocol.messages import ValidatorSaid
 from protocol.statements import signer_of
 from tests.node.services.earners import DOMAIN, POOL, VALIDATORS, WORKERS, World, inline
 from tests.node.services.test_earning import NEW
@@ -32,7 +32,7 @@ async def test_a_validator_that_shows_its_certificates_to_one_worker_only_favour
     world.chain.threshold, kept = threshold, [0]
 
     def lose(to: str, message: Any) -> bool:
-        if not isinstance(message, WorkAccepted) or to == favoured:
+        if not isinstance(message, ValidatorSaid) or to == favoured:
             return False
         one = message.certificates[0]
         lost = signer_of(DOMAIN, one.statement(POOL), one.signature) == liar

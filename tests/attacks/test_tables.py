@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.services.certifying import TO_SAY, Certifying
+from node.services.certifying import MOST, TO_SAY, Certifying
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
 from node.services.judging.queue import URGENT
@@ -22,7 +22,7 @@ from node.swarm.jury import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.earnings import encode_table, table_after
 from protocol.identity import Address
-from protocol.messages import MAX_CERTIFICATES, EarningsSigned
+from protocol.messages import EarningsSigned
 from protocol.statements import Accepted, Earnings, sign
 from tests.attacks.validators.court import (
     DOMAIN,
@@ -102,7 +102,7 @@ async def test_who_lacks_thousands_of_certificates_delays_nobody_else_s() -> Non
         certifying._queue(Accepted(POOL, WORKER.address, 0, number.to_bytes(32), 9), bytes(65))
     certifying._queue(Accepted(POOL, OTHER.address, 0, b"\x07" * 32, 9), bytes(65))
     first = certifying._next()
-    assert len(first) == MAX_CERTIFICATES and sum(one.node == OTHER.address for one in first) == 1
+    assert len(first) == MOST and sum(one.node == OTHER.address for one in first) == 1
     rest = 0
     while batch := certifying._next():
         rest += len(batch)

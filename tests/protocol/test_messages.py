@@ -9,24 +9,26 @@ from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
-    MAX_CERTIFICATES,
+    MAX_ENTRIES,
     MAX_MESSAGE_BYTES,
+    MAX_SHOWN,
     SALT_BYTES,
     Certificate,
     CertificatesShown,
     CheckpointOffered,
     EarningsSigned,
     Envelope,
+    EpochShown,
     Heartbeat,
     MalformedMessage,
     Message,
     PolicyAnnounced,
     RolloutCommitted,
+    Seal,
     StepJudged,
+    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    VerdictSealed,
-    WorkAccepted,
     open_envelope,
     seal,
     seal_of,
@@ -46,6 +48,7 @@ JUDGED = Verdict(1, OTHER.address, bytes(32), 0, bytes(32), 1, 0, 0)
 ISSUED = signed(VerdictIssued(pool=1, verdict=JUDGED, signature=b""), KEY, DOMAIN)
 LOOKED_AGAIN = Rechecked(*msgspec.structs.astuple(JUDGED))
 CERTIFICATE = Certificate(OTHER.address, 3, bytes(32), 640, bytes(65))
+SEAL, EPOCH = Seal(bytes(32), bytes(32)), EpochShown(3, bytes(32), 9)
 EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
 
 STATED = PolicyStatement(1, 0, 5, bytes(32), bytes(32), bytes(32), bytes(32))
@@ -103,11 +106,10 @@ def test_a_verdict_on_a_step_is_one_on_the_trainers_commitment_and_binds_all_tha
 
 
 def test_what_pay_rests_on_travels() -> None:
-    accepted = WorkAccepted(pool=1, certificates=(CERTIFICATE,))
-    shown = CertificatesShown(pool=1, epoch=3, root=bytes(32), size=9)
-    sealed = VerdictSealed(pool=1, works=(bytes(32),), seals=(bytes(32),))
+    shown = CertificatesShown(pool=1, shown=(EPOCH,))
+    said = ValidatorSaid(pool=1, seals=(SEAL,), certificates=(CERTIFICATE,), carried=(ISSUED, shown, EARNED))
     again = signed(VerdictRechecked(pool=1, verdict=LOOKED_AGAIN, signature=b""), KEY, DOMAIN)
-    for message in (accepted, shown, sealed, again, EARNED):
+    for message in (shown, said, again, EARNED):
         assert open_envelope(DOMAIN, 1, seal(KEY, DOMAIN, message)).message == message
 
 
@@ -156,17 +158,22 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         RolloutCommitted(
             pool=1, commitment=WorkCommitment(1, KEY.address, bytes(3), 0, bytes(32), 1), signature=bytes(65), size=9
         ),
-        VerdictSealed(pool=1, works=(), seals=()),
-        VerdictSealed(pool=1, works=(bytes(32),), seals=(bytes(31),)),
-        VerdictSealed(pool=1, works=(bytes(32),) * 2, seals=(bytes(32),) * 2),
-        VerdictSealed(pool=1, works=tuple(bytes([n]) * 32 for n in range(65)), seals=(bytes(32),) * 65),
-        WorkAccepted(pool=1, certificates=()),
-        WorkAccepted(pool=1, certificates=(CERTIFICATE,) * (MAX_CERTIFICATES + 1)),
-        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, units=0),)),
-        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, work=bytes(31)),)),
-        WorkAccepted(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, epoch=-1),)),
-        CertificatesShown(pool=1, epoch=-1, root=bytes(32), size=9),
-        CertificatesShown(pool=1, epoch=3, root=bytes(32), size=0),
+        ValidatorSaid(pool=1),
+        ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(32), bytes(31)))),
+        ValidatorSaid(pool=1, seals=(SEAL, Seal(bytes(31), bytes(32)))),
+        ValidatorSaid(pool=1, seals=(SEAL,) * (MAX_ENTRIES + 1)),
+        ValidatorSaid(pool=1, certificates=(CERTIFICATE,) * (MAX_ENTRIES + 1)),
+        ValidatorSaid(pool=1, certificates=(CERTIFICATE, msgspec.structs.replace(CERTIFICATE, units=0))),
+        ValidatorSaid(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, work=bytes(31)),)),
+        ValidatorSaid(pool=1, certificates=(msgspec.structs.replace(CERTIFICATE, epoch=-1),)),
+        ValidatorSaid(pool=1, carried=(EARNED,) * (MAX_ENTRIES + 1)),
+        ValidatorSaid(pool=1, carried=(EARNED, msgspec.structs.replace(EARNED, table=bytes(31)))),
+        ValidatorSaid(pool=1, carried=(CertificatesShown(pool=2, shown=(EPOCH,)),)),
+        CertificatesShown(pool=1, shown=()),
+        CertificatesShown(pool=1, shown=(EPOCH, EPOCH)),
+        CertificatesShown(pool=1, shown=tuple(EpochShown(n, bytes(32), 9) for n in range(MAX_SHOWN + 1))),
+        CertificatesShown(pool=1, shown=(EpochShown(-1, bytes(32), 9),)),
+        CertificatesShown(pool=1, shown=(EpochShown(3, bytes(32), 0),)),
         msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),

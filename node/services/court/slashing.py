@@ -30,13 +30,13 @@ from protocol.messages import (
     PolicyAnnounced,
     Signed,
     StepJudged,
+    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    WorkAccepted,
     of_kind,
     open_envelope,
 )
-from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, is_signed_by, work_id
 
 log = structlog.get_logger()
 TRIES = 20
@@ -143,16 +143,18 @@ class Slashing:
         report(one.author, "validator.contradicted_itself", work, carry)
 
     async def _collect_certificates(self, report: "_Report") -> None:
-        async for signed in self._station.board.subscribe(WorkAccepted):
+        """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
+        async for signed in self._station.board.subscribe(ValidatorSaid):
             known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
             refused = self._refused.get(signed.author, {})
             for one in signed.message.certificates:
-                statement = one.statement(self._station.pool)
-                before = known.setdefault(one.work, (statement, one.signature))
+                said = statement, signature = one.statement(self._station.pool), one.signature
+                before = known.setdefault(one.work, said)
+                if before != said and not self._is_signed(signed.author, *before):
+                    known[one.work] = before = said
                 against = before if before[0] != statement else refused.get(one.work)
                 if against is not None:
-                    other, other_signature = against
-                    self._on_certificate(signed.author, statement, one.signature, other, other_signature, report)
+                    self._on_certificate(signed.author, statement, signature, *against, report)
 
     def _on_certificate(
         self,
@@ -164,8 +166,13 @@ class Slashing:
         report: "_Report",
     ) -> None:
         """A certificate, and another one of the same work, or a verdict against it."""
+        if not self._is_signed(author, certificate, signature):
+            return
         carry = lambda: self._court.accepted_evidence(certificate, signature, other, other_signature)  # noqa: E731
         report(author, "validator.certified_falsely", certificate.work, carry)
+
+    def _is_signed(self, author: Address, certificate: Accepted, signature: bytes) -> bool:
+        return is_signed_by(author, self._station.domain, certificate, signature)
 
     async def _report(self, key: Address, what: str, work: WorkId, carry: Callable[[], Awaitable[object]]) -> None:
         """Evidence by itself: one piece of it is enough for one key."""

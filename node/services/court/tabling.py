@@ -49,7 +49,7 @@ from protocol.earnings import (
 )
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.messages import CertificatesShown, EarningsSigned
+from protocol.messages import MAX_SHOWN, CertificatesShown, EarningsSigned, EpochShown
 from protocol.statements import Accepted, Domain, Earnings, Statement, Verdict, sign, signer_of
 
 log = structlog.get_logger()
@@ -59,8 +59,10 @@ SETTLING = 2.5
 """Looks between signing a table and carrying it: what another one leaves out, with a proof, is heeded first."""
 RETRY_PAUSE = 5.0
 REPEAT_EVERY = 60.0
+SAID_WITHIN = 1.0
+"""Seconds that the word on a table waits for other words of this node."""
 FETCH_TIMEOUT = 30.0
-QUEUE = 16
+QUEUE = MAX_SHOWN
 """Epochs of one node that wait to be fetched."""
 READ = 256
 """Blobs of one node that are not looked at again, or not soon."""
@@ -116,7 +118,7 @@ class Tabling(Service):
         self._frozen = -1
         """Through this epoch works are taken from other validators' tables alone."""
         self._heard_since = station.clock.monotonic()
-        self._queues: dict[Address, trio.MemorySendChannel[CertificatesShown]] = {}
+        self._queues: dict[Address, trio.MemorySendChannel[EpochShown]] = {}
         self._read: dict[Address, Recent[bytes, float]] = {}
         self._signed: dict[Address, EarningsSigned] = {}
         self._compared: dict[Address, list[bytes]] = {}
@@ -161,15 +163,16 @@ class Tabling(Service):
             queue = self._queues.get(signed.author)
             if queue is None:
                 # One queue and one fetcher for each node: a slow or huge blob holds up its author's next one only.
-                queue, work = trio.open_memory_channel[CertificatesShown](QUEUE)
+                queue, work = trio.open_memory_channel[EpochShown](QUEUE)
                 self._queues[signed.author] = queue
                 nursery.start_soon(self._fetch_all, signed.author, work)
-            try:
-                queue.send_nowait(signed.message)
-            except trio.WouldBlock:
-                log.info("certificates.skipped", node=signed.author, epoch=signed.message.epoch)
+            for shown in signed.message.shown:
+                try:
+                    queue.send_nowait(shown)
+                except trio.WouldBlock:
+                    log.info("certificates.skipped", node=signed.author, epoch=shown.epoch)
 
-    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[CertificatesShown]) -> None:
+    async def _fetch_all(self, node: Address, work: trio.MemoryReceiveChannel[EpochShown]) -> None:
         """One node's blobs, in order; what cannot be had is shown again."""
         read = self._read.setdefault(node, Recent(READ))
         async for message in work:
@@ -349,7 +352,7 @@ class Tabling(Service):
             log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
         if not own.said_at or now - own.said_at >= REPEAT_EVERY:
             own.said_at = now
-            await self._station.board.post(own.message)
+            self._station.board.say([own.message], within=SAID_WITHIN)
 
     async def _follow_tables(self) -> None:
         async for signed in self._station.board.subscribe(EarningsSigned):

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 import trio
+from blake3 import blake3
 
 from node.inference.wire import Inspected
 from node.services.judging.lots import Lot
@@ -25,11 +26,10 @@ from protocol.identity import Address
 from protocol.lots import pack_groups
 from protocol.messages import (
     MAX_DETAIL,
-    MAX_SEALS,
     SALT_BYTES,
+    Seal,
     VerdictIssued,
     VerdictRechecked,
-    VerdictSealed,
     seal_of,
     signed,
 )
@@ -38,9 +38,10 @@ from protocol.statements import Outcome, Rechecked, Verdict
 log = structlog.get_logger()
 SEAL_SECONDS = 3.0
 """So long a verdict that the quorum has sealed waits for slower validators."""
-BATCH_SECONDS, BUSY_BATCH_SECONDS = 0.05, 2.0
-"""Verdicts that come within this time are sealed in one message; the second where files wait longer than that anyway.
-Of 4 validators with a file a second each seal carries two or three works so."""
+SEALED_WITHIN, BUSY_SEALED_WITHIN = 0.3, 2.0
+"""Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway."""
+AT_ONCE, SHOWN_WITHIN = 0.05, 1.0
+"""Likewise a verdict that may be shown; the second where a quorum of others decides the file without it."""
 POLL = 0.05
 WAITING = 1024
 
@@ -54,42 +55,43 @@ class Pronouncing:
         self._is_calm = is_calm
         self._late: Counter[Address] = Counter()
         """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
-        self._send, self._receive = trio.open_memory_channel[tuple[WorkId, bytes, bytes]](WAITING)
+        self._send, self._receive = trio.open_memory_channel[tuple[WorkId, VerdictIssued]](WAITING)
 
     async def run(self) -> None:
         """Seal and show what `say` was given."""
         async with trio.open_nursery() as nursery:
-            async for first in self._receive:
-                await trio.sleep(BATCH_SECONDS if self._is_calm() else BUSY_BATCH_SECONDS)
-                batch = {first[0]: first}
-                while len(batch) < MAX_SEALS:
-                    try:
-                        one = self._receive.receive_nowait()
-                    except trio.WouldBlock:
-                        break
-                    batch[one[0]] = one
-                seals = tuple(seal for _, seal, _ in batch.values())
-                await self._station.board.post(VerdictSealed(pool=self._station.pool, works=tuple(batch), seals=seals))
-                for id, _, raw in batch.values():
-                    nursery.start_soon(self._show, id, raw)
+            async for id, message in self._receive:
+                nursery.start_soon(self._seal_and_show, id, message)
 
-    async def _show(self, id: WorkId, raw: bytes) -> None:
-        """Post a verdict as soon as nobody can copy it any more, or has had the time to seal its own."""
-        jury, audit = self._station.jury, self._station.run.spec.audit
-        over = math.inf
+    async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
+        """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
+        last of those that are awaited needs no seal: its verdict is the first to be shown."""
+        board, jury, audit = self._station.board, self._station.jury, self._station.run.spec.audit
+        over, seal = math.inf, Seal(id, seal_of(message, self._own))
+        board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(SEAL_SECONDS if audit.optimistic else audit.opening_seconds) as patience:
             while True:
-                sealed = jury.sealing(id)
+                sealed = jury.sealing(id) | {self._own}
                 if len(sealed) >= self._station.quorum:
                     over = min(over, trio.current_time() + SEAL_SECONDS)
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(sealed):
                     break
                 await trio.sleep(POLL)
-        await self._station.board.post_raw(raw)
+        awaited = board.withdraw(seal) or self._is_needed(id)
+        board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
         if over < math.inf:
             await trio.sleep_until(over)
             self._note_late(jury.sealing(id))
+
+    def _is_needed(self, id: WorkId) -> bool:
+        """Whether this verdict is among the quorum that decides a work: of those who sealed it the first, in an order
+        of the work's own. The verdicts of the others change nothing that anybody waits for."""
+        jury = self._station.jury
+        shown = jury.ballots.has_spoken(id)
+        lacking = self._station.quorum - len(shown)
+        order = sorted({self._own, *jury.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
+        return self._own in order[: max(lacking, 0)]
 
     def _enough_sealed(self, sealed: set[Address]) -> bool:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
@@ -113,7 +115,7 @@ class Pronouncing:
         if isinstance(message, VerdictRechecked) or self._station.membership.has_one_validator:
             await self._station.board.post_raw(raw)
         else:
-            await self._send.send((work.id, seal_of(message, self._own), raw))
+            await self._send.send((work.id, message))
 
     async def message(
         self,

@@ -23,7 +23,7 @@ from node.swarm.jury import SEALS
 from node.swarm.register import Work
 from protocol.checks import Reason
 from protocol.lots import pack_groups
-from protocol.messages import Signed, VerdictIssued, VerdictRechecked, VerdictSealed, WorkAccepted, signed
+from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, VerdictRechecked, seal_of, signed
 from protocol.statements import Outcome, Rechecked, Verdict, work_id
 from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, TruthfulEngine, changed
 
@@ -204,13 +204,14 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         for start in range(40):
-            works = tuple(bytes([start]) * 31 + bytes([n]) for n in range(64))
-            await court.seats[0].board.post(VerdictSealed(pool=POOL, works=works, seals=works))
+            works = [bytes([start]) * 31 + bytes([n]) for n in range(32)]
+            seals = tuple(Seal(one, one) for one in works)
+            await court.seats[0].board.post(ValidatorSaid(pool=POOL, seals=seals))
         await trio.sleep(60)
         sealer = court.trainer.jury._sealers[LIAR]
         assert 0 < len(sealer.unopened) <= len(sealer.seals) <= SEALS
         id = await court.commit()
-        forged = VerdictSealed(pool=POOL, works=(id,), seals=(bytes(32),))
+        forged = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
         await court.seats[0].board.post(forged)
         await trio.sleep(10)
         ballots = court.trainer.jury.ballots
@@ -223,11 +224,12 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
 class Choosy(Pronouncing):
     """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
 
-    async def _show(self, id: bytes, raw: bytes) -> None:
+    async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
+        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
         while not self._station.jury.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
             await trio.sleep(0.2)
         if id[0] & 3 == 0:
-            await self._station.board.post_raw(raw)
+            await self._station.board.post(message)
 
 
 @pytest.mark.parametrize("kind", [Choosy, Pronouncing])
@@ -271,7 +273,7 @@ async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_p
             seat.station.time = PoolTime(window=20, wall=trio.current_time)
             nursery.start_soon(Certifying(seat.station).run)
         await court.open(nursery)
-        certified = court.workers[0].board.subscribe(WorkAccepted)
+        certified = court.workers[0].board.subscribe(ValidatorSaid)
         for index in range(6):
             id = await court.commit(index=index)
             began = trio.current_time()
@@ -289,7 +291,7 @@ async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_p
     assert sum(votes >= 2 for votes in units.values()) >= 6
 
 
-async def _until_empty(reader: Any) -> AsyncIterator[Signed[WorkAccepted]]:
+async def _until_empty(reader: Any) -> AsyncIterator[Signed[ValidatorSaid]]:
     with trio.move_on_after(1):
         async for one in reader:
             yield one

@@ -39,7 +39,7 @@ from node.swarm.ballots import FileState
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Line, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.messages import Signed
+from protocol.messages import Signed, together
 from protocol.statements import Domain, Earnings, Outcome, Rechecked, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import InlineJournal, court_run
 
@@ -213,6 +213,14 @@ class Board:
         await trio.lowlevel.checkpoint()
         self.posted.append(message)
         self._gossip.say(self._key, message)
+
+    def say(self, entries: Any, within: float) -> None:
+        """At once."""
+        rest = list(entries)
+        while rest:
+            message, rest = together(POOL, rest)
+            self.posted.append(message)
+            self._gossip.say(self._key, message)
 
     def hear(self, signed: Signed[Any]) -> None:
         for reader in self._readers.get(type(signed.message), ()):

@@ -16,7 +16,7 @@ from node.services.court import tabling
 from node.state.journal import PAY, PayRecord
 from protocol.earnings import Line, ShownWork, Source, Table, encode_certificates, encode_table
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.messages import CertificatesShown, EarningsSigned, WorkAccepted
+from protocol.messages import CertificatesShown, EarningsSigned, EpochShown, ValidatorSaid
 from protocol.statements import Accepted, Earnings, Outcome, sign
 from tests.node.services.earners import (
     DOMAIN,
@@ -136,7 +136,7 @@ async def test_certificates_that_gossip_lost_are_said_again(autojump_clock: Any,
     lost = [0]
 
     def lose(to: str, message: Any) -> bool:
-        gone = isinstance(message, WorkAccepted) and trio.current_time() < 120 and to == WORKERS[0].address
+        gone = isinstance(message, ValidatorSaid) and trio.current_time() < 120 and to == WORKERS[0].address
         lost[0] += gone
         return gone
 
@@ -285,7 +285,7 @@ async def test_certificates_that_are_worth_nothing_are_paid_nothing(autojump_clo
         await trio.sleep(150)
         for blob in blobs:
             info = await world.blobs.add(blob)
-            await worker.board.post(CertificatesShown(pool=POOL, epoch=0, root=info.root, size=info.size))
+            await worker.board.post(CertificatesShown(pool=POOL, shown=(EpochShown(0, info.root, info.size),)))
         await trio.sleep(1500)
         assert world.paid() == {own: 10}, "the control: what two validators signed for this epoch"
         nursery.cancel_scope.cancel()
@@ -389,7 +389,7 @@ def signed_work(node: Node, number: int, epoch: int, keys: Sequence[NodeKey], un
 
 async def show(world: World, node: Node, epoch: int, works: Sequence[ShownWork]) -> None:
     info = await world.blobs.add(encode_certificates(node.key.address, epoch, works))
-    await node.board.post(CertificatesShown(pool=POOL, epoch=epoch, root=info.root, size=info.size))
+    await node.board.post(CertificatesShown(pool=POOL, shown=(EpochShown(epoch, info.root, info.size),)))
 
 
 async def test_new_validators_table_what_the_former_ones_certified_in_their_office_and_nothing_later(

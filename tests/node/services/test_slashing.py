@@ -21,9 +21,9 @@ from protocol.messages import (
     Certificate,
     PolicyAnnounced,
     StepJudged,
+    ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    WorkAccepted,
     signed,
     stated,
 )
@@ -152,7 +152,7 @@ class Bench:
 
     async def certify(self, key: Any, *statements: Accepted) -> None:
         certificates = [Certificate(s.node, s.epoch, s.work, s.units, sign(key, DOMAIN, s)) for s in statements]
-        await self.say(key, WorkAccepted(pool=POOL, certificates=tuple(certificates)))
+        await self.say(key, ValidatorSaid(pool=POOL, certificates=tuple(certificates)))
 
     async def commit(self, index: int = 0) -> WorkCommitment:
         await self.court.commit(index=index)
@@ -215,6 +215,28 @@ async def test_what_a_validator_signed_against_itself_is_carried_once_by_whose_t
         assert bench.done() == [(LIAR.address, told)]
         assert bench.chain.calls[0][0] - start < 4, "who is first waits for nobody"
         assert bench.chain.contradicted + [LIAR.address] * len(bench.chain.certified_falsely) == [LIAR.address]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("forged", [True, False])
+async def test_a_certificate_that_nobody_signed_hides_no_true_one_and_is_no_evidence(
+    autojump_clock: Any, forged: bool
+) -> None:
+    """The control: nothing came before, and the two true ones convict."""
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.court.open(nursery)
+        work = await bench.commit()
+        if forged:
+            one = of(work, units=7)
+            nonsense = Certificate(one.node, one.epoch, one.work, one.units, bytes(65))
+            await bench.say(LIAR, ValidatorSaid(pool=POOL, certificates=(nonsense,)))
+        await bench.certify(LIAR, of(work))
+        await trio.sleep(20)
+        assert bench.done() == [] and bench.chain.certified_falsely == []
+        await bench.certify(LIAR, of(work, units=101))
+        await trio.sleep(20)
+        assert bench.chain.certified_falsely == [work_id(work)]
         nursery.cancel_scope.cancel()
 
 

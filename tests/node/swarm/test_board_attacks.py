@@ -10,7 +10,7 @@ import trio
 from node.network.memory import MemoryHub
 from node.swarm import board as board_module
 from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
-from node.swarm.rules import ELSE, MUTED, PATIENCE, RULES
+from node.swarm.rules import ELSE, ENTRIES, MUTED, PATIENCE, RULES
 from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.messages import (
@@ -21,6 +21,8 @@ from protocol.messages import (
     MalformedMessage,
     Message,
     RolloutCommitted,
+    Seal,
+    ValidatorSaid,
     VerdictIssued,
     signed,
     topic,
@@ -266,3 +268,50 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
     assert board.counts["refused"] > 100
     for raw, key in zip(honest, (VALIDATOR, WORKER, VALIDATOR, TRAINER, TRAINER, WORKER), strict=True):
         assert board._accept(key.address, raw)  # the control
+
+
+def said(key: NodeKey, *verdicts: VerdictIssued, seals: int = 0) -> ValidatorSaid:
+    works = (number.to_bytes(32) for number in range(seals))
+    return ValidatorSaid(pool=1, seals=tuple(Seal(one, one) for one in works), carried=verdicts)
+
+
+async def test_a_verdict_of_somebody_else_in_a_message_refuses_the_whole_of_it(autojump_clock, nodes) -> None:
+    """The control: its author's own verdict beside the same seal."""
+    trainer, validator = nodes["trainer"], nodes["validator"]
+    await say(validator, *sealed(validator, said(VALIDATOR, judged(FLOODER), seals=1)))
+    assert trainer.board.messages(ValidatorSaid) == [] and trainer.board.messages(VerdictIssued) == []
+    assert trainer.board.counts["refused"] == 1
+    await say(validator, *sealed(validator, said(VALIDATOR, judged(VALIDATOR), seals=1)))
+    (one,) = trainer.board.messages(VerdictIssued)
+    assert one.author == VALIDATOR.address and len(trainer.board.messages(ValidatorSaid)) == 1
+    assert trainer.board.opened(one.raw, VerdictIssued) == one, "it is evidence without what carried it"
+
+
+@pytest.mark.parametrize("at_once", [1, 32])
+async def test_who_says_much_in_one_message_saves_nothing(autojump_clock, nodes, at_once: int) -> None:
+    trainer, validator = nodes["trainer"], nodes["validator"]
+    many = int(ENTRIES[Seal][1])
+    for start in range(0, 2 * many, at_once):
+        works = [number.to_bytes(32) for number in range(start, start + at_once)]
+        message = ValidatorSaid(pool=1, seals=tuple(Seal(one, one) for one in works))
+        await say(validator, validator.board.sealed(message))
+    heard = sum(len(one.message.seals) for one in trainer.board.messages(ValidatorSaid))
+    assert heard == many and trainer.board.counts["muted"] == (at_once == 1)
+
+
+async def test_what_waits_to_be_said_goes_in_one_message_when_the_first_of_it_must(autojump_clock, nodes) -> None:
+    trainer, board = nodes["trainer"], nodes["validator"].board
+    verdict = judged(VALIDATOR)
+    heard, late = trainer.board.subscribe(VerdictIssued), Seal(bytes(32), bytes(32))
+    board.say([verdict], within=5.0)
+    board.say([late], within=60.0)
+    board.say([Seal(bytes(32), b"\x01" * 32)], within=1.0)
+    assert board.withdraw(late) and not board.withdraw(late)
+    await trio.sleep(0.9)
+    assert trainer.board.messages(ValidatorSaid) == []
+    await trio.sleep(0.2)
+    (one,) = trainer.board.messages(ValidatorSaid)
+    assert one.message.carried == (verdict,) and [seal.seal[0] for seal in one.message.seals] == [1]
+    assert (await heard.receive()).message == verdict
+    newcomer = trainer.board.subscribe(VerdictIssued)
+    assert (await newcomer.receive()).message == verdict

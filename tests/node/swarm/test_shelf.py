@@ -12,6 +12,7 @@ from protocol.identity import Address, NodeKey
 from protocol.messages import (
     CertificatesShown,
     CheckRequested,
+    EpochShown,
     Heartbeat,
     LotsRevealed,
     Message,
@@ -189,7 +190,7 @@ def messages_of(author: Address) -> Iterator[st.SearchStrategy[Message]]:
     yield st.builds(lambda index: committed(author, index), st.integers(0, 3))
     yield st.builds(lambda window: LotsRevealed(pool=1, window=window, secret=bytes(32)), st.integers(0, 3))
     yield st.just(CheckRequested(pool=1, commitment=b""))
-    yield st.just(CertificatesShown(pool=1, epoch=0, root=bytes(32), size=1))
+    yield st.just(CertificatesShown(pool=1, shown=(EpochShown(0, bytes(32), 1),)))
 
 
 said = st.one_of([st.tuples(st.just(author), one) for author in AUTHORS for one in messages_of(author)])

@@ -1,0 +1,390 @@
+"""What a file costs the board: gossip messages of each kind, bytes, signature checks and CPU, per accepted file.
+
+    python -m benchmarks.messages [--files 200] [--workers 2] [--step-seconds 1.25] [--epoch-seconds 10]
+        [--window-seconds 20] [--seed 7] [--quick] [--json FILE]
+
+Four validators with a quorum of three, workers and a trainer in one process under a virtual clock: boards, juries,
+judges, certifying, paying and tabling are the product's own; engines, blobs and the chain are doubles. As in the
+demo a step is as many files as there are workers, an epoch lasts 10 seconds and its window 20. Heartbeats are not
+counted: they follow the clock, not the files. CPU is of all nodes together, divided by nodes and files; it is no
+virtual time, and other work on the machine changes it little.
+"""
+
+import argparse
+import json
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import structlog
+import trio
+from trio.testing import MockClock
+
+from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
+from node.chain.client import Block
+from node.chain.ledger import Ledger
+from node.clock import Clock
+from node.inference.wire import LoadPolicy, Reply, Request
+from node.services.certifying import Certifying
+from node.services.court.tabling import Tabling
+from node.services.judging.judge import Validator
+from node.services.paying import Paying
+from node.services.station import PoolTime
+from node.services.tables import Tables
+from node.swarm.ballots import FileState
+from node.swarm.board import Board
+from node.swarm.register import Work
+from protocol import identity
+from protocol.blobs import BlobInfo, describe
+from protocol.checks import Fault
+from protocol.identity import Address, NodeKey
+from protocol.messages import Heartbeat, RolloutCommitted, parse_envelope
+from protocol.statements import WorkCommitment, sign, work_id
+from tests.attacks.validators import court as court_of
+from tests.attacks.validators.court import (
+    DOMAIN,
+    POOL,
+    Court,
+    Seat,
+    SharedBlobs,
+    TruthfulEngine,
+    announcement,
+    policy_root,
+    root_of,
+)
+
+START = 1_800_000_000
+VALIDATORS, QUORUM = 4, 3
+LOOK = (0.05, 0.4)
+"""Seconds that a validator's engine takes for a file, between these; one file at a time."""
+FILE = (0.5, 1.0)
+"""Of a step's seconds, when a worker has its file."""
+DRAIN = 10.0
+"""Seconds after the last file: what is decided then is counted."""
+
+
+class Cost(msgspec.Struct):
+    """Of one run. sent, sizes: messages and bytes by kind; accepted, certified: seconds of each file from its
+    announcement until the trainer's jury accepts it, and until its worker has a quorum's certificates; checks:
+    signatures that were checked, of all nodes; cpu: seconds, of all nodes."""
+
+    nodes: int
+    files: int
+    sent: dict[str, int]
+    sizes: dict[str, int]
+    accepted: list[float]
+    certified: list[float]
+    checks: int
+    cpu: float
+
+    @property
+    def messages(self) -> float:
+        """Per accepted file, heartbeats aside."""
+        return sum(self.sent.values()) / len(self.accepted)
+
+    def rows(self) -> dict[str, Any]:
+        many = len(self.accepted)
+        per_kind = {kind: round(count / many, 2) for kind, count in sorted(self.sent.items(), key=lambda one: -one[1])}
+        each = many * self.nodes
+        return {
+            "files": self.files,
+            "accepted": many,
+            "messages a file": round(self.messages, 2),
+            "of them": per_kind,
+            "bytes a file": round(sum(self.sizes.values()) / many),
+            "bytes of them": {kind: round(self.sizes[kind] / many) for kind in per_kind},
+            "signatures checked, of a node, a file": round(self.checks / each, 1),
+            "CPU of a node, ms a file": round(1000 * self.cpu / each, 2),
+            "accepted after, s (median, 90 %)": _two(self.accepted),
+            "certified after, s (median, 90 %)": _two(self.certified),
+            "certified in the end": len(self.certified),
+        }
+
+
+def _two(seconds: Sequence[float]) -> tuple[float, float] | None:
+    found = sorted(seconds)
+    return (round(median(found), 2), round(found[int(0.9 * len(found))], 2)) if found else None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played."""
+
+    files: int = 200
+    workers: int = 2
+    step_seconds: float = 1.25
+    epoch_seconds: int = 10
+    window_seconds: int = 20
+    seed: int = 7
+
+
+def wall() -> float:
+    return START + trio.current_time()
+
+
+class Chain:
+    """Takes tables of earnings; everything else about the pool stands still."""
+
+    def __init__(self, plan: Plan, validators: tuple[Address, ...]) -> None:
+        self._plan = plan
+        self._validators = validators
+        self._posted = PostedEarnings(None, bytes(32), 0)
+
+    def ledger(self, own: Address) -> Ledger:
+        ledger = Ledger(own)
+        given = {"block": 1, "transaction": "0x", "log_index": 0, "pool": POOL}
+        ledger.apply(ValidatorsSet(**given, validators=self._validators, threshold=QUORUM))  # type: ignore[arg-type]
+        return ledger
+
+    async def pool(self, pool: int) -> PoolInfo:
+        await trio.lowlevel.checkpoint()
+        given = {"id": POOL, "started_at": START, "epoch_seconds": self._plan.epoch_seconds, "escrow": 10**30}
+        given |= {"window": self._plan.window_seconds, "reward_per_unit": 1, "units_per_epoch": 10**9}
+        given |= {"threshold": QUORUM, "validators": self._validators}
+        return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
+
+    async def block(self, number: int | None = None) -> Block:
+        await trio.lowlevel.checkpoint()
+        return Block(int(wall()) if number is None else number, b"", int(wall()))
+
+    async def earnings(self, pool: int) -> PostedEarnings:
+        await trio.lowlevel.checkpoint()
+        return self._posted
+
+    async def post_earnings(self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._posted.epoch is None or epoch > self._posted.epoch:
+            self._posted = PostedEarnings(epoch, root, total)
+
+
+class Listening:
+    def __init__(self, tables: Tables) -> None:
+        self.run = tables.listen
+
+
+class Files(SharedBlobs):
+    """Everybody's, with the bytes of what was added as bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    async def add(self, source: Path | bytes) -> BlobInfo:
+        await trio.lowlevel.checkpoint()
+        if isinstance(source, Path):
+            return describe(b"report")
+        info = describe(source)
+        (self._folder / info.root.hex()).write_bytes(source)
+        return info
+
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        await trio.lowlevel.checkpoint()
+        kept = self._folder / root.hex()
+        return kept if kept.exists() else Path("/dev/null")  # noqa: ASYNC240 - a double
+
+
+class OneAtATime(TruthfulEngine):
+    """An engine that needs its time, which differs from file to file."""
+
+    def __init__(self, number: int, bad: dict[bytes, Fault], seed: int) -> None:
+        super().__init__(bad)
+        self._lock = trio.Lock()
+        self._random = random.Random(seed * 100 + number)  # noqa: S311 - a model
+
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: object = None
+    ) -> Reply:
+        async with self._lock:
+            self.seconds = self._random.uniform(*LOOK)
+            return await super().ask(request, timeout=timeout, policy=policy, told=told)
+
+
+class Play:
+    """One run."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._random = random.Random(plan.seed)  # noqa: S311 - a model
+        self._folder = folder
+        self._made: dict[bytes, tuple[float, Seat]] = {}
+        self._accepted: dict[bytes, float] = {}
+        self._certified: dict[bytes, float] = {}
+
+    async def run(self) -> Cost:
+        plan, engine = self._plan, lambda number, bad: OneAtATime(number, bad, plan.seed)
+        self._court = court = Court([Validator] * VALIDATORS, quorum=QUORUM, engine=engine, window=8)
+        keys = [NodeKey(bytes([100 + number]) * 32) for number in range(plan.workers)]
+        court.workers = [Seat(court, key, "worker") for key in keys]
+        validators = tuple(one.address for one in court.validator_keys)
+        self._chain = Chain(plan, validators)
+        everybody = [court.trainer, *court.workers, *court.seats]
+        files = Files(self._folder)
+        for seat in everybody:
+            seat.station.blobs = files
+            seat.station.clock = Clock(wall=wall)
+            seat.station.time = PoolTime(START, plan.epoch_seconds, plan.window_seconds, wall)
+        services = [service for seat in everybody for service in self._services(seat)]
+        with counted() as counts:
+            async with trio.open_nursery() as nursery:
+                await court.open(nursery)
+                for service in services:
+                    nursery.start_soon(service.run)
+                nursery.start_soon(self._follow_jury)
+                sent, sizes, before = dict(counts.sent), dict(counts.sizes), (counts.checks, time.process_time())
+                await self._work(keys)
+                await trio.sleep(DRAIN)
+                cpu, checks = time.process_time() - before[1], counts.checks - before[0]
+                nursery.cancel_scope.cancel()
+        return Cost(
+            nodes=len(everybody),
+            files=plan.files,
+            sent={kind: many - sent.get(kind, 0) for kind, many in counts.sent.items()},
+            sizes={kind: many - sizes.get(kind, 0) for kind, many in counts.sizes.items()},
+            accepted=list(self._accepted.values()),
+            certified=list(self._certified.values()),
+            checks=checks,
+            cpu=cpu,
+        )
+
+    def _services(self, seat: Seat) -> Iterator[Any]:
+        chain: Any = self._chain
+        ledger = self._chain.ledger(seat.key.address)
+        yield Paying(seat.station, chain, ledger)
+        if seat.role == "validator":
+            tables, certifying = Tables(seat.station), Certifying(seat.station)
+            yield certifying
+            yield Listening(tables)
+            yield Tabling(seat.station, chain, tables, ledger, certifying)
+
+    async def _work(self, keys: list[NodeKey]) -> None:
+        """A step after the other: its policy, and a file of each worker."""
+        plan = self._plan
+        for step in range(plan.files // plan.workers):
+            async with trio.open_nursery() as nursery:
+                if step:
+                    await self._announce(step)
+                for number in range(plan.workers):
+                    nursery.start_soon(self._commit, number, keys[number], step)
+                await trio.sleep(plan.step_seconds)
+
+    async def _announce(self, step: int) -> None:
+        message = announcement(step, policy_root(step))
+        epoch = self._court.trainer.station.time.epoch()
+        await self._court.trainer.board.post(msgspec.structs.replace(message, epoch=epoch))
+
+    async def _commit(self, number: int, key: NodeKey, step: int) -> None:
+        await trio.sleep(self._random.uniform(*FILE) * self._plan.step_seconds)
+        seat, root = self._court.workers[number], root_of(step, key=key)
+        announced = seat.station.jury.policies.announcement(policy_root(step))
+        epoch = announced.message.epoch if announced else 0
+        commitment = WorkCommitment(POOL, key.address, policy_root(step), 0, root, 100, epoch)
+        id, journal = work_id(commitment), seat.station.journal
+        await journal.do(journal.commit_file, id, b"", root, commitment.policy_root, 0, 100, wall(), b"", 0, epoch, id)
+        await journal.do(journal.judge_file, root, "accepted")
+        self._made[id] = trio.current_time(), seat
+        message = RolloutCommitted(pool=POOL, commitment=commitment, signature=sign(key, DOMAIN, commitment), size=9)
+        await seat.board.post(message)
+
+    async def _follow_jury(self) -> None:
+        """When each file is accepted, and when its worker holds enough certificates."""
+        jury = self._court.trainer.jury
+        while True:
+            await trio.sleep(0.02)
+            now = trio.current_time()
+            for id, (made, seat) in self._made.items():
+                if id not in self._accepted and jury.ballots.state(id) is FileState.ACCEPTED:
+                    self._accepted[id] = now - made
+                    self._hand_over(id)
+                if id not in self._certified and id in self._accepted and _holds(seat, id):
+                    self._certified[id] = now - made
+
+    def _hand_over(self, id: bytes) -> None:
+        for seat in [self._court.trainer, *self._court.seats]:
+            work: Work | None = seat.jury.register.get(id)
+            if work is not None:
+                work.delivered = True
+
+
+def _holds(seat: Seat, id: bytes) -> bool:
+    rows = seat.station.journal._db.execute("SELECT count(*) FROM certificates WHERE work = ?", (id,))
+    return rows.fetchone()[0] >= QUORUM
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+        self.sizes: Counter[str] = Counter()
+        self.checks = 0
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Inside, everything that boards say and every signature that is checked is counted."""
+    counts, post_raw, check = Counts(), Board.post_raw, identity.PublicKey.from_signature_and_message
+
+    async def counting(board: Board, raw: bytes) -> None:
+        kind = type(parse_envelope(POOL, raw).message)
+        if kind is not Heartbeat:
+            counts.sent[kind.__name__] += 1
+            counts.sizes[kind.__name__] += len(raw)
+        await post_raw(board, raw)
+
+    class Counting(identity.PublicKey):
+        @classmethod
+        def from_signature_and_message(cls, *given: Any, **named: Any) -> Any:
+            counts.checks += 1
+            return check(*given, **named)
+
+    with patch.object(Board, "post_raw", counting), patch.object(identity, "PublicKey", Counting):
+        yield counts
+
+
+def play(plan: Plan, folder: Path) -> Cost:
+    """Under a virtual clock."""
+    keys = tuple(NodeKey(bytes([11 + number]) * 32) for number in range(VALIDATORS))
+    run: Callable[[], Any] = Play(plan, folder).run
+
+    async def inline(work: Callable[..., Any], *given: Any, **_: Any) -> Any:
+        await trio.lowlevel.checkpoint()  # threads and virtual clocks do not mix
+        return work(*given)
+
+    random.seed(plan.seed)
+    with patch.object(court_of, "VALIDATORS", keys), patch.object(trio.to_thread, "run_sync", inline):
+        return trio.run(run, clock=MockClock(autojump_threshold=0))
+
+
+def main() -> None:
+    import tempfile
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--step-seconds", type=float, default=1.25, help="a file of each worker in so many seconds")
+    parser.add_argument("--epoch-seconds", type=int, default=10)
+    parser.add_argument("--window-seconds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="20 files")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    given = vars(parser.parse_args())
+    quick, path = given.pop("quick"), given.pop("json")
+    plan = Plan(**given | ({"files": 20} if quick else {}))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = play(plan, Path(folder)).rows()
+    for name, value in rows.items():
+        print(f"{name:40} {value}")
+    if path:
+        path.write_text(json.dumps({"plan": msgspec.structs.asdict(plan), **rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
