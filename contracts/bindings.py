@@ -798,11 +798,46 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        *plain, bootnodes = self.swarm.functions.poolInfo(pool).call()
-        threshold, _, start, validators, proposed = self.court.functions.benchOf(pool).call()
-        values: list[Any] = [*plain, tuple(bootnodes.split()), threshold, start, tuple(validators), tuple(proposed)]
+        terms, counters = self.swarm.functions.poolInfo(pool).call()
+        manager, reward, slash, units, stopped_at, opener, run_root, requirement_root, run_uri, bootnodes = terms
+        _, threshold, _, start, _, validators, proposed = self.court.functions.benchOf(pool).call()
         chair = self.chair_of(pool)
-        return PoolInfo(pool, *values, seated=chair.trainers if chair else ())
+
+        def part(first: int, bits: int) -> int:
+            """As Counters.sol lays them out."""
+            return counters >> first & (1 << bits) - 1
+
+        paused, ended, has_members, invited, attested = (bool(part(248 + flag, 1)) for flag in range(5))
+        return PoolInfo(
+            id=pool,
+            run_root=run_root,
+            requirement_root=requirement_root,
+            manager=manager,
+            opener=opener,
+            window=part(168, 24),
+            epoch_seconds=part(144, 24),
+            lease_seconds=part(192, 24),
+            started_at=part(112, 32),
+            stopped_at=stopped_at,
+            paused=paused,
+            ended=ended,
+            has_members=has_members,
+            invited=invited,
+            attested=attested,
+            max_units_per_epoch=part(216, 32),
+            units_per_epoch=units,
+            reward_per_unit=reward,
+            slash_amount=slash,
+            escrow=part(0, 56) * reward,
+            owed=part(56, 56) * reward,
+            run_uri=run_uri,
+            bootnodes=tuple(bootnodes.split()),
+            threshold=threshold,
+            validators_from=start,
+            validators=tuple(validators),
+            proposed=tuple(proposed),
+            seated=chair.trainers if chair else (),
+        )
 
     def chair_of(self, pool: int) -> ChairInfo | None:
         """Who leads; None where nobody was seated: then the manager does."""

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {ICourt} from "./ICourt.sol";
 import {Nodes} from "./Nodes.sol";
 import {Accepted, Judgement, Statements, WorkCommitment} from "./Statements.sol";
@@ -24,14 +22,6 @@ contract Court is ICourt {
         uint40 proposedFrom;
         /// since when these are in office; zero for a pool's first ones
         uint40 since;
-        address[] validators;
-        address[] proposed;
-    }
-
-    struct BenchInfo {
-        uint8 threshold;
-        uint8 proposedThreshold;
-        uint64 proposedFrom;
         address[] validators;
         address[] proposed;
     }
@@ -84,7 +74,6 @@ contract Court is ICourt {
     error ProposalLapsed(uint256 until);
     error BadAttestation(uint64 madeAt, uint64 until);
     error NotItsJudges(uint256 pool, address node);
-    error WrongSigner(address signer, address expected);
     error NotMember(uint256 pool, address node);
     error NotAValidator(address signer);
     error ValidatorUnfit(address validator);
@@ -135,11 +124,8 @@ contract Court is ICourt {
         _seat(id, validators, bench.proposedThreshold);
     }
 
-    function benchOf(uint256 id) external view returns (BenchInfo memory) {
-        Bench storage bench = _benches[id];
-        return BenchInfo(
-            bench.threshold, bench.proposedThreshold, bench.proposedFrom, bench.validators, bench.proposed
-        );
+    function benchOf(uint256 id) external view returns (Bench memory) {
+        return _benches[id];
     }
 
     // ----------------------------------------------------------- by judgement
@@ -363,12 +349,11 @@ contract Court is ICourt {
     }
 
     function _requireSigner(bytes32 statement, bytes calldata signature, address expected) private view {
-        address signer = _signerOf(statement, signature);
-        if (signer != expected) revert WrongSigner(signer, expected);
+        Statements.requireSigner(swarm.domainSeparator(), statement, signature, expected);
     }
 
     function _signerOf(bytes32 statement, bytes calldata signature) private view returns (address) {
-        return ECDSA.recover(MessageHashUtils.toTypedDataHash(swarm.domainSeparator(), statement), signature);
+        return Statements.signerOf(swarm.domainSeparator(), statement, signature);
     }
 
     function _checkValidators(address[] calldata validators, uint8 threshold) private pure {

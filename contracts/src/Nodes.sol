@@ -2,8 +2,6 @@
 pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {ISwarm} from "./ISwarm.sol";
 import {StakeVault} from "./StakeVault.sol";
 import {Statements} from "./Statements.sol";
@@ -53,7 +51,6 @@ abstract contract Nodes is ISwarm {
     error ProviderHasNodes(uint256 units);
     error UnitsOutOfRange(uint256 units, uint256 max);
     error SignatureExpired(uint256 deadline);
-    error WrongSigner(address signer, address expected);
     error StakeTooLow(address provider, uint256 bonded, uint256 required);
     error StakeEnough(address provider);
 
@@ -146,11 +143,6 @@ abstract contract Nodes is ISwarm {
     }
 
     function _requireSigner(bytes32 statement, bytes calldata signature, address expected) internal view {
-        address signer = _signerOf(statement, signature);
-        if (signer != expected) revert WrongSigner(signer, expected);
-    }
-
-    function _signerOf(bytes32 statement, bytes calldata signature) internal view returns (address) {
-        return ECDSA.recover(MessageHashUtils.toTypedDataHash(domainSeparator(), statement), signature);
+        Statements.requireSigner(domainSeparator(), statement, signature, expected);
     }
 }

@@ -50,41 +50,14 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         uint8 threshold;
     }
 
-    struct PoolInfo {
-        bytes32 runRoot;
-        bytes32 requirementRoot;
-        address manager;
-        /// who opened it: what is left comes back here
-        address opener;
-        uint32 window;
-        uint32 epochSeconds;
-        uint32 leaseSeconds;
-        uint64 startedAt;
-        /// since when it is paused or over; zero while it runs
-        uint64 stoppedAt;
-        bool paused;
-        bool ended;
-        bool hasMembers;
-        bool invited;
-        bool attested;
-        uint32 maxUnitsPerEpoch;
-        uint64 unitsPerEpoch;
-        uint96 rewardPerUnit;
-        uint96 slashAmount;
-        /// token wei that no table has promised
-        uint256 escrow;
-        /// token wei that a table has promised and nobody was paid
-        uint256 owed;
-        string runURI;
-        string bootnodes;
-    }
-
     struct Terms {
         address manager;
         uint96 rewardPerUnit;
         uint96 slashAmount;
         uint64 unitsPerEpoch;
+        /// since when it is paused or over; zero while it runs
         uint40 stoppedAt;
+        /// who opened it: what is left comes back here
         address opener;
         bytes32 runRoot;
         bytes32 requirementRoot;
@@ -270,41 +243,9 @@ abstract contract Pools is Nodes, ReentrancyGuard {
         return (_terms[id].manager, _openPool(id).window());
     }
 
-    function poolInfo(uint256 id) external view returns (PoolInfo memory info) {
-        Counters pool = _pool(id);
-        Terms storage terms = _terms[id];
-        info.runRoot = terms.runRoot;
-        info.requirementRoot = terms.requirementRoot;
-        info.manager = terms.manager;
-        info.opener = terms.opener;
-        info.window = uint32(pool.window());
-        info.epochSeconds = uint32(pool.epochSeconds());
-        info.leaseSeconds = uint32(pool.leaseSeconds());
-        info.startedAt = uint64(pool.startedAt());
-        info.stoppedAt = terms.stoppedAt;
-        info.paused = pool.has(PAUSED);
-        info.ended = pool.has(ENDED);
-        info.hasMembers = pool.has(JOINED);
-        info.invited = pool.has(INVITED);
-        info.attested = pool.has(ATTESTED);
-        info.maxUnitsPerEpoch = uint32(pool.maxUnits());
-        info.unitsPerEpoch = terms.unitsPerEpoch;
-        info.rewardPerUnit = terms.rewardPerUnit;
-        info.slashAmount = terms.slashAmount;
-        info.escrow = pool.free() * terms.rewardPerUnit;
-        info.owed = pool.owed() * terms.rewardPerUnit;
-        info.runURI = terms.runURI;
-        info.bootnodes = terms.bootnodes;
-    }
-
-    /// @notice The epoch that `timestamp` falls into (0 before the pool's start).
-    function epochAt(uint256 id, uint256 timestamp) external view returns (uint64) {
-        return _epochAt(_pool(id), timestamp);
-    }
-
-    /// @notice From this second on a table may say what was earned through this epoch.
-    function maturityOf(uint256 id, uint64 epoch) external view returns (uint256) {
-        return _maturity(_pool(id), epoch);
+    /// @notice What was agreed, and what is read and written most: `Counters` says where in the word each part stands.
+    function poolInfo(uint256 id) external view returns (Terms memory, Counters) {
+        return (_terms[id], _pool(id));
     }
 
     // --------------------------------------------------------------- internal

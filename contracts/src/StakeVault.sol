@@ -2,7 +2,6 @@
 pragma solidity 0.8.37;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {ISwarm} from "./ISwarm.sol";
@@ -179,18 +178,16 @@ contract StakeVault is ReentrancyGuard {
 
     /// @notice Adds `amount` of the caller's tokens to the stake of `provider`.
     function bond(address provider, uint256 amount) external nonReentrant {
-        _bond(provider, amount);
-    }
-
-    /// @notice `bond` with an EIP-2612 permit of the caller for this vault. A permit that somebody has already
-    /// carried here does no harm: the allowance decides.
-    // slither-disable-next-line reentrancy-benign -- guarded, and the token is the only contract called
-    function bondWithPermit(address provider, uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s)
-        external
-        nonReentrant
-    {
-        try IERC20Permit(address(token)).permit(msg.sender, address(this), amount, deadline, v, r, s) {} catch {}
-        _bond(provider, amount);
+        if (provider == address(0)) revert ZeroAddress();
+        if (amount == 0) revert ZeroAmount();
+        if (amount > type(uint96).max) revert AmountTooLarge(amount);
+        Stake storage stake = _stakes[provider];
+        stake.bonded += uint96(amount);
+        emit Bonded(provider, msg.sender, amount, stake.bonded);
+        uint256 before = token.balanceOf(address(this));
+        token.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = token.balanceOf(address(this)) - before;
+        if (received != amount) revert TokenTakesFee(amount, received);
     }
 
     /// @notice Starts to take `amount` out, down to what the provider's nodes need; remove nodes to take out more. All
@@ -336,19 +333,6 @@ contract StakeVault is ReentrancyGuard {
     }
 
     // --------------------------------------------------------------- internal
-
-    function _bond(address provider, uint256 amount) private {
-        if (provider == address(0)) revert ZeroAddress();
-        if (amount == 0) revert ZeroAmount();
-        if (amount > type(uint96).max) revert AmountTooLarge(amount);
-        Stake storage stake = _stakes[provider];
-        stake.bonded += uint96(amount);
-        emit Bonded(provider, msg.sender, amount, stake.bonded);
-        uint256 before = token.balanceOf(address(this));
-        token.safeTransferFrom(msg.sender, address(this), amount);
-        uint256 received = token.balanceOf(address(this)) - before;
-        if (received != amount) revert TokenTakesFee(amount, received);
-    }
 
     /// Up to `amount` out of `from`. What is unbonding goes first: who is on the way out pays before the bond that the
     /// provider's other nodes stand on.

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
+import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+
+error WrongSigner(address signer, address expected);
+
 /// @notice A worker's signed promise: submission `index` for this policy is exactly this file.
 struct WorkCommitment {
     uint256 pool;
@@ -118,6 +123,15 @@ library Statements {
     /// @notice The policy root in the commitment that a trainer signs by stating a step of this term.
     function slotOf(uint32 term) internal pure returns (bytes32) {
         return keccak256(abi.encodePacked("intellect-node policy statement v1", term));
+    }
+
+    function signerOf(bytes32 domain, bytes32 statement, bytes calldata signature) internal pure returns (address) {
+        return ECDSA.recover(MessageHashUtils.toTypedDataHash(domain, statement), signature);
+    }
+
+    function requireSigner(bytes32 domain, bytes32 statement, bytes calldata signature, address expected) internal pure {
+        address signer = signerOf(domain, statement, signature);
+        if (signer != expected) revert WrongSigner(signer, expected);
     }
 
     /// @notice The leaf of one node's line: its units since the pool began.

@@ -2,18 +2,17 @@
 pragma solidity 0.8.37;
 
 import {ERC20} from "@openzeppelin/contracts/token/ERC20/ERC20.sol";
-import {ERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/ERC20Permit.sol";
 
 /// @title TestToken
 /// @notice Worthless tokens for devnets and test networks: anybody may mint some.
-contract TestToken is ERC20, ERC20Permit {
+contract TestToken is ERC20 {
     /// @notice The most that one call of `mint` creates.
     uint256 public constant FAUCET_CAP = 1_000_000 ether;
 
     /// @notice `amount` is above FAUCET_CAP.
     error FaucetCapExceeded(uint256 amount, uint256 cap);
 
-    constructor() ERC20("intellect-node test token", "INT") ERC20Permit("intellect-node test token") {}
+    constructor() ERC20("intellect-node test token", "INT") {}
 
     /// @notice Creates `amount` tokens for `to`.
     function mint(address to, uint256 amount) external {

@@ -364,7 +364,7 @@ contract AttacksTest is Base {
         vm.expectPartialRevert(Earnings.BadProof.selector);
         swarm.claim(id, node, 1000, none);
         eq(token.balanceOf(provider), 1 ether);
-        eq(swarm.poolInfo(id).escrow, ESCROW);
+        eq(_poolInfo(id).escrow, ESCROW);
     }
 
     /// A pool that nobody has signed a table for has the root zero; no proof leads there.

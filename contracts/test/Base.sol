@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {ATTESTED, Counters, ENDED, INVITED, JOINED, PAUSED} from "../src/Counters.sol";
 import {Court} from "../src/Court.sol";
 import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
@@ -104,6 +105,32 @@ abstract contract Base {
     Swarm internal swarm;
     Court internal court;
     uint256 internal pool;
+
+    /// What the chain knows of a pool, taken apart.
+    struct PoolInfo {
+        bytes32 runRoot;
+        bytes32 requirementRoot;
+        address manager;
+        address opener;
+        uint256 window;
+        uint256 epochSeconds;
+        uint256 leaseSeconds;
+        uint256 startedAt;
+        uint256 stoppedAt;
+        bool paused;
+        bool ended;
+        bool hasMembers;
+        bool invited;
+        bool attested;
+        uint256 maxUnitsPerEpoch;
+        uint64 unitsPerEpoch;
+        uint96 rewardPerUnit;
+        uint96 slashAmount;
+        uint256 escrow;
+        uint256 owed;
+        string runURI;
+        string bootnodes;
+    }
 
     error NotEqual(uint256 left, uint256 right);
     error Failed(string what);
@@ -296,8 +323,32 @@ abstract contract Base {
 
     // ---- reading
 
-    function _info() internal view returns (Pools.PoolInfo memory) {
-        return swarm.poolInfo(pool);
+    function _poolInfo(uint256 id) internal view returns (PoolInfo memory info) {
+        (Pools.Terms memory terms, Counters c) = swarm.poolInfo(id);
+        (info.runRoot, info.requirementRoot, info.manager) = (terms.runRoot, terms.requirementRoot, terms.manager);
+        (info.opener, info.stoppedAt, info.unitsPerEpoch) = (terms.opener, terms.stoppedAt, terms.unitsPerEpoch);
+        (info.rewardPerUnit, info.slashAmount) = (terms.rewardPerUnit, terms.slashAmount);
+        (info.runURI, info.bootnodes) = (terms.runURI, terms.bootnodes);
+        (info.window, info.epochSeconds, info.leaseSeconds) = (c.window(), c.epochSeconds(), c.leaseSeconds());
+        (info.startedAt, info.maxUnitsPerEpoch) = (c.startedAt(), c.maxUnits());
+        (info.paused, info.ended, info.hasMembers) = (c.has(PAUSED), c.has(ENDED), c.has(JOINED));
+        (info.invited, info.attested) = (c.has(INVITED), c.has(ATTESTED));
+        (info.escrow, info.owed) = (c.free() * terms.rewardPerUnit, c.owed() * terms.rewardPerUnit);
+    }
+
+    function _epochAt(uint256 id, uint256 timestamp) internal view returns (uint64) {
+        PoolInfo memory info = _poolInfo(id);
+        return timestamp <= info.startedAt ? 0 : uint64((timestamp - info.startedAt) / info.epochSeconds);
+    }
+
+    /// From this second on a table may say what was earned through this epoch.
+    function _maturityOf(uint256 id, uint64 epoch) internal view returns (uint256) {
+        PoolInfo memory info = _poolInfo(id);
+        return info.startedAt + (uint256(epoch) + 1) * info.epochSeconds + info.window;
+    }
+
+    function _info() internal view returns (PoolInfo memory) {
+        return _poolInfo(pool);
     }
 
     function _stake() internal view returns (StakeVault.StakeInfo memory) {
@@ -305,7 +356,7 @@ abstract contract Base {
     }
 
     function _matures(uint64 epoch) internal view returns (uint256) {
-        return swarm.maturityOf(pool, epoch);
+        return _maturityOf(pool, epoch);
     }
 
     function _bounded(uint256 x, uint256 low, uint256 high) internal pure returns (uint256) {

@@ -5,7 +5,7 @@ import {Base, Sign} from "./Base.sol";
 import {Court} from "../src/Court.sol";
 import {Members} from "../src/Members.sol";
 import {Nodes} from "../src/Nodes.sol";
-import {WorkCommitment} from "../src/Statements.sol";
+import {WorkCommitment, WrongSigner} from "../src/Statements.sol";
 
 /// The fifteen defects that were reproduced in Prime Intellect's contracts, and that these do not have.
 contract DefectsTest is Base {
@@ -86,7 +86,7 @@ contract DefectsTest is Base {
         bytes32 statement = keccak256(abi.encode(Sign.INVITATION, pool, node, deadline));
         bytes memory elsewhere = _signFor(managerKey, Sign.domain(block.chainid, other), statement);
         vm.prank(node);
-        vm.expectPartialRevert(Nodes.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         swarm.joinInvited(pool, "", deadline, elsewhere);
     }
 

@@ -181,14 +181,14 @@ contract Crowd is Base {
         (bytes[] memory signatures, bool fair) = _heard(id, Sign.earnings(id, epoch, root, table.total), how);
         court.postEarnings(id, epoch, root, table.total, signatures);
         if (!fair) broken = "a table was posted without a quorum";
-        if (block.timestamp < swarm.maturityOf(id, epoch)) broken = "a table was posted too early";
+        if (block.timestamp < _maturityOf(id, epoch)) broken = "a table was posted too early";
         _only(keccak256(abi.encode("posted", id, epoch)), "two tables were posted for one epoch");
         _tables[id] = table;
     }
 
     function _lastMature(uint256 id) private view returns (uint64 epoch) {
-        uint64 now_ = swarm.epochAt(id, block.timestamp);
-        for (epoch = now_; epoch > 0 && swarm.maturityOf(id, epoch) > block.timestamp; --epoch) {}
+        uint64 now_ = _epochAt(id, block.timestamp);
+        for (epoch = now_; epoch > 0 && _maturityOf(id, epoch) > block.timestamp; --epoch) {}
     }
 
     /// Of the newest table, or now and then of one unit more. Carried by a stranger.
@@ -209,7 +209,7 @@ contract Crowd is Base {
         if (more > 0) broken = "a line was paid that is in no table";
         if (gone == 0 || claimed + gone > _tables[id].units[which]) broken = "not the difference was paid";
         bool evicted = swarm.memberInfo(id, worker).evicted;
-        if (got != (evicted ? 0 : gone * swarm.poolInfo(id).rewardPerUnit)) broken = "not what was claimed was paid";
+        if (got != (evicted ? 0 : gone * _poolInfo(id).rewardPerUnit)) broken = "not what was claimed was paid";
         if (!evicted && gone > allowed) broken = "more was paid than its size allows";
     }
 
@@ -259,7 +259,7 @@ contract Crowd is Base {
     /// Signatures of judges of the pool over a statement, and whether they are a quorum by the rules: as many as there must
     /// be, each another, each in office, with a stake, and not found to be a cheat here.
     function _heard(uint256 id, bytes32 statement, uint8 how) private view returns (bytes[] memory signatures, bool fair) {
-        Court.BenchInfo memory bench = court.benchOf(id);
+        Court.Bench memory bench = court.benchOf(id);
         uint256 many = how % 8 == 7 ? bench.threshold - 1 : bench.threshold;
         if (how % 8 == 6) ++many; // one of them twice, if there are no others
         signatures = new bytes[](many);
@@ -417,7 +417,7 @@ contract Crowd is Base {
         eq(token.balanceOf(address(vault)), staked);
         uint256 held = 0;
         for (uint256 i = 0; i < _pools.length; ++i) {
-            Pools.PoolInfo memory info = swarm.poolInfo(_pools[i]);
+            PoolInfo memory info = _poolInfo(_pools[i]);
             held += info.escrow + info.owed;
             eq(info.escrow + info.owed + _paid[_pools[i]] + _swept[_pools[i]], _funded[_pools[i]]);
         }
@@ -435,8 +435,8 @@ contract Crowd is Base {
                 yes(_gone[id][worker] <= _tables[id].units[w], "more was claimed than any table says");
                 gone += _gone[id][worker];
             }
-            uint256 rate = swarm.poolInfo(id).rewardPerUnit;
-            eq(swarm.poolInfo(id).owed, (swarm.earningsOf(id).total - gone) * rate);
+            uint256 rate = _poolInfo(id).rewardPerUnit;
+            eq(_poolInfo(id).owed, (swarm.earningsOf(id).total - gone) * rate);
             eq(swarm.earningsOf(id).total, _tables[id].total);
         }
     }
@@ -486,13 +486,13 @@ contract Crowd is Base {
         }
         for (uint256 i = 0; i < _pools.length * WORKERS; ++i) {
             (uint256 id, uint256 which) = (_pools[i / WORKERS], i % WORKERS);
-            uint256 owed = swarm.poolInfo(id).owed;
+            uint256 owed = _poolInfo(id).owed;
             if (swarm.memberInfo(id, _worker(which)).provider == address(0) || owed == 0) continue;
             bool sized = swarm.capacityOf(id, _worker(which)) > 0;
             if (!sized || _tables[id].units[which] <= _gone[id][_worker(which)]) continue;
             _claimFor(id, which, 0);
             bool whole = _gone[id][_worker(which)] == _tables[id].units[which];
-            yes(whole || swarm.poolInfo(id).owed == 0, "a line was not paid");
+            yes(whole || _poolInfo(id).owed == 0, "a line was not paid");
         }
     }
 

@@ -148,16 +148,6 @@ contract ReentrancyTest is Base {
         eq(vault.bondedOf(provider), 110 ether);
     }
 
-    function test_bonding_while_bonding_with_a_permit() public {
-        token.mint(provider, 20 ether);
-        attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 20 ether)));
-        bytes memory bond = abi.encodeCall(vault.bondWithPermit, (provider, 10 ether, 0, 0, 0, 0));
-        attacker.arm(address(vault), bond);
-        yes(attacker.act(address(vault), bond), "once");
-        _blocked();
-        eq(vault.bondedOf(provider), 110 ether);
-    }
-
     function test_funding_while_funding() public {
         token.mint(provider, 20 ether);
         attacker.act(address(token), abi.encodeCall(token.approve, (address(swarm), 20 ether)));

@@ -8,6 +8,7 @@ from eth_abi.abi import encode as abi_encode
 
 from contracts.bindings import ContractError, Joined, parse_log, parse_revert, raw_log, topic_of
 from protocol.statements import _FIELDS, type_string
+from tests.contracts.conftest import WINDOW, Refused
 
 
 def test_the_domain_is_the_same_on_both_sides(world: Any) -> None:
@@ -24,8 +25,12 @@ def test_the_type_strings_are_the_same_on_both_sides() -> None:
 
 def test_the_epochs_are_the_same_on_both_sides(world: Any, pool: Any) -> None:
     info = pool.info
-    for timestamp in (0, info.started_at, info.started_at + 99, info.started_at + 100, info.started_at + 12_345):
-        assert world.contracts.swarm.functions.epochAt(pool.id, timestamp).call() == info.epoch_at(timestamp)
+    for epoch in (0, 1, 123):
+        with pytest.raises(Refused) as caught:
+            pool.post(epoch, bytes(32), 0, at=world.now() + 1)
+        assert caught.value.revert is not None and caught.value.revert.name == "NotMature", caught.value
+        assert caught.value.revert.args["mature_at"] == info.maturity(epoch) == info.epoch_end(epoch) + WINDOW
+    assert [info.epoch_at(info.started_at + after) for after in (-9, 0, 99, 100, 12_345)] == [0, 0, 0, 1, 123]
 
 
 def joined(world: Any, pool: Any) -> Any:

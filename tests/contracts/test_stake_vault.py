@@ -1,8 +1,6 @@
 from typing import Any
 
 import pytest
-from eth_abi.abi import encode as abi_encode
-from eth_hash.auto import keccak
 from web3 import Web3
 from web3.exceptions import ContractCustomError
 
@@ -101,24 +99,6 @@ def test_stake_that_nodes_stand_on_cannot_leave_before_them(world: Any, pool: An
     world.send(world.contracts.unbond(40 * TOKEN), pool.provider)
     world.send(world.contracts.remove_provider([pool.node.address]), pool.provider)
     world.send(world.contracts.unbond(60 * TOKEN), pool.provider)
-
-
-def test_a_permit_bonds_in_one_transaction_even_if_somebody_carried_it_there_before(world: Any) -> None:
-    provider = world.person()
-    world.send(world.contracts.mint(provider.address, 20 * TOKEN), provider)
-    deadline, nonce = world.now() + 1000, 0
-    for carried in (False, True):
-        signature = sign_permit(world, provider, 10 * TOKEN, nonce, deadline)
-        r, s, v = signature[:32], signature[32:64], signature[64]
-        if carried:
-            permit = world.contracts.token.functions.permit(
-                provider.address, world.contracts.addresses.vault, 10 * TOKEN, deadline, v, r, s
-            )
-            world.send(permit, world.person())
-        bond = world.contracts.vault.functions.bondWithPermit(provider.address, 10 * TOKEN, deadline, v, r, s)
-        world.send(bond, provider)
-        nonce += 1
-    assert world.contracts.stake_of(provider.address).bonded == 20 * TOKEN
 
 
 def test_only_the_swarm_slashes(world: Any, refused: Any) -> None:
@@ -222,12 +202,3 @@ def test_an_appeal_gives_the_arbiter_time_and_the_arbiter_gives_everything_back(
 def frozen_case(world: Any, receipt: Any) -> StakeFrozen:
     (event,) = [event for event in world.events(receipt) if isinstance(event, StakeFrozen)]
     return event
-
-
-def sign_permit(world: Any, owner: Any, amount: int, nonce: int, deadline: int) -> bytes:
-    """EIP-2612, for the vault."""
-    kind = b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
-    separator = bytes(world.contracts.token.functions.DOMAIN_SEPARATOR().call())
-    words = [keccak(kind), owner.address, world.contracts.addresses.vault, amount, nonce, deadline]
-    struct = keccak(abi_encode(["bytes32", "address", "address", "uint256", "uint256", "uint256"], words))
-    return owner.sign_hash(keccak(b"\x19\x01" + separator + struct))

@@ -3,7 +3,7 @@ pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
-import {Accepted, Judgement, WorkCommitment} from "../../src/Statements.sol";
+import {Accepted, Judgement, WorkCommitment, WrongSigner} from "../../src/Statements.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 /// Two statements of one key that contradict each other need no judge.
@@ -89,12 +89,12 @@ contract EvidenceTest is Base {
         vm.expectPartialRevert(Court.NoContradiction.selector);
         court.verdictEvidence(pool, work, good, one, good, one);
         // of another work, of another pool, by another judge
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.verdictEvidence(pool, bytes32(uint256(9)), good, one, bad, two);
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.verdictEvidence(pool + 1, work, good, one, bad, two);
         bytes memory others = _sign(judgeKeys[1], _verdict(bad));
-        vm.expectRevert(abi.encodeWithSelector(Court.WrongSigner.selector, vm.addr(judgeKeys[1]), vm.addr(judgeKeys[0])));
+        vm.expectRevert(abi.encodeWithSelector(WrongSigner.selector, vm.addr(judgeKeys[1]), vm.addr(judgeKeys[0])));
         court.verdictEvidence(pool, work, good, one, bad, others);
         eq(court.benchOf(pool).validators.length, 2);
     }
@@ -104,7 +104,7 @@ contract EvidenceTest is Base {
         WorkCommitment memory c = _file(7, 10);
         bytes memory said = _sign(judgeKeys[0], Sign.verdict(c, 0, 0));
         bytes memory looked = _sign(judgeKeys[0], Sign.said(Sign.RECHECKED, c, 2, 5, 0));
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.verdictEvidence(pool, Sign.commitment(c), Judgement(0, 0, 0), said, Judgement(2, 5, 0), looked);
     }
 
@@ -134,7 +134,7 @@ contract EvidenceTest is Base {
         vm.expectPartialRevert(Court.NoContradiction.selector);
         court.acceptedEvidence(a, one, Judgement(0, 0, 0), good);
         bytes memory others = _sign(judgeKeys[1], _verdict(Judgement(1, 8, 0)));
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.acceptedEvidence(a, one, Judgement(1, 8, 0), others);
         bytes memory bad = _sign(judgeKeys[0], _verdict(Judgement(1, 8, 0)));
         vm.expectEmit(address(swarm));

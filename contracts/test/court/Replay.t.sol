@@ -5,7 +5,7 @@ import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {Base, Sign} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
 import {Nodes} from "../../src/Nodes.sol";
-import {WorkCommitment} from "../../src/Statements.sol";
+import {WorkCommitment, WrongSigner} from "../../src/Statements.sol";
 
 /// Signatures mean what they say, here, once.
 contract ReplayTest is Base {
@@ -25,7 +25,7 @@ contract ReplayTest is Base {
         bytes memory own = _sign(nodeKey, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
         vm.chainId(block.chainid + 1); // a fork of this chain, with the same contracts
-        _carry(own, verdicts, Court.WrongSigner.selector);
+        _carry(own, verdicts, WrongSigner.selector);
         own = _sign(nodeKey, Sign.commitment(c));
         _carry(own, verdicts, Court.NotAValidator.selector);
     }
@@ -35,7 +35,7 @@ contract ReplayTest is Base {
         bytes32 elsewhere = Sign.domain(block.chainid, address(vault));
         bytes memory own = _signFor(nodeKey, elsewhere, Sign.commitment(c));
         bytes[] memory verdicts = _quorum(Sign.verdict(c, 2, 5));
-        _carry(own, verdicts, Court.WrongSigner.selector);
+        _carry(own, verdicts, WrongSigner.selector);
         own = _sign(nodeKey, Sign.commitment(c));
         bytes32 statement = Sign.verdict(c, 2, 5);
         verdicts = _two(_signFor(judgeKeys[0], elsewhere, statement), _signFor(judgeKeys[1], elsewhere, statement));
@@ -50,10 +50,10 @@ contract ReplayTest is Base {
         bytes memory otherwhere = _signFor(key, Sign.domain(1, address(swarm)), statement);
         address fresh = vm.addr(key);
         vm.prank(provider);
-        vm.expectPartialRevert(Nodes.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         swarm.registerNode(fresh, 1, block.timestamp, elsewhere);
         vm.prank(provider);
-        vm.expectPartialRevert(Nodes.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         swarm.registerNode(fresh, 1, block.timestamp, otherwhere);
     }
 
@@ -84,7 +84,7 @@ contract ReplayTest is Base {
         bytes32 statement = Sign.verdict(c, 2, 5);
         bytes memory mine = _sign(nodeKey, statement);
         _carry(own, _two(_sign(judgeKeys[0], statement), mine), Court.NotAValidator.selector);
-        _carry(mine, _quorum(statement), Court.WrongSigner.selector);
+        _carry(mine, _quorum(statement), WrongSigner.selector);
     }
 
     function test_not_in_its_second_encoding() public {

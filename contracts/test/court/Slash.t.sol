@@ -7,7 +7,7 @@ import {Members} from "../../src/Members.sol";
 import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
 import {StakeVault} from "../../src/StakeVault.sol";
-import {WorkCommitment} from "../../src/Statements.sol";
+import {WorkCommitment, WrongSigner} from "../../src/Statements.sol";
 import {Swarm} from "../../src/Swarm.sol";
 
 contract SlashTest is Base {
@@ -110,9 +110,9 @@ contract SlashTest is Base {
         bytes memory one = _sign(nodeKey, Sign.commitment(first));
         bytes memory two = _sign(nodeKey, Sign.commitment(second));
         bytes memory forged = _sign(judgeKeys[0], Sign.commitment(first));
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.evidence(first, forged, second, two);
-        vm.expectPartialRevert(Court.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         court.evidence(first, one, second, one);
     }
 

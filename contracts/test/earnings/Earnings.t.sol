@@ -122,7 +122,7 @@ contract EarningsTest is Base {
         swarm.sweep(pool);
         vm.prank(manager);
         swarm.endPool(pool);
-        uint256 until = _matures(swarm.epochAt(pool, block.timestamp)) + WINDOW;
+        uint256 until = _matures(_epochAt(pool, block.timestamp)) + WINDOW;
         vm.warp(until - 1);
         vm.expectRevert(abi.encodeWithSelector(Pools.PoolStillOpen.selector, pool, until));
         swarm.sweep(pool);
@@ -205,9 +205,9 @@ contract EarningsTest is Base {
     }
 
     function test_pay_is_bounded_by_size_and_time_and_the_rest_comes_later() public {
-        uint256 start = swarm.poolInfo(pool).startedAt;
+        uint256 start = _poolInfo(pool).startedAt;
         _earn(0, 450_000); // in epoch 4, so five epochs of 100,000 units
-        eq(swarm.epochAt(pool, block.timestamp), 4);
+        eq(_epochAt(pool, block.timestamp), 4);
         eq(swarm.allowanceOf(pool, node), 500_000);
         _claim(450_000);
         eq(token.balanceOf(provider), 450 ether);

@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {Base, Sign} from "../Base.sol";
 import {Nodes} from "../../src/Nodes.sol";
+import {WrongSigner} from "../../src/Statements.sol";
 
 contract RegisterNodeTest is Base {
     uint256 private constant KEY = 0xD00D;
@@ -53,7 +54,7 @@ contract RegisterNodeTest is Base {
         _tryRegister(provider, 1, block.timestamp, signature, Nodes.NodeTaken.selector);
         vm.prank(provider);
         swarm.removeNode(vm.addr(KEY));
-        _tryRegister(provider, 1, block.timestamp, signature, Nodes.WrongSigner.selector);
+        _tryRegister(provider, 1, block.timestamp, signature, WrongSigner.selector);
     }
 
     function test_a_node_has_one_provider_for_life() public {

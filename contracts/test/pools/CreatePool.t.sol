@@ -12,7 +12,7 @@ contract CreatePoolTest is Base {
         params.runURI = "https://example.org/run.toml";
         params.bootnodes = "/ip4/1.2.3.4/tcp/1\n/ip4/1.2.3.4/tcp/2";
         params.invited = true;
-        Pools.PoolInfo memory info = swarm.poolInfo(_open(params));
+        PoolInfo memory info = _poolInfo(_open(params));
         yes(info.runRoot == params.runRoot, "run");
         yes(info.requirementRoot == params.requirementRoot, "requirement");
         yes(_same(info.runURI, params.runURI), "URI");
@@ -26,13 +26,13 @@ contract CreatePoolTest is Base {
         eq(info.unitsPerEpoch, PER_EPOCH);
         eq(info.stoppedAt, 0);
         (params.invited, params.attested) = (false, true);
-        info = swarm.poolInfo(_open(params));
+        info = _poolInfo(_open(params));
         yes(!info.invited && info.attested, "the other flag");
     }
 
     function test_the_clock_is_kept_as_it_was_told() public view {
-        eq(swarm.epochAt(pool, 1_700_000_000 - 1), 0);
-        eq(swarm.epochAt(pool, 1_700_000_000 + EPOCH), 1);
+        eq(_epochAt(pool, 1_700_000_000 - 1), 0);
+        eq(_epochAt(pool, 1_700_000_000 + EPOCH), 1);
         eq(_info().startedAt, 1_700_000_000);
         eq(_info().window, WINDOW);
         eq(_info().epochSeconds, EPOCH);
@@ -102,7 +102,7 @@ contract CreatePoolTest is Base {
     }
 
     function _openWith(uint32 window, uint32 epoch, uint32 lease) private {
-        Pools.PoolInfo memory info = swarm.poolInfo(_open(_timed(window, epoch, lease)));
+        PoolInfo memory info = _poolInfo(_open(_timed(window, epoch, lease)));
         eq(info.window, window);
         eq(info.epochSeconds, epoch);
         eq(info.leaseSeconds, lease);

@@ -5,6 +5,7 @@ import {Base, Sign} from "../Base.sol";
 import {Members} from "../../src/Members.sol";
 import {Nodes} from "../../src/Nodes.sol";
 import {Pools} from "../../src/Pools.sol";
+import {WrongSigner} from "../../src/Statements.sol";
 
 contract JoinTest is Base {
     function _invited() private returns (uint256) {
@@ -41,10 +42,10 @@ contract JoinTest is Base {
         bytes memory foreign = _invitation(managerKey, pool, deadline);
         bytes memory right = _invitation(managerKey, id, deadline);
         vm.prank(node);
-        vm.expectPartialRevert(Nodes.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         swarm.joinInvited(id, "", deadline, forged);
         vm.prank(node);
-        vm.expectPartialRevert(Nodes.WrongSigner.selector);
+        vm.expectPartialRevert(WrongSigner.selector);
         swarm.joinInvited(id, "", deadline, foreign);
         vm.warp(deadline + 1);
         vm.prank(node);

@@ -26,11 +26,11 @@ contract ManagerTest is Base {
         uint256 id = _open(_params());
         vm.prank(manager);
         swarm.setPoolRun(id, ROOT);
-        yes(swarm.poolInfo(id).runRoot == ROOT, "named");
-        yes(!swarm.poolInfo(id).hasMembers, "nobody yet");
+        yes(_poolInfo(id).runRoot == ROOT, "named");
+        yes(!_poolInfo(id).hasMembers, "nobody yet");
         vm.prank(node);
         swarm.join(id, "");
-        yes(swarm.poolInfo(id).hasMembers, "somebody");
+        yes(_poolInfo(id).hasMembers, "somebody");
         vm.prank(manager);
         vm.expectRevert(abi.encodeWithSelector(Pools.RunAlreadyJoined.selector, id));
         swarm.setPoolRun(id, bytes32(uint256(5)));
@@ -110,7 +110,7 @@ contract ManagerTest is Base {
         court.applyValidators(pool);
         vm.warp(from);
         court.applyValidators(pool);
-        Court.BenchInfo memory bench = court.benchOf(pool);
+        Court.Bench memory bench = court.benchOf(pool);
         eq(bench.validators.length, 1);
         eq(bench.threshold, 1);
         eq(bench.proposed.length, 0);

@@ -11,7 +11,7 @@ contract PoolMoneyTest is Base {
         uint256 before = token.balanceOf(address(swarm));
         uint256 id = _open(_params());
         eq(token.balanceOf(address(swarm)), before);
-        eq(swarm.poolInfo(id).escrow, 0);
+        eq(_poolInfo(id).escrow, 0);
         eq(id, 2);
     }
 
@@ -55,7 +55,7 @@ contract PoolMoneyTest is Base {
         if (units > type(uint56).max) vm.expectPartialRevert(EscrowTooLarge.selector);
         swarm.fundPool(id, amount);
         if (units > type(uint56).max) return;
-        eq(swarm.poolInfo(id).escrow, units * params.rewardPerUnit);
+        eq(_poolInfo(id).escrow, units * params.rewardPerUnit);
         eq(token.balanceOf(anybody), amount % params.rewardPerUnit);
     }
 
@@ -70,9 +70,9 @@ contract PoolMoneyTest is Base {
         swarm.fundPool(id, uint256(type(uint56).max) - 999);
         vm.prank(manager);
         swarm.fundPool(id, uint256(type(uint56).max) - 1000);
-        eq(swarm.poolInfo(id).escrow, type(uint56).max);
-        eq(swarm.poolInfo(id).owed, 0);
-        eq(swarm.poolInfo(id).startedAt, block.timestamp);
+        eq(_poolInfo(id).escrow, type(uint56).max);
+        eq(_poolInfo(id).owed, 0);
+        eq(_poolInfo(id).startedAt, block.timestamp);
     }
 
     /// The manager's key lies on a machine of the swarm; the money comes back to the one that paid.
@@ -84,7 +84,7 @@ contract PoolMoneyTest is Base {
         uint256 id = swarm.createPool(params);
         vm.prank(opener);
         swarm.fundPool(id, 5 ether);
-        eq(uint160(swarm.poolInfo(id).opener), uint160(opener));
+        eq(uint160(_poolInfo(id).opener), uint160(opener));
         vm.prank(anybody);
         vm.expectPartialRevert(Pools.OnlyManager.selector);
         swarm.endPool(id);

@@ -52,24 +52,4 @@ contract BondTest is Base {
         vm.expectRevert();
         vault.bond(provider, 1);
     }
-
-    function test_a_permit_needs_no_earlier_approval() public {
-        uint256 key = 0xCAFE;
-        address owner = vm.addr(key);
-        token.mint(owner, 3 ether);
-        bytes32 kind = keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)");
-        bytes32 statement = keccak256(abi.encode(kind, owner, address(vault), 3 ether, 0, block.timestamp));
-        (uint8 v, bytes32 r, bytes32 s) =
-            vm.sign(key, keccak256(abi.encodePacked(hex"1901", token.DOMAIN_SEPARATOR(), statement)));
-        vm.prank(owner);
-        vault.bondWithPermit(owner, 3 ether, block.timestamp, v, r, s);
-        eq(vault.bondedOf(owner), 3 ether);
-    }
-
-    function test_a_bad_permit_bonds_nothing() public {
-        token.mint(anybody, 3 ether);
-        vm.prank(anybody);
-        vm.expectRevert();
-        vault.bondWithPermit(anybody, 3 ether, block.timestamp, 27, bytes32(uint256(1)), bytes32(uint256(1)));
-    }
 }
