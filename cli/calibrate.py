@@ -215,7 +215,7 @@ def _asked(number: int, network: str, folder: Path) -> "tuple[RunSpec, Path]":
         finally:
             chain.close()
         if visited.run is None:
-            raise CommandError("the pool's run is not to be had", visited.finding.what, visited.finding.remedy, RUN)
+            raise CommandError("the pool's run cannot be fetched", visited.finding.what, visited.finding.remedy, RUN)
         return visited.run.spec, visited.run.assets
 
     return trio.run(ask)

@@ -153,7 +153,9 @@ def export(
 ) -> None:
     """Hand out a key: as an encrypted copy under a password of its own, or with --reveal in the clear."""
     if (to is None) == (not reveal):
-        raise CommandError("how?", "give --to FILE or --reveal, one of them", "see --help", USAGE)
+        raise CommandError(
+            "export to where?", "neither or both of --to and --reveal were given", "give --to FILE, or --reveal", USAGE
+        )
     target = _target(key, state_dir)
     if to is not None:
         _refuse_overwrite(to)
@@ -238,11 +240,13 @@ def _key_of(secret: str) -> "NodeKey":
     from protocol.identity import NodeKey
 
     if not re.fullmatch("(0x)?[0-9a-fA-F]{64}", secret):
-        raise CommandError("this is no secret", "it must be 32 bytes in hex", "give 64 hex digits", USAGE)
+        raise CommandError("this is no private key", "it must be 32 bytes in hex", "give 64 hex digits", USAGE)
     try:
         return NodeKey(bytes.fromhex(secret.removeprefix("0x")))
     except (IntellectError, ValueError):
-        raise CommandError("this is no secret", "it is not a number of the curve", "give another", USAGE) from None
+        raise CommandError(
+            "this is no private key", "its number is 0 or too large for the curve", "give another", USAGE
+        ) from None
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def command(
     if unclaimed:
         say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
         if not (yes or as_json) and sys.stdin.isatty() and not typer.confirm("Leave all the same?", err=True):
-            raise CommandError("nothing was left", "the answer was no", "wait for the next table of earnings", USAGE)
+            raise CommandError(
+                "the node stays in the pool", "the answer was no", "wait for the next table of earnings", USAGE
+            )
     stopped, pool = None, 0
     if pid_of(directory) is not None:
         pool = _pool_now(directory)

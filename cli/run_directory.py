@@ -279,8 +279,8 @@ def assemble_pretraining(
 
     if means.settings.nodes > 1:
         raise CommandError(
-            "one peer is one machine here",
-            "--nnodes shares out a learner among machines, which runs with [pretraining] do not do yet",
+            "a peer trains on one machine only",
+            "--nnodes divides a learner among machines, which runs with [pretraining] cannot do yet",
             "leave --nnodes out; --trainer world_size=N takes the GPUs of this machine",
             USAGE,
         )

@@ -236,7 +236,7 @@ def earnings(status: DaemonStatus) -> Lines:
     """Amounts by their state, and whose account they go to."""
     pay = status.pay
     if pay is None:
-        return ["nothing is known of its pay yet"]
+        return ["its pay is not known yet"]
     lines = _amounts(pay) if int(pay.earned_wei) else ["nothing yet"]
     if pay.escrow_epochs is not None:
         lines.append(f"the pool's escrow lasts for {pay.escrow_epochs:g} more epochs like the last ones")

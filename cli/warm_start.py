@@ -43,7 +43,7 @@ def command(
     how = run.warm_start
     if how is None:
         why = f"{file} has no [warm_start]"
-        raise CommandError("what is to be imitated?", why, "add the table: model, data, steps", USAGE)
+        raise CommandError("no warm start is described", why, "add the table [warm_start]: model, data, steps", USAGE)
     out, base = file.parent / run.model, file.parent / how.model
     if out.exists():
         why = f"`model` of the run file is {run.model}, and it is there"

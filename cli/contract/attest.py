@@ -112,7 +112,7 @@ async def send(
 def _require_order(attestation: "Attestation", now: int) -> None:
     if attestation.made_at > now or attestation.until <= now:
         why = f"made {date(attestation.made_at)}, until {date(attestation.until)}; it is {date(now)} on the chain"
-        raise CommandError("an attestation is made before now and ends after it", why, "give other times", USAGE)
+        raise CommandError("these times make no attestation", why, "give other times", USAGE)
 
 
 def _read(path: Path) -> SignedAttestation:

@@ -31,7 +31,7 @@ async def provider_register(chain: "ChainClient", me: "Address", units: Units = 
     missing = required - bonded
     if missing <= 0:
         raise CommandError(
-            "nothing is missing",
+            "the stake is large enough already",
             f"{ether(bonded)} tokens are bonded, {ether(required)} are needed",
             "register the node",
         )

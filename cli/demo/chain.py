@@ -86,4 +86,6 @@ def _failure(directory: Path) -> CommandError:
         said = msgspec.json.decode((directory / "failure.json").read_bytes(), type=dict[str, str])
         return CommandError(said["what"], said["why"], said["remedy"], CHAIN)
     except (OSError, msgspec.DecodeError, KeyError):
-        return CommandError("the local chain does not come up", "its keeper ended", "read logs/chain.log", CHAIN)
+        return CommandError(
+            "the local chain does not come up", "the process that keeps it ended", "read logs/chain.log", CHAIN
+        )

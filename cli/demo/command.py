@@ -90,7 +90,9 @@ def command(
             "more liars than validators", f"{len(lies)} of {judges}", f"--validators {2 * len(lies) + 1}", USAGE
         )
     if pretrains and (trainers or 1) > 1:
-        raise CommandError("a run that pre-trains has no leader", "nobody stands by", "leave --trainers out", USAGE)
+        raise CommandError(
+            "a run with [pretraining] takes no --trainers", "its peers have no leader", "leave --trainers out", USAGE
+        )
     _check_parts()
     options = DemoOptions(
         directory=directory,

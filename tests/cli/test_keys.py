@@ -85,7 +85,7 @@ def test_what_is_no_secret_is_refused(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(secret))
     assert main(["keys", "import", "old", "--password-file", str(password)]) == 2
-    assert "this is no secret" in capsys.readouterr().err
+    assert "this is no private key" in capsys.readouterr().err
 
 
 def test_another_programs_keystore_is_taken_in_under_a_new_password(

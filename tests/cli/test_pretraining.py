@@ -69,7 +69,7 @@ def test_a_killed_training_goes_on_exactly_and_leaves_a_model(tmp_path: Path, ca
         (["--peers", "5"], 2, "max_contributions = 4"),
         (["--async-level", "2"], 2, "rollouts"),
         (["--recipe", "dppo"], 2, "rollouts"),
-        (["--trainer", "nodes=2", "--trainer", "rendezvous=127.0.0.1:1"], 2, "one peer is one machine"),
+        (["--trainer", "nodes=2", "--trainer", "rendezvous=127.0.0.1:1"], 2, "a peer trains on one machine only"),
     ],
 )
 def test_flags_that_do_not_fit_say_so(flags: list[str], code: int, words: str, tmp_path: Path, capfd) -> None:
