@@ -61,6 +61,7 @@ class Watch:
         again = sum(max(now.sent_again - was.sent_again, 0) for was, now in pairs)
         if _queues([now for was, now in pairs if now.segments > was.segments]):
             self._forget(hold=HOLD)
+        # A queue that has just gone leaves losses of its own behind: these say nothing of the path.
         elif self._hold:
             self._hold -= 1
         else:
@@ -146,6 +147,7 @@ class Lanes:
 
     def _start(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
         if self._nursery is not None:
+            # Only who dialled knows an address at which the other one listens; the other side asks it to.
             if session_of(connections[0]).is_initiator:
                 self._nursery.start_soon(self._open, peer, connections, watch)
             else:
@@ -184,6 +186,7 @@ class Lanes:
 
     async def _asked(self, asker: Address, request: bytes) -> bytes:
         """A member that sends us much says that the path is lossy."""
+        # Checked against our own table: a stranger's question must not make this node dial anybody.
         connections = self._links.direct_with(asker)
         if not connections or not self._links.known.is_member(asker):
             return b""
@@ -199,6 +202,7 @@ class Lanes:
         for lane in list(self._opened):
             if lane.is_closed:
                 del self._opened[lane]
+            # Kept streams count as use: a lane that is closed under one would cost it a request.
             elif session_of(lane).streams:
                 self._opened[lane] = now
             elif now - self._opened[lane] > IDLE_SECONDS:

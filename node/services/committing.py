@@ -36,6 +36,7 @@ async def commit(station: Station, root: bytes, index: int, made: MadeFile, step
     """Commit to a file under (root, index). step: of the policy; None for a task's. Raises StateError where the journal
     holds another promise for this place."""
     path = Path(made.path)
+    # In the store first: whoever hears of the commitment asks for the file at once.
     info = await station.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
     epoch = station.time.epoch()
@@ -45,6 +46,7 @@ async def commit(station: Station, root: bytes, index: int, made: MadeFile, step
     raw = station.board.sealed(message)
     place, file = (slot_name(root, index), raw), (info.root, root, index, made.units, station.clock.wall())
     of = (station.run.root, step, epoch, work_id(commitment))
+    # Before it is said: a second promise for the same place would cost the stake.
     await station.journal.do(station.journal.commit_file, *place, *file, *of)
     await station.board.post_raw(raw)
     return commitment

@@ -91,6 +91,7 @@ class Intake:
     async def run(self) -> None:
         """Take in files until cancelled."""
         journal = self._station.journal
+        # A rejection may still come for a file that trained a step before this start.
         self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
         self.invalidated = len(await journal.do(journal.invalidated))
         await self.values.recall()
@@ -128,6 +129,7 @@ class Intake:
                     await self._decide(work)
                 if waited > patience:
                     await self._decide(work)
+                # Given up: nobody has answered, or its rollouts are too old to train on.
                 if waited > 4 * patience or not self._fresh(work.step):
                     self._open.pop(work.id, None)
             for work in self._next_questions(now - patience / 2, now):
@@ -185,6 +187,7 @@ class Intake:
         usable = believed or state is FileState.ACCEPTED
         if id in self._taken or not usable or self._register.is_contested(work) or self._is_orphan(work):
             return
+        # Marked before it is queued: verdicts go on arriving, and each of them comes through here.
         self._taken[id] = None
         self._open.pop(id, None)
         self._journeys.reached(id, "verify")
@@ -215,6 +218,7 @@ class Intake:
                 groups, unjudged = [], None
             if not groups and unjudged is None:
                 self.lost += 1
+            # Asked once more: fetching takes seconds, in which a quorum may have refused the file.
             elif self._station.jury.ballots.state(work.id) is not FileState.REJECTED:
                 self._journeys.reached(work.id, "fetch")
                 self._taken_in([] if self._is_orphan(work) else groups)
