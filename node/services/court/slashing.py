@@ -154,7 +154,8 @@ class Slashing:
                     known[one.work] = before = said
                 against = before if before[0] != statement else refused.get(one.work)
                 if against is not None:
-                    self._on_certificate(signed.author, statement, signature, *against, report)
+                    other, other_signature = against
+                    self._on_certificate(signed.author, statement, signature, other, other_signature, report)
 
     def _on_certificate(
         self,
