@@ -76,6 +76,11 @@ class StepBook:
             if self._lots.draws_step(signed.author, signed.message, known.step, statement):
                 known.owing.add(signed.author)
 
+    def judged_by(self, statement: bytes) -> dict[Address, Signed[StepJudged]]:
+        """The verdicts on one statement."""
+        found = self._judged.get(statement)
+        return dict(found.by) if found else {}
+
     def status(self) -> dict[str, Any]:
         """last_step: K of the newest audited step, which turned policy K into the next; held, steps: statements that no
         quorum and nobody found bad, of those that somebody audited; owing: draws without a verdict."""
