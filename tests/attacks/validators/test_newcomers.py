@@ -7,6 +7,7 @@ from node.services.judging.judge import Validator
 from node.swarm.ballots import FileState
 from node.swarm.jury import QUARANTINE
 from protocol.identity import NodeKey
+from protocol.messages import MAX_MESSAGE_BYTES
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
 from tests.attacks.validators.court import VALIDATORS, Court, Seat
 
@@ -51,7 +52,7 @@ async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
 
 
 async def test_a_newcomer_catches_up_with_more_than_fits_one_answer(autojump_clock, monkeypatch) -> None:
-    monkeypatch.setattr("node.swarm.board.MAX_CATCH_UP_BYTES", 4096)
+    monkeypatch.setattr("node.swarm.board.MAX_CATCH_UP_BYTES", MAX_MESSAGE_BYTES)
     court = Court([Validator, Validator, Validator])
     async with trio.open_nursery() as nursery:
         await court.open(nursery)

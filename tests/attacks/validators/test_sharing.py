@@ -16,7 +16,7 @@ from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
 from protocol.identity import NodeKey
 from protocol.lots import draws_file
-from protocol.messages import VerdictIssued
+from protocol.messages import Seal, VerdictIssued, seal_of
 from protocol.statements import work_id
 from tests.attacks.validators.court import OTHER, POOL, WORKER, Court, TruthfulEngine, root_of
 
@@ -109,8 +109,9 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
 class Closed(Pronouncing):
     """Seals every verdict and shows none."""
 
-    async def _show(self, id: bytes, raw: bytes) -> None:
+    async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
         await trio.lowlevel.checkpoint()
+        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
 
 
 @pytest.mark.parametrize("closed", [2, 0])
