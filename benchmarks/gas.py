@@ -27,7 +27,18 @@ from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
 from protocol.identity import Address, NodeKey
-from protocol.statements import Domain, Earnings, NodeRegistration, Outcome, Statement, Verdict, WorkCommitment, sign
+from protocol.manifest import PolicyStatement
+from protocol.statements import (
+    Domain,
+    Earnings,
+    NodeRegistration,
+    Outcome,
+    Statement,
+    TermSilent,
+    Verdict,
+    WorkCommitment,
+    sign,
+)
 
 CHAIN_ID = 31337
 HOUR, WINDOW = 3600, 24 * 3600
@@ -54,6 +65,11 @@ REFERENCE: dict[str, str] = {
     "finalize a slash": "-",
     "overturn a slash": "-",
     "give back": "-",
+    "seat three trainers": "-",
+    "hold the chair": "-",
+    "end a term by silence, 2 of 3": "-",
+    "end a term by verdicts, 2 of 3": "-",
+    "take the chair": "-",
     "create a pool": "1.88M",
     "deploy all": "17.9M",
 }
@@ -126,8 +142,28 @@ def measure(bench: Bench) -> dict[str, int]:
     gas["renew a lease"] = bench.send(contracts.join(1, CONTACT), nodes[0])
     _earnings(bench, nodes[0], judges, gas)
     _full_bench(bench, manager, gas)
+    _chair(bench, nodes, judges, manager, gas)
     _faults(bench, nodes[1:], judges, gas)
     return {name: gas[name] for name in REFERENCE if name in gas}
+
+
+def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager: NodeKey, gas: dict[str, int]) -> None:
+    contracts, root = bench.contracts, b"\x55" * 32
+    seat = contracts.seat_trainers(1, [one.address for one in trainers[:3]], HOUR, HOUR)
+    gas["seat three trainers"] = bench.send(seat, manager)
+    gas["hold the chair"] = bench.send(contracts.hold_chair(1, 7, root), trainers[0])
+    bad = PolicyStatement(1, 0, 8, root, root, root, root).commitment(trainers[0].address)
+    words = {name: getattr(bad, name) for name in bad.__struct_fields__}
+    said = Verdict(**words, outcome=Outcome.SLASH, reason=30)
+    convict = contracts.end_term_by_verdicts(0, bad, [said] * 2, bench.quorum(judges, said))
+    gas["end a term by verdicts, 2 of 3"] = bench.send(convict, trainers[1])
+    gas["take the chair"] = bench.send(contracts.take_chair(1, 1, 8, root), trainers[1])
+    chair = contracts.chair_of(1)
+    if chair is None:
+        raise RuntimeError("nobody is seated")
+    silent = TermSilent(1, 1, chair.until)
+    end = contracts.end_term(silent, bench.quorum(judges, silent))
+    gas["end a term by silence, 2 of 3"] = bench.send(end, trainers[2])
 
 
 def _judges(bench: Bench, count: int) -> list[NodeKey]:

@@ -254,10 +254,11 @@ contract SlashTest is Base {
         eq(_stake().bonded, 100 ether);
     }
 
-    function test_what_of_a_judges_stake_is_frozen_answers_too() public {
+    /// frozen: all, or so much that one of two judges pays a part out of what is bonded
+    function test_what_of_a_judges_stake_is_frozen_answers_too(uint256 frozen) public {
         _slash(_file(0, 1));
         vm.prank(address(swarm));
-        vault.freeze(address(0x5005), 30 ether, 9, new address[](0));
+        vault.freeze(address(0x5005), _bounded(frozen, 20 ether, 30 ether), 9, new address[](0));
         vm.prank(arbiter);
         swarm.overturn(pool, node);
         eq(token.balanceOf(provider), SLASH);
