@@ -341,7 +341,7 @@ contract ChairTest is Base {
         vm.expectPartialRevert(Chair.TooEarly.selector);
         chair.applyTrainers(pool);
         vm.warp(from + 7 days);
-        vm.expectPartialRevert(Chair.ProposalLapsed.selector);
+        vm.expectRevert(abi.encodeWithSelector(Chair.ProposalLapsed.selector, from + 7 days));
         chair.applyTrainers(pool);
         vm.warp(from + 7 days - 1);
         vm.expectEmit(address(chair));
