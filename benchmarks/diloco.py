@@ -5,6 +5,7 @@ training.
     python -m benchmarks.diloco --quick          one seed, 8 rounds, fewer methods
     python -m benchmarks.diloco --replicas       only: 50 rounds applied by other processes, orders and threads
     python -m benchmarks.diloco --honest 1000    only: how many of so many honest contributions a validator refuses
+    python -m benchmarks.diloco --links          only: what share of a round peers wait for each other's contributions
     python -m benchmarks.diloco --distances      only: how far apart two arithmetics come with the same steps
 
 The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
@@ -261,6 +262,67 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
     return {"contributions": done, "refused": refused, "distances": spread}
 
 
+def links(
+    *, parameters: float, compute: float, mbit: float, rtt: float, peers: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Two of `peers` peers in two network namespaces, with a link of their own between them; each fetches as many
+    contributions in every round as there are others, by the product's blob exchange, and hands over as many.
+
+    compute: seconds of inner_steps, which are slept. With fragments what a round sent is fetched while the next round's
+    steps are made. Not counted: verdicts and cuts.
+    """
+    from benchmarks.long_links import MBIT, ROOT, Way, pair
+    from protocol.exchange import bits_per_number, form_of
+    from protocol.pretraining import Diloco
+
+    rows = []
+    for exchange in ("float32", "int8", "int4", "sparse"):
+        bits = bits_per_number(form_of(Diloco(exchange=exchange)), {"whole chunks": (4096, 256)})  # type: ignore[arg-type]
+        for fragments in (1, 4):
+            size, waits = round(bits * parameters / 8 / fragments), list[float]()
+            ways = Way(mbit * MBIT, rtt / 2000, 0, 1), Way(mbit * MBIT, rtt / 2000, 0, 2)
+            with pair(ROOT, *ways, "reno") as both:
+                sides = (both.source, both.taker), (both.taker, both.source)
+                under_way: list[Any] = []
+                for round_ in range(rounds * fragments):
+                    began = time.monotonic()
+                    if fragments == 1:
+                        time.sleep(compute)
+                        under_way = _begun(sides, size, peers, round_)
+                    else:
+                        time.sleep(compute / fragments)
+                    waited = time.monotonic()
+                    came = [side.hear() for side in under_way for _ in range(peers - 1)]
+                    if any(got != size for _, got in came):
+                        raise SystemExit("a contribution did not come whole")
+                    if came:
+                        waits.append((time.monotonic() - waited) / (time.monotonic() - began))
+                    under_way = [] if fragments == 1 else _begun(sides, size, peers, round_)
+            least = (peers - 1) * size / (mbit * MBIT)
+            row = {"exchange": exchange, "fragments": fragments, "bytes": size, "bytes_of_all": (peers - 1) * size,
+                   "least_seconds": least, "round_seconds": compute / fragments, "waits": waits}  # fmt: skip
+            rows.append(row)
+            each = ", ".join(f"{100 * one:.0f}" for one in waits)
+            print(
+                f"{exchange:8} fragments {fragments}: {size:,} bytes a peer and round, the others' {least:.2f} s of "
+                f"the line in a round of {compute / fragments:.2f} s; waiting, in %: {each}",
+                flush=True,
+            )
+    return rows
+
+
+def _begun(sides: Any, size: int, peers: int, round_: int) -> list[Any]:
+    """Both sides fetch what the other made; their answers are to be heard."""
+    roots = [
+        (taker, [source.ask(["make", size, 100 * round_ + 10 * place + at]) for at in range(peers - 1)])
+        for place, (source, taker) in enumerate(sides)
+    ]
+    for taker, several in roots:
+        for root in several:
+            taker.tell(["fetch", root, 600])
+    return [taker for taker, _ in roots]
+
+
 ARITHMETICS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "the same": ({}, {}),
     "other micro-batches": ({"micro_batch_tokens": 64}, {}),
@@ -426,6 +488,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
     parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
+    parser.add_argument("--links", action="store_true", help="only: the share of a round that peers wait; needs root")
+    parser.add_argument("--parameters", type=float, default=100e6, help="of the model whose bytes cross the link")
+    parser.add_argument("--compute", type=float, default=60.0, help="seconds of inner_steps")
     parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
     parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--seeds", type=int, default=3)
@@ -440,11 +505,24 @@ def main() -> None:
     if asked.elsewhere:
         print(json.dumps(replayed(*asked.elsewhere)))
         return
+    found: dict[str, Any] = {}
+    if asked.links:
+        from benchmarks.long_links import why_not
+
+        if reason := why_not():
+            print(f"skipped: {reason}")
+            sys.exit(77)
+        scale = 50 if asked.quick else 1  # as many bytes in a second
+        found["links"] = links(
+            parameters=asked.parameters / scale, compute=asked.compute / scale, mbit=100, rtt=20, peers=2, rounds=3
+        )
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
     import torch
 
     torch.set_num_threads(1)
     np.seterr(all="raise", under="ignore")
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         prepared(folder)

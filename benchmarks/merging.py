@@ -1,6 +1,7 @@
 """Merging: bytes a second and core, one thread beside sixteen, and how far from the plain float32 formula.
 
     python -m benchmarks.merging [--quick] [--models 2] [--gib 1]
+    python -m benchmarks.merging --mergekit       only: beside mergekit, which must be importable (it is no dependency)
 
 Models of random bf16 weights in tensors of a 1.5 B model's shapes. GB/s counts the bytes of all inputs that are read,
 by the processor's seconds of everything: reading mapped files from memory, arithmetic, hashing and writing the result.
@@ -53,10 +54,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def farthest(found: np.ndarray, expected: np.ndarray) -> int:
     """In units of the last bf16 place."""
-    ordered = [
-        np.where(bits >> 15, 0x8000 - bits.astype(np.int32), bits.astype(np.int32)) for bits in (found, expected)
-    ]
-    return int(np.abs(ordered[0] - ordered[1]).max())
+    return int(_ulps(found, expected).max())
 
 
 def reference(merge: Merge, base: np.ndarray, models: list[np.ndarray]) -> np.ndarray:
@@ -73,13 +71,78 @@ def reference(merge: Merge, base: np.ndarray, models: list[np.ndarray]) -> np.nd
     return origin + (t * agrees).sum(axis=0) / np.maximum((weights * agrees).sum(axis=0), np.float32(1))
 
 
+KIT = {"average": "linear", "ties": "ties", "dare": "dare_linear"}
+
+
+def beside_mergekit(count: int) -> list[dict[str, Any]]:
+    """Distances from mergekit's results in float32, rounded once, for each number in units of the last bf16 place. DARE
+    keeps all, since the two draw differently.
+
+    TIES differs by rule in two places, which are counted apart: of numbers as large as the smallest that is kept we
+    keep all and mergekit as many as are missing; where the kept differences cancel we change nothing and mergekit
+    follows those that are positive.
+    """
+    import torch
+    from mergekit.merge_methods.api import merge_tensors  # type: ignore[import-not-found]
+
+    source, rows = np.random.default_rng(0), list[dict[str, Any]]()
+    values = source.normal(0, 0.02, count)
+    base, *models = [bf16_bits((values + a * source.normal(size=count)).astype(np.float32)) for a in (0, 1e-3, 1e-3)]
+    given = [torch.from_numpy(bf16_values(one).copy()) for one in (base, *models)]
+    for weights, density in (((1, 1), 0.2), ((1, 1), 0.5), ((3, 5), 0.3)):
+        for method, name in KIT.items():
+            merge = Merge(method, weights, density=1.0 if method == "dare" else density)  # type: ignore[arg-type]
+            ours = np.concatenate([window.copy() for window in merged(merge, "x", base, models)])
+            asked: dict[str, Any] = {"weight": list(map(float, weights)), "normalize": True}
+            tensors, first = given[1:], None
+            if merge.needs_base:
+                tensors, first = given, 0
+                asked |= {"density": [merge.density] * 2}
+                asked |= {} if method == "ties" else {"rescale": False}
+            kit = merge_tensors(tensors, name, parameters=asked, base_index=first, out_dtype=torch.bfloat16)
+            theirs = kit.view(torch.int16).numpy().view(np.uint16)
+            apart = _ulps(ours, theirs)
+            by_rule = _by_rule(merge, base, models) if method == "ties" else np.zeros(count, np.bool_)
+            most = int(apart[~by_rule].max())
+            row = {"method": method, "weights": weights, "density": merge.density, "numbers": count, "ulps": most,
+                   "apart": int((apart > 1).sum()), "by_rule": int(by_rule.sum())}  # fmt: skip
+            rows.append(row)
+            print(
+                f"{method:8} weights {weights} density {merge.density:g}: at most {most} ulp, in {count:,} numbers; by "
+                f"rule others {row['by_rule']:,}, of which {row['apart']:,} differ by more",
+                flush=True,
+            )
+    return rows
+
+
+def _by_rule(merge: Merge, base: np.ndarray, models: list[np.ndarray]) -> np.ndarray:
+    """Where TIES' border or a sum of nothing is."""
+    t = np.stack([bf16_values(one) - bf16_values(base) for one in models])
+    borders = [np.partition(np.abs(one), len(one) - place)[len(one) - place]
+               for one in t for place in (round(merge.density * len(one)), int(merge.density * len(one)))]  # fmt: skip
+    kept = np.where(np.abs(t) >= np.array(borders[::2])[:, None], t, np.float32(0))
+    cancels = (kept * np.array(merge.weights, np.float32)[:, None]).sum(axis=0) == 0
+    return np.isin(np.abs(t), np.array(borders, np.float32)).any(axis=0) | (cancels & (kept != 0).any(axis=0))
+
+
+def _ulps(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    ordered = [np.where(bits >> 15, 0x8000 - bits.astype(np.int32), bits.astype(np.int32)) for bits in (one, other)]
+    return np.abs(ordered[0] - ordered[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="0.1 GiB, three times instead of five")
     parser.add_argument("--models", type=int, default=2)
     parser.add_argument("--gib", type=float, default=1.0, help="of each model")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--mergekit", action="store_true", help="only: beside mergekit")
     asked = parser.parse_args()
+    if asked.mergekit:
+        found = beside_mergekit(1 << 20 if asked.quick else 1 << 23)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
     times, rows = 3 if asked.quick else 5, list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
