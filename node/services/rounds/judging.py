@@ -29,8 +29,8 @@ from protocol.seats import weight
 from protocol.statements import Outcome
 
 MOST_DISTANCE = 0.25
-"""Of a contribution in another arithmetic from its replay here, as a share of it. Half of the steps are further away
-(cosine 0.89, measured: 0.46); honest float32 of two machines was not measured yet."""
+"""Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps: 0.002
+with other instructions, 0.07 in bfloat16, 0.58 for half of the steps (elsewhere 0.46). Longer rounds were not."""
 POLL = 0.1
 CLAIM_SECONDS = 6.0
 """So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves."""
