@@ -7,6 +7,8 @@ training.
     python -m benchmarks.diloco --honest 1000    only: how many of so many honest contributions a validator refuses
     python -m benchmarks.diloco --links          only: what share of a round peers wait for each other's contributions
     python -m benchmarks.diloco --distances      only: how far apart two arithmetics come with the same steps
+    python -m benchmarks.diloco --rollouts       only: examples/trainers.toml by several trainers and by one, as many
+                                                 rollouts each, three seeds (about fifteen minutes on one quiet core)
 
 The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
 of 64 tokens. Every method sees the same number of inner steps: data-parallel makes them with the tokens of all peers,
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +486,74 @@ def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
         refused[reason.name] = refused.get(reason.name, 0) + 1
 
 
+ARMS: dict[str, tuple[int, int, int]] = {
+    "one trainer": (1, 1, 1),
+    "two trainers, 4 inner steps": (2, 4, 1),
+    "two trainers, no lag": (2, 4, 0),
+    "four trainers, 4 inner steps": (4, 4, 1),
+    "one trainer, half of the rollouts": (0, 1, 1),
+}
+"""Trainers, inner steps between two meetings, async level; 0 trainers: one, whose batches are half as large."""
+
+
+def by_rollouts(folder: Path, arms: list[str], seeds: int, rounds: int, jobs: int) -> list[dict[str, Any]]:
+    """Held-back reward at the end of each arm, by seed. All make as many inner steps; the batches of one step, added up
+    over the trainers, are as large. jobs: trainings at a time."""
+    from node.run.file import RunFile, load_run_file
+    from protocol.pretraining import Diloco
+
+    command = [sys.executable, "-m", "node.training.warmstart", "--out", str(folder / "start")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    file, asked = load_run_file(Path(__file__).parents[1] / "examples/trainers.toml"), list[tuple[Any, ...]]()
+    assert isinstance(file.diloco, Diloco)  # noqa: S101 - the example has it
+    inner, whole = file.diloco.inner_steps, 2 * file.rollout.prompts_per_step
+    for arm in arms:
+        trainers, between, level = ARMS[arm]
+        steps = rounds * inner // between
+        sections: dict[str, Any] = {
+            "rollout": {"prompts_per_step": whole // (trainers or 2)},
+            "recipe": {"steps": steps, "decay_steps": steps},
+            "evaluation": {"every": inner // between, "problems": 256},
+        }
+        made = {name: msgspec.structs.replace(getattr(file, name), **words) for name, words in sections.items()}
+        made["diloco"] = file.diloco if between > 1 else None
+        run: RunFile = msgspec.structs.replace(file, model=str(folder / "start"), **made)
+        asked += [(folder, arm, run, max(trainers, 1), level, seed) for seed in range(seeds)]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda one: _trained(*one), asked))
+
+
+def _trained(folder: Path, arm: str, run: Any, peers: int, level: int, seed: int) -> dict[str, Any]:
+    from cli.run_template import render_run
+
+    name = f"{arm.replace(' ', '-').replace(',', '')}-{seed}"
+    path = folder / f"{name}.toml"
+    path.write_text(render_run(run))
+    command = [sys.executable, "-m", "cli", "train", "--run", str(path), "--dir", str(folder / name), "--json"]
+    words = ["--seed", str(seed), "--async-level", str(level), "--no-report", "--peers", str(peers)]
+    done = subprocess.run([*command, *words], check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    records, last = told[:-1], told[-2]  # the last line is the summary
+    print(f"{arm}, seed {seed}: {last['eval_reward']}", flush=True)
+    learnt = sum(int(one.get("rollouts", 0)) for one in records)
+    return {
+        "arm": arm,
+        "seed": seed,
+        "rollouts": learnt,
+        "sampled": learnt + int(last.get("surplus_rollouts", 0)) + int(last.get("stale_rollouts", 0)),
+        "rewards": [one["eval_reward"] for one in records if "eval_reward" in one],
+    }
+
+
+def show_rewards(rows: list[dict[str, Any]]) -> None:
+    """Mean and spread (largest minus smallest) over the seeds, of the mean of the last three evaluations."""
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        rewards = [statistics.mean(row["rewards"][-3:]) for row in own]
+        spread, counts = max(rewards) - min(rewards), f"{own[0]['rollouts']:,} of {own[0]['sampled']:,} sampled"
+        print(f"{arm:36s} {statistics.mean(rewards):.3f}  spread {spread:.3f}  rollouts {counts}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -493,8 +564,10 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=60.0, help="seconds of inner_steps")
     parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
     parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--rollouts", action="store_true", help="only: reinforcement learning by several trainers")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, with --rollouts")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, help="default: 20, or 8 with --quick; 50 for the replicas")
+    parser.add_argument("--rounds", type=int, help="default: 20 (--quick: 8); replicas 50, rollouts 25")
     parser.add_argument("--methods", help="names, with ';' between; the first is what others are compared with")
     parser.add_argument("--apply", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -528,6 +601,11 @@ def main() -> None:
         prepared(folder)
         if asked.distances:
             found["distances"] = distances(folder, 1 if asked.quick else asked.seeds, asked.rounds or 3)
+        elif asked.rollouts:
+            arms = asked.methods.split(";") if asked.methods else list(ARMS)
+            rounds = asked.rounds or (2 if asked.quick else 25)
+            found["rewards"] = by_rollouts(folder, arms, 1 if asked.quick else asked.seeds, rounds, asked.jobs)
+            show_rewards(found["rewards"])
         elif asked.honest:
             found["honest"] = honest(folder, 24 if asked.quick else asked.honest)
         elif not asked.replicas:
@@ -535,7 +613,7 @@ def main() -> None:
             rounds = asked.rounds or (8 if asked.quick else 20)
             found["losses"] = losses(folder, methods, 1 if asked.quick else asked.seeds, rounds)
             show(found["losses"])
-        if asked.replicas or not (asked.methods or asked.honest or asked.distances):
+        if asked.replicas or not (asked.methods or asked.honest or asked.distances or asked.rollouts):
             found["replicas"] = replicas(folder, 5 if asked.quick else 50)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What the commands say of a run that pre-trains: its progress, its end, its facts and what is odd about it."""
+"""What the commands say of a run with [diloco]: its progress, its end, its facts and what is odd about it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cli.run_directory import RunDirectory
     from node.run.file import CompiledRun
     from node.run.problems import RunFacts
+    from protocol.pretraining import Diloco
     from protocol.run import RunSpec
 
 
@@ -20,8 +21,8 @@ def check_peers(run: "RunSpec", peers: int) -> None:
 
     if run.diloco is None:
         if peers != 1:
-            why = "it learns from rollouts, with one learner; rounds of several are for runs with [pretraining]"
-            raise CommandError(f"{peers} peers cannot train this run", why, "leave --peers out", USAGE)
+            why, remedy = "rounds of several are for runs with [diloco]", "leave --peers out, or add [diloco]"
+            raise CommandError(f"{peers} peers cannot train this run", why, remedy, USAGE)
     elif why := peers_rule(peers, run.diloco):
         remedy = "give another number of --peers, or change [diloco] in the run file"
         raise CommandError(f"{peers} peers cannot train this run", why, remedy, USAGE)
@@ -98,22 +99,28 @@ def say_goodbye(summary: dict[str, Any], home: "RunDirectory") -> None:
     out.print(f"report: {home.report}   model: {home.model}", soft_wrap=True)
 
 
-def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> list[str]:
-    """What is legal and probably not meant. context: positions that the model was made for, if its files say."""
-    text, rules, found = run.pretraining, run.diloco, list[str]()
-    assert text and rules  # noqa: S101 - a run of this kind was checked for them
-    total = run.recipe.steps * rules.round_steps
-    if text.warmup_steps >= text.decays_from(total):
-        found.append(
-            f"the warm-up of {text.warmup_steps} steps reaches into the decay of {total}: the rate has no peak"
-        )
-    if rules.outer_momentum >= 0.8 and run.recipe.steps < 100:
+def exchange_warnings(run: "RunSpec") -> list[str]:
+    """What is probably not meant of how peers meet, whatever they learn from."""
+    rules, found = run.diloco, list[str]()
+    if rules and rules.outer_momentum >= 0.8 and run.recipe.steps < 100:
         found.append(
             f"outer_momentum = {rules.outer_momentum:g} is for runs of hundreds of rounds: over 20 rounds 0.9 was "
             "worse than one peer alone"
         )
-    if rules.exchange == "sparse" and run.recipe.steps < 100:
+    if rules and rules.exchange == "sparse" and run.recipe.steps < 100:
         found.append("exchange = 'sparse' fills its feedback in the first rounds; of few rounds 'int4' learns more")
+    return found
+
+
+def warnings_about(run: "RunSpec", facts: "RunFacts", context: int | None) -> list[str]:
+    """What is legal and probably not meant. context: positions that the model was made for, if its files say."""
+    text, rules = run.pretraining, run.diloco
+    assert text and rules  # noqa: S101 - a run of this kind was checked for them
+    total, found = run.recipe.steps * rules.round_steps, exchange_warnings(run)
+    if text.warmup_steps >= text.decays_from(total):
+        found.append(
+            f"the warm-up of {text.warmup_steps} steps reaches into the decay of {total}: the rate has no peak"
+        )
     if context is not None and text.sequence > context:
         found.append(f"sequence = {text.sequence} is longer than the {context} positions that the model was made for")
     for part in facts.parts:
@@ -129,13 +136,11 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     """The table of `run validate`."""
     from cli.run import count_of
     from node.run.problems import TextFacts
-    from protocol.exchange import bits_per_number, form_of
     from protocol.pretraining import why_no_swarm
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco
     assert text and rules  # noqa: S101 - a run of this kind was checked for them
     total = run.recipe.steps * rules.round_steps
-    bits = bits_per_number(form_of(rules), {"whole chunks": (rules.chunk, 256)})
     data = [part for part in facts.parts if isinstance(part, TextFacts)]
     return [
         ("run", f"{run.name}  ({compiled.root.hex()})"),
@@ -159,16 +164,24 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
             f"{text.learning_rate:g}, warm-up {text.warmup_steps} inner steps, falls from {text.decays_from(total):,} "
             f"of {total:,} on; z-loss {text.z_loss:g}",
         ),
-        (
-            "exchange",
-            f"{rules.exchange}: {bits:.3g} bits a parameter, {bits * facts.parameters / 8e6:.3g} MB a peer and round; "
-            f"outer rate {rules.outer_rate:g}, momentum {rules.outer_momentum:g}",
-        ),
+        exchange_row(rules, facts.parameters),
     ]
 
 
+def exchange_row(rules: "Diloco", parameters: int) -> tuple[str, str]:
+    """How peers meet, for the table of `run validate`."""
+    from protocol.exchange import bits_per_number, form_of
+
+    bits = bits_per_number(form_of(rules), {"whole chunks": (rules.chunk, 256)})
+    return (
+        "exchange",
+        f"{rules.exchange}: {bits:.3g} bits a parameter, {bits * parameters / 8e6:.3g} MB a peer and round; "
+        f"outer rate {rules.outer_rate:g}, momentum {rules.outer_momentum:g}",
+    )
+
+
 def traffic(run: Any, parameters: int) -> list[dict[str, Any]]:
-    """Of each form: bits a parameter, and bytes that a peer sends each round. run: a run file with [pretraining]."""
+    """Of each form: bits a parameter, and bytes that a peer sends each round. run: a run file whose peers meet."""
     import msgspec
 
     from protocol.exchange import bits_per_number, form_of

@@ -60,6 +60,7 @@ def begin(
     home.claim(fresh=fresh)
     home.place_assets(compiled)
     home.write_level(level)
+    home.write_peers(wishes.peers or 1)
     home.write_begun(_placed(original, file))
     home.write_run(_placed(run, file))
     return compiled, level
@@ -74,7 +75,7 @@ def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes
 
     run = load_run_file(home.run_file)
     level = home.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
-    _refuse_another_past(run, level, wishes)
+    _refuse_another_past(run, level, home.read_peers(), wishes)
     if named is not None and file is not None and home.begun_file.exists():
         _refuse_an_edited_file(load_run_file(home.begun_file), _placed(named, file), file)
     if wishes.steps is not None and wishes.steps != run.recipe.steps:
@@ -121,14 +122,14 @@ def _placed(run: "RunFile", file: Path) -> "RunFile":
     return with_real_paths(run, file.resolve().parent)
 
 
-def _refuse_another_past(run: "RunFile", level: int, wishes: Wishes) -> None:
+def _refuse_another_past(run: "RunFile", level: int, peers: int, wishes: Wishes) -> None:
     alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
     changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
     if run.pretraining is not None:
         _refuse_words_of_rollouts(wishes)
         changed += [f"--peers (there are {level})"] * (wishes.peers not in (None, level))
-    elif wishes.peers is not None:
-        changed.append("--peers (it learns from rollouts)")
+    elif wishes.peers not in (None, peers):
+        changed.append(f"--peers (there are {peers})")
     if wishes.async_level not in (None, level):
         changed.append(f"--async-level (it is {level})")
     if changed:

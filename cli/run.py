@@ -265,9 +265,12 @@ def _warnings(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
 
 def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     """What is legal and probably not meant."""
+    from cli.pretraining import exchange_warnings
     from cli.run_template import rate_for
 
-    rollout, recipe, found = run.rollout, run.recipe, []
+    rollout, recipe, found = run.rollout, run.recipe, exchange_warnings(run)
+    if run.diloco is not None:
+        found.append("[diloco] beside [rollout]: it can be trained at a desk, but no swarm takes it yet")
     if rollout.prompts_per_step % rollout.prompts_per_file:
         found.append(
             f"prompts_per_step = {rollout.prompts_per_step} is no multiple of prompts_per_file = "
@@ -395,10 +398,21 @@ def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[
             f"{run.recipe.steps} steps of {run.recipe.updates_per_step} updates, staleness up to "
             f"{run.recipe.max_staleness}",
         ),
+        *_rows_of_seats(run, facts.parameters),
         ("filters", _filters(run)),
         ("lengths", f"targets {list(run.length_budget.targets)}" if run.length_budget.targets else "no budgets"),
         ("engines", ", ".join(run.verification.admitted)),
     ]
+
+
+def _rows_of_seats(run: "RunSpec", parameters: int) -> list[tuple[str, str]]:
+    from cli.pretraining import exchange_row
+
+    if run.diloco is None:
+        return []
+    inner, state = run.diloco.inner_steps, run.diloco.inner_state
+    each = f"{inner} inner steps of each trainer, with {inner * run.rollout.prompts_per_step} problems"
+    return [("rounds", f"{run.recipe.steps} of {each}, moments {state}"), exchange_row(run.diloco, parameters)]
 
 
 def _rows(part: "PartFacts") -> list[tuple[str, int]]:

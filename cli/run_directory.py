@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ OURS = (
     "rollouts",
     "metrics.jsonl",
     "async-level",
+    "peers",
     "logs",
     "report",
     "model",
@@ -57,6 +59,10 @@ class RunDirectory:
     @property
     def _level_file(self) -> Path:
         return self.directory / "async-level"
+
+    @property
+    def _peers_file(self) -> Path:
+        return self.directory / "peers"
 
     @property
     def spool(self) -> Path:
@@ -124,6 +130,16 @@ class RunDirectory:
             return int(self._level_file.read_text(encoding="ascii"))
         except (OSError, ValueError):
             return default
+
+    def write_peers(self, peers: int) -> None:
+        self._peers_file.write_text(f"{peers}\n", encoding="ascii")
+
+    def read_peers(self) -> int:
+        """How many trainers the run was begun with."""
+        try:
+            return int(self._peers_file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 1
 
     def write_begun(self, run: "RunFile") -> None:
         write_whole(self.begun_file, render_run(run).encode())
@@ -239,15 +255,20 @@ def assemble(
     from node.processes.forkserver import ForkServer
     from node.processes.launch import ENGINE, LEARNER, launch
     from node.services.local import LocalRun
+    from node.services.local_seats import LocalSeats
     from node.training.client import EvaluatorProcess, TrainerProcess
     from node.training.spool import Spool
     from protocol.run import encode_run
 
+    kind: Callable[..., LocalRun] = LocalRun
+    if compiled.spec.diloco is not None:
+        _refuse_machines(means)
+        kind = partial(LocalSeats, peers=home.read_peers())
     observer = open_observer(compiled.spec, home.directory, means.sinks)
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     children = ForkServer(launch((*ENGINE, *LEARNER)))
     spool = Spool(home.spool, means.settings.milestones)
-    local = LocalRun(
+    local = kind(
         compiled.spec,
         compiled.encoded,
         home.directory,
@@ -277,13 +298,7 @@ def assemble_pretraining(
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 
-    if means.settings.nodes > 1:
-        raise CommandError(
-            "a peer trains on one machine only",
-            "--nnodes divides a learner among machines, which runs with [pretraining] cannot do yet",
-            "leave --nnodes out; --trainer world_size=N takes the GPUs of this machine",
-            USAGE,
-        )
+    _refuse_machines(means)
     observer = open_observer(compiled.spec, home.directory, means.sinks)
     children, spool = ForkServer(launch(LEARNER)), Spool(home.spool, means.settings.milestones)
     local = LocalPretraining(
@@ -298,6 +313,16 @@ def assemble_pretraining(
         doing=doing,
     )
     return local, observer, _served(local, children.run, means)
+
+
+def _refuse_machines(means: Means) -> None:
+    if means.settings.nodes > 1:
+        raise CommandError(
+            "a peer trains on one machine only",
+            "--nnodes divides a learner among machines, which runs with [diloco] cannot do yet",
+            "leave --nnodes out; --trainer world_size=N takes the GPUs of this machine",
+            USAGE,
+        )
 
 
 def _served(

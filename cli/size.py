@@ -173,12 +173,12 @@ def command(
 
 
 def _sent(file: Path | None, parameters: int) -> list[dict[str, Any]]:
-    """What a peer of a run that pre-trains sends each round, by form; empty for other runs."""
+    """What a peer of a run whose peers meet sends each round, by form; empty for other runs."""
     from cli import pretraining
     from node.run.file import load_run_file
 
     run = load_run_file(file) if file is not None else None
-    return pretraining.traffic(run, parameters) if run is not None and run.pretraining is not None else []
+    return pretraining.traffic(run, parameters) if run is not None and (run.pretraining or run.diloco) else []
 
 
 def _print_sent(sent: list[dict[str, Any]]) -> None:

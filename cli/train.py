@@ -53,7 +53,7 @@ def command(
     ] = None,
     peers: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a run with [pretraining]: peers that meet once a round. Default: 1."),
+        typer.Option(min=1, help="Of a run with [diloco]: trainers that meet once a round. Default: 1."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
@@ -97,8 +97,8 @@ def command(
     """Train at this desk: learner and one engine, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
 
     The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
-    The same run file and seed give the same curve. A run file with [pretraining] learns from text instead: --peers of
-    them train by themselves and meet once a round.
+    The same run file and seed give the same curve. A run file with [pretraining] learns from text instead. Where it has
+    [diloco], --peers trainers learn by themselves and meet once a round.
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
     from cli.run_directory import Means, RunDirectory, quiet_children
@@ -194,6 +194,9 @@ def summarise(
     if compiled.spec.pretraining is not None:
         how = {"kind": "pretrain", "seed": compiled.spec.recipe.seed, "peers": level}
         learnt = pretraining.summarise(records)
+    elif compiled.spec.diloco is not None:
+        how["peers"] = home.read_peers()
+        learnt["outer_root"] = last.get("outer_root")
     return {
         "run": compiled.spec.name,
         **how,
@@ -296,7 +299,7 @@ class ProgressView(View):
 
 def numbers_of(record: dict[str, Any]) -> str:
     """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
-    if "outer_root" in record:
+    if "outer_root" in record and "seats" not in record:
         from cli import pretraining
 
         return pretraining.numbers_of(record)
@@ -338,13 +341,18 @@ def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool)
         parts = [f"{name} {_arrow(*lengths[name])}" for name in ("error", "correlation")]
         out.print(f"lengths asked for and given: {', '.join(parts)} (error in tokens)", soft_wrap=True)
     out.print(
-        f"{summary['steps']} steps in {duration(summary['seconds'] or 0)}, async level {summary['async_level']};"
+        f"{_steps(summary)} in {duration(summary['seconds'] or 0)}, async level {summary['async_level']};"
         f" ended by {summary['ended_by']}",
         soft_wrap=True,
     )
     for alarm in summary["alarms"]:
         out.print(f"[yellow]alarm {alarm['name']}[/] at step {alarm['step']}: {alarm['text']}", soft_wrap=True)
     out.print(f"report: {home.report}   model: {home.model}", soft_wrap=True)
+
+
+def _steps(summary: dict[str, Any]) -> str:
+    peers = summary.get("peers")
+    return f"{summary['steps']} rounds of {peers} trainers" if peers else f"{summary['steps']} steps"
 
 
 def _arrow(first: float | None, last: float | None) -> str:

@@ -27,10 +27,11 @@ _MAGIC = b"INC\x01"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """outer: state root of the round's beginning; seat: whose rows; tokens: learnt from; loss_first, loss_last: of its
-    first and last inner step; inner: roots of the peer's own state (moments, what was carried over) before and after;
-    stretches: digests of the peer's state at each `diloco.stretch` inner steps; arithmetic: what the bits depend on."""
+class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """outer: state root of the round's beginning; seat: whose rows; tokens: learnt from (of rollouts: how many);
+    loss_first, loss_last: of its first and last inner step; inner: roots of the peer's own state (moments, what was
+    carried over) before and after; stretches: digests of the peer's state at each `diloco.stretch` inner steps;
+    arithmetic: what the bits depend on; batches: of a run with rollouts, the root of each inner step's manifest."""
 
     run_root: bytes
     round: int
@@ -42,22 +43,25 @@ class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     inner: tuple[bytes, bytes]
     stretches: tuple[bytes, ...]
     arithmetic: str
+    batches: tuple[bytes, ...] = ()
 
 
 class Expected(NamedTuple):
     """What a contribution must fit. outers: state root of each round whose contributions are taken now (the round
     that runs and, for the late, the one before), None where any will do; seats: below which a seat's number is; tokens:
-    most of a round; stretches: most digests."""
+    most of a round; stretches: most digests; batch: rollouts of each manifest that it names, 0 where it names none."""
 
     run_root: bytes
     outers: Mapping[int, bytes | None]
     seats: int
     tokens: int
     stretches: int
+    batch: int = 0
 
     def objection(self, header: ContributionHeader) -> str:
         """Why a header does not fit, in words; empty if it does."""
-        roots = (header.run_root, header.outer, *header.inner, *header.stretches)
+        roots = (header.run_root, header.outer, *header.inner, *header.stretches, *header.batches)
+        named = header.tokens == len(header.batches) * self.batch if self.batch else not header.batches
         checks = (
             (all(len(root) == 32 for root in roots), "a root in it is not 32 bytes"),
             (header.run_root == self.run_root, "it is of another run"),
@@ -65,6 +69,7 @@ class Expected(NamedTuple):
             (self.outers.get(header.round) in (None, header.outer), "it begins at another outer state"),
             (0 <= header.seat < self.seats, f"its seat is {header.seat} of {self.seats}"),
             (0 < header.tokens <= self.tokens, f"it says that it learnt from {header.tokens} tokens of {self.tokens}"),
+            (named, f"it names {len(header.batches)} batches, which are no {header.tokens} of its kind"),
             (all(map(math.isfinite, (header.loss_first, header.loss_last))), "a loss in it is not finite"),
             (len(header.stretches) <= self.stretches, f"it has {len(header.stretches)} digests of {self.stretches}"),
             (len(header.arithmetic) <= MAX_ARITHMETIC, "what it says of its arithmetic is too long"),
@@ -72,10 +77,11 @@ class Expected(NamedTuple):
         return next((why for good, why in checks if not good), "")
 
 
-def expected_of(rules: Diloco, run_root: bytes, outers: Mapping[int, bytes | None]) -> Expected:
-    """What a run expects of a contribution to these rounds."""
+def expected_of(rules: Diloco, run_root: bytes, outers: Mapping[int, bytes | None], batch: int = 0) -> Expected:
+    """What a run expects of a contribution to these rounds. batch: rollouts of an inner step, 0 with text."""
     digests = -(-rules.round_steps // rules.stretch) if rules.stretch else 0
-    return Expected(run_root, outers, rules.max_contributions, rules.round_steps * rules.batch_tokens, digests)
+    tokens = rules.round_steps * (batch or rules.batch_tokens)
+    return Expected(run_root, outers, rules.max_contributions, tokens, digests, batch)
 
 
 class Contribution(NamedTuple):

@@ -1,7 +1,8 @@
-"""Sections of a run that pre-trains on text: [pretraining], what an inner step learns, and [diloco], how peers meet.
+"""Sections of runs with many trainers: [diloco], how they meet, and [pretraining], what an inner step learns of text.
 
 A run that has [pretraining] is of kind "pretrain": its policies are the outer states of its rounds, `recipe.steps`
-counts rounds, and what belongs to rollouts must stay as it is by default (`UNREAD`).
+counts rounds, and what belongs to rollouts must stay as it is by default (`UNREAD`). A run with [diloco] alone learns
+from rollouts: its policies are outer states, too, and an inner step learns from one batch of [rollout].
 """
 
 import re
@@ -14,6 +15,8 @@ from protocol.sections import MAX_PARTS, Rule, Section
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 MAX_WEIGHT = 10_000
+MAX_BATCHES = 1024
+"""Inner steps of a round whose batches a contribution names one by one."""
 UNREAD = ("rollout", "verification", "length_budget", "filters", "audit", "pay")
 """Sections that a pre-training run does not read."""
 READ_OF_RECIPE = ("steps", "seed", "weight_decay", "beta1", "beta2", "grad_clip")
@@ -172,7 +175,7 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
     nothing."""
     text, rounds = run.pretraining, run.diloco
     if text is None:
-        return [("diloco", rounds is None, "needs [pretraining]: rollouts are learnt from by one trainer")]
+        return _rules_of_seats(run, rounds) if rounds else []
     recipe, plain = run.recipe, defaults.recipe
     unread = [name for name in UNREAD if getattr(run, name) != getattr(defaults, name)]
     names = [name for name in Recipe.__struct_fields__ if name not in READ_OF_RECIPE]
@@ -188,6 +191,24 @@ def kind_rules(run: Any, defaults: Any) -> list[Rule]:
             rounds is None or rounds.batch_tokens % max(text.sequence, 1) == 0,
             "must be a multiple of pretraining.sequence",
         ),
+    ]
+
+
+def _rules_of_seats(run: Any, rounds: Diloco) -> list[Rule]:
+    """What a run with [diloco] that learns from rollouts must keep to."""
+    plain = Diloco()
+    return [
+        (
+            "diloco.batch_tokens",
+            rounds.batch_tokens == plain.batch_tokens,
+            "is not read without [pretraining]: a batch has rollout.prompts_per_step problems. Leave it out",
+        ),
+        ("diloco.inner_steps", rounds.inner_steps <= MAX_BATCHES, f"must be 1 to {MAX_BATCHES} with rollouts"),
+        ("diloco.fragments", rounds.fragments == 1, "does not go with rollouts yet"),
+        ("recipe.updates_per_step", run.recipe.updates_per_step == 1, "must be 1 with [diloco]: set inner_steps"),
+        ("recipe.lora", run.recipe.lora is None, "does not go with [diloco] yet: seats exchange whole models"),
+        ("audit.judges", not run.audit.judges, "does not go with [diloco] yet: a seat's batches wait for no judges"),
+        ("filters.keep_surplus", run.filters.keep_surplus, "must be true with [diloco]: a share is never exactly full"),
     ]
 
 

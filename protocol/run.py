@@ -354,6 +354,12 @@ class RunSpec(RunSections, frozen=True):
     def _check_for_a_swarm(self) -> None:
         if self.pretraining is not None:
             self._check_contributions()
+        elif self.diloco is not None:
+            raise RunError(
+                "this run can be trained at a desk only",
+                "it has [diloco] beside [rollout], and validators do not replay seats that learn from rollouts yet",
+                "leave [diloco] out: a pool's rollouts are learnt from by one trainer, and others stand by",
+            )
         self._check_witnessed()
         for name in self.desk_environments():
             raise RunError(

@@ -1,4 +1,6 @@
-"""Seats: whose rows a peer learns from. Each node says its own in its heartbeats; two that chose the same part again.
+"""Seats: whose rows, or whose rollouts, a peer learns from.
+
+Each node says its own in its heartbeats; two that chose the same part again.
 
 Pure: what is heard of others comes in. Two honest nodes may differ for a moment, so what follows is hearsay.
 """
@@ -10,6 +12,7 @@ from blake3 import blake3
 from protocol.identity import Address, address_bytes
 
 _SEAT = "intellect-node seat v1"
+_SHARE = "intellect-node share of works v1"
 
 
 def weight(run: bytes, seat: int, node: Address) -> bytes:
@@ -27,3 +30,12 @@ def choose(run: bytes, own: Address, seats: int, now: int, taken: Mapping[Addres
         return now
     free = set(range(seats)) - {seat for node, seat in taken.items() if node != own}
     return min(free, key=lambda seat: weight(run, seat, own), default=-1)
+
+
+def share(outer: bytes, work: bytes, seats: int) -> int:
+    """The seat that may learn from a work in the round that begins at the state root `outer`.
+
+    The shares are disjoint. No worker can choose the seat of work that it commits to before the round begins: the root
+    follows from what all seats learn in the round before. Another round deals anew what is left over.
+    """
+    return int.from_bytes(blake3(outer + work, derive_key_context=_SHARE).digest(16)) % seats

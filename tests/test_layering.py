@@ -61,7 +61,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("node.services.judging", "node.services.local", "node.services.tasking"),
     ("node.services.cataloguing", "node.services.auditing"),
-    ("node.services.pretraining", "node.services.rounds"),
+    ("node.services.local_seats", "node.services.pretraining", "node.services.rounds"),
     ("node.daemon",),
     ("node.sdk",),
     ("cli",),

@@ -76,7 +76,12 @@ def command(
         from node.run.file import load_run_file
 
         # a mistake in it is told before there is a chain and a directory
-        pretrains = load_run_file(run).pretraining is not None
+        said = load_run_file(run)
+        pretrains = said.pretraining is not None
+        if said.diloco is not None and not pretrains:
+            why = "it has [diloco] beside [rollout], and validators do not replay seats that learn from rollouts yet"
+            remedy = "intellect-node train --run FILE --peers N, or leave [diloco] out"
+            raise CommandError("this run can be trained at a desk only", why, remedy, USAGE)
     from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
     from cli.demo.story import run_demo
 

@@ -42,6 +42,9 @@ def _run(spool: Spool) -> RunSpec:
         ) from None
     if run.pretraining is not None:
         raise TrainingError("nothing to audit", "the run pre-trains: its contributions are replayed by its peers", "")
+    if run.diloco is not None:
+        why = "its steps are rounds of several trainers, and only steps of one trainer are audited"
+        raise TrainingError("nothing to audit", why, "audit a run without [diloco]")
     return run
 
 

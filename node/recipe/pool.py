@@ -92,7 +92,7 @@ class RolloutPool:
     """Groups between verification and a batch."""
 
     def __init__(self, run: RunSpec) -> None:
-        self._wanted = run.rollout.prompts_per_step
+        self._run, self._wanted = run, run.rollout.prompts_per_step
         self._filters = run.filters
         self._max_staleness = run.recipe.max_staleness
         self._groups: dict[Key, Group] = {}
@@ -118,8 +118,15 @@ class RolloutPool:
             del self._groups[key]
         return len(keys)
 
+    def dealt(self, seats: int, seat: Callable[[bytes], int]) -> "list[RolloutPool]":
+        """A pool for each of several seats with what of this one is its share, by work; this one stays as it is."""
+        pools = [RolloutPool(self._run) for _ in range(seats)]
+        for group in self._groups.values():
+            pools[seat(group.key[0])].add([group])
+        return pools
+
     def settle(self, keys: Iterable[Key]) -> None:
-        """Remove groups that another trainer's batch has used up."""
+        """Remove groups that another pool's batch has used up."""
         for key in keys:
             self._groups.pop(key, None)
 

@@ -172,7 +172,7 @@ class LocalRun(DeskRun):
         """Record each step when it is learnt and evaluated; end the run where it has to end before its last step."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await _until(lambda step=step: self._evaluations.complete(step))
+            await until(lambda step=step: self._evaluations.complete(step))
             record = await trio.to_thread.run_sync(self._record, step)
             self._told(record)
             self._forget_policies()
@@ -186,7 +186,7 @@ class LocalRun(DeskRun):
         """All but those that are sampled with, the newest on record, and those after it that are evaluated."""
         recorded, newest = self._observer.newest, self._spool.newest_step()
         evaluated = [step for step in range(recorded + 1, newest) if self._evaluations.due(step)]
-        self._spool.forget_policies(min(newest, self._spool.next_batch() - self._level), keep=[recorded, *evaluated])
+        self._spool.forget_policies(min(newest, self._next_step - self._level), keep=[recorded, *evaluated])
 
     def _record(self, step: int) -> dict[str, Any]:
         learner = self._spool.record(step)
@@ -209,35 +209,42 @@ class LocalRun(DeskRun):
 
     async def _make_batches(self, nursery: trio.Nursery) -> None:
         self._doing("learner and engine load the model")
-        if self._spool.next_batch() < self._run.recipe.steps:
+        if self._next_step < self._run.recipe.steps:
             await nursery.start(self._engine.run)
-        for step in range(self._spool.next_batch(), self._run.recipe.steps):
+        for step in range(self._next_step, self._run.recipe.steps):
             policy = max(0, step - self._level)
             if not self._spool.is_complete(policy):
                 self._doing(f"policy {policy} is being learnt")
-            await _until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
-            selection = await self._fill(step, policy)
-            await trio.to_thread.run_sync(self._hand_over, selection)
+            await until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
+            self._seconds = {}
+            await self._make_step(step, policy)
             self._forget_policies()
 
-    async def _fill(self, step: int, policy: int) -> Selection:
-        """Make files with `policy` until the batch of `step` is full."""
-        self._seconds = {}
+    @property
+    def _next_step(self) -> int:
+        """The first that lacks a batch."""
+        return self._spool.next_batch()
+
+    async def _make_step(self, step: int, policy: int) -> None:
+        """What `step` learns from, made with `policy`."""
         while (selection := self._pool.take(step)) is None:
-            # From 0 for each policy, as a worker counts. A step without signal leaves the weights as they were, but the
-            # next one draws other problems all the same, since a policy's root holds its step.
-            index = self._made.get(policy, 0)
-            have, need = self._pool.rollouts, self._run.rollout.prompts_per_step * self._run.rollout.group_size
-            self._doing(f"sampling for step {step + 1} with policy {policy}: {have} of {need} rollouts")
-            for attempt in range(ENGINE_TRIES):
-                try:
-                    self._pool.add(await self._groups(policy, index))
-                    break
-                except EngineCrashed:
-                    if attempt == ENGINE_TRIES - 1:
-                        raise
-            self._made[policy] = index + 1
-        return selection
+            await self._sample(step, policy, self._run.rollout.prompts_per_step * self._run.rollout.group_size)
+        await trio.to_thread.run_sync(self._hand_over, selection)
+
+    async def _sample(self, step: int, policy: int, need: int) -> None:
+        """Make one more file with `policy`. need: rollouts of the whole step."""
+        # From 0 for each policy, as a worker counts. A step without signal leaves the weights as they were, but the
+        # next one draws other problems all the same, since a policy's root holds its step.
+        index = self._made.get(policy, 0)
+        self._doing(f"sampling for step {step + 1} with policy {policy}: {self._pool.rollouts} of {need} rollouts")
+        for attempt in range(ENGINE_TRIES):
+            try:
+                self._pool.add(await self._groups(policy, index))
+                break
+            except EngineCrashed:
+                if attempt == ENGINE_TRIES - 1:
+                    raise
+        self._made[policy] = index + 1
 
     async def _groups(self, policy: int, index: int) -> list[Group]:
         """The groups of one file: from disk if it was made before a restart, else newly made."""
@@ -248,7 +255,7 @@ class LocalRun(DeskRun):
 
     async def _make(self, policy: int, index: int, rollout: Path, report: Path) -> None:
         """Sample and score a submission exactly as a worker and a validator would."""
-        root = await trio.to_thread.run_sync(self._policy_root, policy)
+        root = await trio.to_thread.run_sync(self._root, policy)
         load = LoadPolicy(policy_root=root, step=policy, path=str(self._spool.policy_path(policy)))
         order = Produce(
             policy_root=root,
@@ -292,15 +299,21 @@ class LocalRun(DeskRun):
 
     def _hand_over(self, selection: Selection) -> None:
         """The batch log first, then the batch: see node.recipe.batch_log."""
-        step = selection.step
+        self._log(selection)
+        self._write_batch(selection.step, selection)
+        self._forget(selection.step + 1)
+
+    def _log(self, selection: Selection) -> None:
         metrics = describe_selection(selection, waiting=self._pool.rollouts, stale=self._pool.stale_rollouts)
         settled = [group_name(group) for group in selection.settled]
-        self._batch_log.write(Entry(step, metrics, settled, self._seconds))
+        self._batch_log.write(Entry(selection.step, metrics, settled, self._seconds))
+
+    def _write_batch(self, number: int, selection: Selection) -> None:
+        """The manifest, and the batch that follows from it. number: of the batch in the spool."""
         composed = compose(self._run, desk_root(self._run), 0, selection)
-        self._spool.write_works(step, encode_manifest(composed))
+        self._spool.write_works(number, encode_manifest(composed))
         batch = materialise(self._run, composed, *desk_blobs(self._rollouts, composed))
-        self._spool.write_batch(step, encode_batch(batch))
-        self._forget(step + 1)
+        self._spool.write_batch(number, encode_batch(batch))
 
     # memory
 
@@ -311,7 +324,7 @@ class LocalRun(DeskRun):
     def _prepare(self) -> None:
         """After a restart: the evaluations and the time so far, and the rollouts that are neither stale nor used."""
         super()._prepare()
-        step = self._spool.next_batch()
+        step = self._next_step
         self._tokens = self._batch_log.tokens(self._observer.newest)
         self._rollouts.mkdir(parents=True, exist_ok=True)
         for partial in self._rollouts.glob(".*"):  # what a killed engine left
@@ -331,20 +344,24 @@ class LocalRun(DeskRun):
     def _paths(self, policy: int, index: int) -> tuple[Path, Path]:
         return desk_paths(self._rollouts, policy, index)
 
-    def _policy_root(self, policy: int) -> bytes:
+    def _root(self, policy: int, name: str = "policy_root") -> bytes:
+        """One of those that the learner said of a policy."""
         metrics = msgspec.json.decode(self._spool.metrics_path(policy).read_bytes(), type=dict[str, Any])
-        return bytes.fromhex(metrics["policy_root"])
+        return bytes.fromhex(metrics[name])
 
     def _forget(self, step: int) -> None:
         """Delete the files that no batch of `step` or later may use. An audit goes back to the oldest checkpoint, and
         needs what was learnt from since."""
-        before = min(step, self._spool.oldest_checkpoint()) - self._run.recipe.max_staleness
+        self._forget_files(min(step, self._spool.oldest_checkpoint()) - self._run.recipe.max_staleness)
+
+    def _forget_files(self, before: int) -> None:
+        """Those of policies below `before`."""
         for path in self._rollouts.glob("[0-9]*"):  # what begins with a dot is being written
             if int(path.name.partition("-")[0]) < before:
                 path.unlink(missing_ok=True)
 
 
-async def _until(true: Callable[[], bool]) -> None:
+async def until(true: Callable[[], bool]) -> None:
     """Other processes write the spool: it can only be looked at again and again."""
     while not true():  # noqa: ASYNC110
         await trio.sleep(POLL)

@@ -31,23 +31,20 @@ UPDATES = "updates"
 _MUON_MOMENTUM = 0.95
 
 
-class InnerLearner:
-    """One model, whose weights and optimisers are those of whatever peer it works for."""
+class Inner:
+    """A model whose weights and optimisers are those of whatever peer it works for."""
 
-    def __init__(
-        self, model: Any, run: RunSpec, end: int, settings: TrainerSettings | None = None, world: World | None = None
-    ) -> None:
-        """end: the token that ends a document."""
-        assert run.pretraining and run.diloco  # noqa: S101 - a run of this kind was checked for them
-        self._text, self._rounds, self._recipe = run.pretraining, run.diloco, run.recipe
-        self._settings, self._world, self._end = settings or TrainerSettings(), world or World(), end
-        self.model = model
-        self._whole: TextModel = placed(TextModel(model, self._settings.logit_cells), self._settings, self._world)
-        self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
-        self._layers = {id(one) for layer in decoder_layers(model) for one in layer.parameters() if one.ndim == 2}
-        self._total = run.recipe.steps * self._rounds.round_steps
-        self.optimizers = self._new_optimizers()
+    model: Any
+    parameters: dict[str, Tensor]
+    optimizers: list[torch.optim.Optimizer]
+
+    def __init__(self, settings: TrainerSettings | None, world: World | None) -> None:
+        self._settings, self._world = settings or TrainerSettings(), world or World()
         self._updates = 0
+
+    def _new_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Such as have made no step yet."""
+        raise NotImplementedError
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -61,27 +58,6 @@ class InnerLearner:
             fill(parameter, _tensor(outer(name), parameter.shape))
 
     # The optimisers
-
-    def _new_optimizers(self) -> list[torch.optim.Optimizer]:
-        recipe, muon = self._recipe, self._text.optimizer == "muon"
-        matrices = [one for one in self.parameters.values() if muon and id(one) in self._layers]
-        others = [one for one in self.parameters.values() if not muon or id(one) not in self._layers]
-        groups = [
-            {"params": [one for one in others if one.ndim > 1], "weight_decay": recipe.weight_decay},
-            {"params": [one for one in others if one.ndim <= 1], "weight_decay": 0.0},
-        ]
-        adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self._text.learning_rate,
-            betas=(recipe.beta1, recipe.beta2),
-            fused=self._fused,
-        )
-        if not matrices:
-            return [adamw]
-        # its steps are as large as AdamW's (arXiv 2502.16982), so that one learning rate is right for both
-        own: dict[str, Any] = {"momentum": _MUON_MOMENTUM, "adjust_lr_fn": "match_rms_adamw"}
-        decay = recipe.weight_decay
-        return [adamw, torch.optim.Muon(matrices, lr=self._text.learning_rate, weight_decay=decay, **own)]
 
     @property
     def _fused(self) -> bool:
@@ -137,6 +113,62 @@ class InnerLearner:
     def _slots(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq") if isinstance(optimizer, torch.optim.AdamW) else ("momentum_buffer",)
 
+    # What others hear of it
+
+    def weights(self) -> Iterator[tuple[str, F32]]:
+        """Every weight, whole and flat, in name order; all ranks take part in each."""
+        for name, parameter in self.parameters.items():
+            yield name, self._flat(parameter.detach())
+
+    def digest(self, step: int) -> bytes:
+        """Of weights and optimisers: what a replay of the steps before must come to."""
+        shapes = self.shapes | self.own_shapes()
+        each = chain(self.weights(), self.own_tensors())
+        return state_root(step, ((name, shapes[name], digest_of(values)) for name, values in each))
+
+    def _flat(self, tensor: Tensor) -> F32:
+        values: NDArray[Any] = whole(tensor, torch.float32).cpu().numpy()
+        return values.reshape(-1)
+
+
+class InnerLearner(Inner):
+    """The model of a run that learns from text."""
+
+    def __init__(
+        self, model: Any, run: RunSpec, end: int, settings: TrainerSettings | None = None, world: World | None = None
+    ) -> None:
+        """end: the token that ends a document."""
+        assert run.pretraining and run.diloco  # noqa: S101 - a run of this kind was checked for them
+        super().__init__(settings, world)
+        self._text, self._rounds, self._recipe, self._end = run.pretraining, run.diloco, run.recipe, end
+        self.model = model
+        self._whole: TextModel = placed(TextModel(model, self._settings.logit_cells), self._settings, self._world)
+        self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
+        self._layers = {id(one) for layer in decoder_layers(model) for one in layer.parameters() if one.ndim == 2}
+        self._total = run.recipe.steps * self._rounds.round_steps
+        self.optimizers = self._new_optimizers()
+
+    def _new_optimizers(self) -> list[torch.optim.Optimizer]:
+        recipe, muon = self._recipe, self._text.optimizer == "muon"
+        matrices = [one for one in self.parameters.values() if muon and id(one) in self._layers]
+        others = [one for one in self.parameters.values() if not muon or id(one) not in self._layers]
+        groups = [
+            {"params": [one for one in others if one.ndim > 1], "weight_decay": recipe.weight_decay},
+            {"params": [one for one in others if one.ndim <= 1], "weight_decay": 0.0},
+        ]
+        adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self._text.learning_rate,
+            betas=(recipe.beta1, recipe.beta2),
+            fused=self._fused,
+        )
+        if not matrices:
+            return [adamw]
+        # its steps are as large as AdamW's (arXiv 2502.16982), so that one learning rate is right for both
+        own: dict[str, Any] = {"momentum": _MUON_MOMENTUM, "adjust_lr_fn": "match_rms_adamw"}
+        decay = recipe.weight_decay
+        return [adamw, torch.optim.Muon(matrices, lr=self._text.learning_rate, weight_decay=decay, **own)]
+
     # Steps
 
     def step(self, rows: Rows, step: int) -> tuple[float, float]:
@@ -187,23 +219,6 @@ class InnerLearner:
                 "lower pretraining.learning_rate and start the run again",
             )
         return norm
-
-    # What others hear of it
-
-    def weights(self) -> Iterator[tuple[str, F32]]:
-        """Every weight, whole and flat, in name order; all ranks take part in each."""
-        for name, parameter in self.parameters.items():
-            yield name, self._flat(parameter.detach())
-
-    def digest(self, step: int) -> bytes:
-        """Of weights and optimisers: what a replay of the steps before must come to."""
-        shapes = self.shapes | self.own_shapes()
-        each = chain(self.weights(), self.own_tensors())
-        return state_root(step, ((name, shapes[name], digest_of(values)) for name, values in each))
-
-    def _flat(self, tensor: Tensor) -> F32:
-        values: NDArray[Any] = whole(tensor, torch.float32).cpu().numpy()
-        return values.reshape(-1)
 
 
 def _tensor(values: F32, shape: torch.Size) -> Tensor:

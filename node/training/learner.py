@@ -69,15 +69,17 @@ class Learner:
         world: World | None = None,
         max_output_tokens: int = 1,
         assets: Path | None = None,
+        inner_steps: int = 1,
     ) -> None:
-        """assets: where the source of the recipe's own functions lies. Raises OwnCodeError, and TrainingError for an
-        adapter that does not fit the model."""
+        """assets: where the source of the recipe's own functions lies; inner_steps: from one policy to the next, which
+        several trainers make by themselves. Raises OwnCodeError, and TrainingError for an adapter that does not fit the
+        model."""
         self._recipe = recipe
         self._objective = recipe.objective()
         self._functions = functions_of(self._objective, assets)
         self._settings = settings or TrainerSettings()
         self._world = world or World()
-        self._limit = max_output_tokens
+        self._limit, self._inner_steps = max_output_tokens, inner_steps
         self.micro_batch_tokens = self._settings.micro_batch_tokens
         self.divisible = False
         """Whether a smaller `micro_batch_tokens` would make the passes of the last step smaller."""
@@ -131,14 +133,16 @@ class Learner:
             fill(parameter, weights[name])
 
     def learning_rate(self, step: int, update: int = 0) -> float:
-        """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant); interpolated between updates."""
-        recipe, share = self._recipe, 1 / self._recipe.updates_per_step
-        now = step + update * share
+        """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant), both counted in policies;
+        interpolated between inner steps and updates. step: inner steps so far, of all policies."""
+        recipe, share = self._recipe, 1 / (self._recipe.updates_per_step * self._inner_steps)
+        now = step / self._inner_steps + update * share
         rate = recipe.learning_rate * min(1.0, (now + share) / max(recipe.warmup_steps, share))
         return rate * (max(0.0, 1 - now / recipe.decay_steps) if recipe.decay_steps else 1.0)
 
     def step(self, rows: Sequence[BatchRow], step: int, timing: Any = NO_TIMING) -> dict[str, Any]:
-        """Turn policy `step` into policy `step + 1`; returns metrics. timing(name): a context that is timed.
+        """Turn policy `step` into policy `step + 1`, or make inner step `step`, counted over all policies; returns
+        metrics. timing(name): a context that is timed.
 
         A batch in which nothing has a gradient makes no update: what is measured at updates is then None or absent.
 
@@ -159,7 +163,8 @@ class Learner:
                 with timing("forward_backward"):
                     self.optimizer.zero_grad(set_to_none=True)
                     for place in range(len(update.rounds)):
-                        self._backward(update, place, step + number / len(updates), tally)
+                        version = (step + number / len(updates)) / self._inner_steps
+                        self._backward(update, place, version, tally)
                 with timing("optimizer"):
                     norms.append(self._apply(step, number))
         return {

@@ -98,7 +98,7 @@ class Peer(Pretrainer):
 
     def _decoded(self, path: Path, outer: StateFile) -> Contribution:
         """Raises ContributionError."""
-        expected = expected_of(self._rules, self._root, {outer.round: outer.root})
+        expected = expected_of(self._rules, self._root, {outer.round: outer.root}, self._batch)
         return decode_contribution(mapped(path), self._learner.shapes, self._form, expected)
 
     def _checked(self, job: Check) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Pre-training at a desk, from top to bottom: several peers in one process (or one group of ranks), round by round.
+"""Rounds at a desk, from top to bottom: several peers in one process (or one group of ranks), and pre-training.
 
 Each round every seat begins at the same outer state, makes its inner steps and writes its contribution; then all that
 is in is added in the order of the contributions' ids, which makes the next outer state. Everything goes over the files
-that a swarm's peers would exchange. Below the spool (node.training.spool):
+that a swarm's peers would exchange. What an inner step learns from is text here, and rollouts in node.training.seats.
+Below the spool (node.training.spool):
 
     peers                                  how many there are
     rounds/outer-000012.safetensors        the outer state that round 12 begins with, float32
@@ -37,7 +38,7 @@ from node.inference.torch_engine import build_model
 from node.state.files import mapped, whole_file, write_whole
 from node.training.errors import TrainingError
 from node.training.image import stream_image
-from node.training.inner import InnerLearner, Tensors
+from node.training.inner import Inner, InnerLearner, Tensors
 from node.training.length import without_length
 from node.training.outer import MOMENTUM, StateFile, Take, apply_round, outer_shapes, state_file, write_state
 from node.training.performance import measured
@@ -61,25 +62,44 @@ what the round before sent, whose outcome the round's steps do not see yet, by h
 _PEER = "intellect-node desk peer v1"
 
 
-class Pretrainer:
-    """One run on one spool."""
+class RoundTrainer:
+    """One run on one spool. Who derives from it says what an inner step is."""
+
+    _learner: Inner
+    _batch = 0
+    """Rollouts of an inner step; 0 where it learns from text."""
 
     def __init__(self, spool: Spool, run: RunSpec, settings: TrainerSettings, world: World) -> None:
-        """Raises TrainingError, TextError."""
-        if run.pretraining is None or run.diloco is None:
-            raise ValueError("a run without [pretraining]")
+        if run.diloco is None:
+            raise ValueError("a run without [diloco]")
         self._spool, self._run, self._settings, self._world = spool, run, settings, world
-        self._rules, self._text = run.diloco, run.pretraining
+        self._rules, self._form = run.diloco, form_of(run.diloco)
         self._root = blake3(without_length(run)).digest()
-        self._data = TextData(run, self._root, spool.assets)
-        with without_memory(world):
-            model = build_model(spool.assets / "model")
-        self._learner = InnerLearner(model, run, self._data.end, settings, world)
-        if run.diloco.fragments > len(self._learner.shapes):
-            why = f"the model has {len(self._learner.shapes)} tensors"
-            raise TrainingError(f"diloco.fragments = {run.diloco.fragments} leaves rounds nothing", why, "give fewer")
-        self._form = form_of(run.diloco)
         self._seconds: dict[str, float] = {}
+
+    def _new_model(self) -> Any:
+        with without_memory(self._world):
+            return build_model(self._spool.assets / "model")
+
+    def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
+        """Make an inner step of a seat with the learner; its metrics, `loss` and `grad_norm` among them."""
+        raise NotImplementedError
+
+    def _batches(self, round_: int, seat: int, count: int) -> tuple[bytes, ...]:
+        """Roots of the manifests of a seat's first inner steps, where batches have some."""
+        return ()
+
+    def _rate(self, round_: int) -> float:
+        """The learning rate at the end of a round."""
+        raise NotImplementedError
+
+    def _evaluate(self) -> dict[str, Any]:
+        """What the learner's weights are worth; nothing where another process evaluates."""
+        return {}
+
+    def _length(self, metrics: dict[str, Any]) -> float:
+        """Tokens of one sequence of a round, about."""
+        raise NotImplementedError
 
     def train(self) -> None:
         """Work until the last round's outer state is published. Raises TrainingError, also where the disk is full: what
@@ -94,7 +114,7 @@ class Pretrainer:
             ) from error
 
     def _train(self) -> None:
-        peers, round_ = _peers(self._spool, self._run), self._start()
+        peers, round_ = peers_of(self._spool, self._run), self._start()
         while round_ < self._run.recipe.steps:
             self._seconds = {}
             with self._timed("step"):
@@ -138,7 +158,7 @@ class Pretrainer:
         before = self._own(round_, seat)
         learner.load(self._beginning(outer, before, round_))
         learner.begin(before.tensor if before and rules.inner_state == "kept" else None)
-        losses, norms, digests = list[float](), list[float](), list[bytes]()
+        steps, digests = list[dict[str, Any]](), list[bytes]()
         with self._timed("inner"):
             for number in range(rules.round_steps):
                 step = round_ * rules.round_steps + number
@@ -146,29 +166,32 @@ class Pretrainer:
                     break
                 if rules.stretch and number % rules.stretch == 0:
                     digests.append(learner.digest(step))
-                loss, norm = learner.step(self._data.rows(seat, step), step)
-                losses.append(loss)
-                norms.append(norm)
-        said = {
-            "loss": float(np.mean(losses)),
-            "loss_last": losses[-1],
-            "grad_norm": float(np.mean(norms)),
-            "grad_norm_max": max(norms),
-        }
+                steps.append(self._inner_step(round_, seat, number))
         header = ContributionHeader(
             self._root,
             round_,
             outer.root,
             seat,
-            len(losses) * rules.batch_tokens,
-            losses[0],
-            losses[-1],
+            len(steps) * (self._batch or rules.batch_tokens),
+            steps[0]["loss"],
+            steps[-1]["loss"],
             (before.root if before else state_root(round_, ()), bytes(32)),
             tuple(digests),
             self._computed_by(),
+            self._batches(round_, seat, len(steps)),
         )
         with self._timed("exchange"):
-            self._write(header, outer, before, said)
+            self._write(header, outer, before, self._said(steps))
+
+    def _said(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
+        """Of a seat's steps, for the round's record."""
+        norms = [one["grad_norm"] for one in steps]
+        return {
+            "loss": float(np.mean([one["loss"] for one in steps])),
+            "loss_last": steps[-1]["loss"],
+            "grad_norm": float(np.mean(norms)),
+            "grad_norm_max": max(norms),
+        }
 
     def _beginning(self, outer: StateFile, before: StateFile | None, round_: int) -> Tensors:
         """The weights with which a seat's steps of a round begin: the outer state; with fragments its own copy of what
@@ -201,7 +224,7 @@ class Pretrainer:
         return StateFile(path) if path.exists() else None
 
     def _write(
-        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, said: dict[str, float]
+        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, said: dict[str, Any]
     ) -> None:
         """What the seat keeps for itself, and its contribution. Tensor by tensor; all ranks take part in gathering."""
         learner = self._learner
@@ -277,7 +300,8 @@ class Pretrainer:
         outer, rules = StateFile(self._outer_path(round_)), self._rules
         paths = [self._seat_path(round_, seat) for seat in range(peers)]
         begun = StateFile(self._outer_path(rules.begins_at(round_)))
-        expected, shapes = expected_of(rules, self._root, {round_: begun.root}), self._shapes_of(round_)
+        expected = expected_of(rules, self._root, {round_: begun.root}, self._batch)
+        shapes = self._shapes_of(round_)
         found: dict[bytes, Contribution] = {}
         for path in paths:
             data = mapped(path)
@@ -291,7 +315,7 @@ class Pretrainer:
         }
         ids = chosen(authors, rules.max_contributions, outer.root)
         root = apply_round(outer, [found[one] for one in ids], rules, self._outer_path(round_ + 1))
-        told = [json.loads(path.with_suffix(".json").read_bytes()) for path in paths]
+        told = self._told(round_, peers)
         sizes = [path.stat().st_size for path in paths]
         tokens = sum(found[one].header.tokens for one in ids)
         return {
@@ -305,15 +329,16 @@ class Pretrainer:
             "contribution_bytes": max(sizes),
             "bits_per_parameter": 8 * max(sizes) / self._parameters,
             "contribution_norm": float(np.mean(list(norms.values()))),
-            "learning_rate": self._text.rate((round_ + 1) * rules.round_steps - 1, self._total),
+            "learning_rate": self._rate(round_),
             "inner_steps": (round_ + 1) * rules.round_steps,
             "updates": rules.round_steps,
             "outer_root": root.hex(),
         }
 
-    @property
-    def _total(self) -> int:
-        return self._run.recipe.steps * self._rules.round_steps
+    def _told(self, round_: int, peers: int) -> list[dict[str, Any]]:
+        """What each seat's training said."""
+        paths = [self._seat_path(round_, seat).with_suffix(".json") for seat in range(peers)]
+        return [json.loads(path.read_bytes()) for path in paths]
 
     @property
     def _parameters(self) -> int:
@@ -336,7 +361,9 @@ class Pretrainer:
                 return
             with whole_file(self._spool.policy_path(round_)) as file:
                 image = stream_image(shapes, bf16, file)
-        fed = float(metrics.get("tokens", 0.0))
+        fed, world = float(metrics.get("fed_tokens", metrics.get("tokens", 0.0))), self._world
+        seconds = self._seconds.get("inner", 0.0) - self._seconds.get("wait", 0.0)
+        peak, length = self._settings.peak_tflops, self._length(metrics)
         metrics |= {
             "step": round_,
             "seconds": {name: round(seconds, 4) for name, seconds in self._seconds.items()},
@@ -344,31 +371,13 @@ class Pretrainer:
             "policy_root": policy_root(round_, image.tensors).hex(),
             "image": image.digest,
             "computed_by": self._computed_by(),
-            "performance": self._measure(fed),
+            "performance": measured(self._learner.model, fed, length, seconds, world.device, world.size, peak),
         }
         write_whole(self._spool.metrics_path(round_), json.dumps(metrics, allow_nan=False).encode())
-
-    def _measure(self, tokens: float) -> dict[str, float]:
-        world, seconds = self._world, self._seconds.get("inner", 0.0)
-        length = float(self._text.sequence)
-        return measured(
-            self._learner.model, tokens, length, seconds, world.device, world.size, self._settings.peak_tflops
-        )
 
     def _bf16(self) -> Iterator[tuple[str, Tensor]]:
         for name, values in self._learner.weights():
             yield name, torch.from_numpy(values).to(torch.bfloat16)
-
-    def _evaluate(self) -> dict[str, Any]:
-        """Loss on held-back rows, nats per token: of each data set, and of all by their share of the mix."""
-        losses = [self._learner.loss(self._data.held_back(part)) for part in range(len(self._data.names))]
-        weights = self._text.weights(annealing=False)
-        loss = float(np.average(losses, weights=weights))
-        return {
-            "eval_loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "eval_loss_by_data": dict(zip(self._data.names, losses, strict=True)),
-        }
 
     def _forget(self, round_: int) -> None:
         """What neither a restart nor a look at the last round needs."""
@@ -417,7 +426,48 @@ class Pretrainer:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
 
-def _peers(spool: Spool, run: RunSpec) -> int:
+class Pretrainer(RoundTrainer):
+    """A run that learns from text."""
+
+    _learner: InnerLearner
+
+    def __init__(self, spool: Spool, run: RunSpec, settings: TrainerSettings, world: World) -> None:
+        """Raises TrainingError, TextError."""
+        if run.pretraining is None:
+            raise ValueError("a run without [pretraining]")
+        super().__init__(spool, run, settings, world)
+        self._text = run.pretraining
+        self._data = TextData(run, self._root, spool.assets)
+        self._learner = InnerLearner(self._new_model(), run, self._data.end, settings, world)
+        if self._rules.fragments > len(self._learner.shapes):
+            why = f"the model has {len(self._learner.shapes)} tensors"
+            raise TrainingError(f"diloco.fragments = {self._rules.fragments} leaves rounds nothing", why, "give fewer")
+
+    def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
+        step = round_ * self._rules.round_steps + number
+        loss, norm = self._learner.step(self._data.rows(seat, step), step)
+        return {"loss": loss, "grad_norm": norm}
+
+    def _rate(self, round_: int) -> float:
+        inner = self._rules.round_steps
+        return self._text.rate((round_ + 1) * inner - 1, self._run.recipe.steps * inner)
+
+    def _length(self, metrics: dict[str, Any]) -> float:
+        return float(self._text.sequence)
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Loss on held-back rows, nats per token: of each data set, and of all by their share of the mix."""
+        losses = [self._learner.loss(self._data.held_back(part)) for part in range(len(self._data.names))]
+        weights = self._text.weights(annealing=False)
+        loss = float(np.average(losses, weights=weights))
+        return {
+            "eval_loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "eval_loss_by_data": dict(zip(self._data.names, losses, strict=True)),
+        }
+
+
+def peers_of(spool: Spool, run: RunSpec) -> int:
     """Raises TrainingError."""
     assert run.diloco  # noqa: S101 - the caller's
     peers = int(spool.peers_path.read_text()) if spool.peers_path.exists() else 1
@@ -432,5 +482,5 @@ def _started(start: StartWeights, name: str) -> F32:
     return np.zeros_like(values) if name.startswith(MOMENTUM) else values
 
 
-def _mean(told: list[dict[str, float]], name: str) -> float:
+def _mean(told: list[dict[str, Any]], name: str) -> float:
     return float(np.mean([one[name] for one in told]))

@@ -12,7 +12,7 @@
     eval/answers-000013.json       some of its answers, for people
     milestones/policy-000020.safetensors  images that are kept for good, once they are not worked with any more
     ckpt/step-000010/              weights, optimiser state, position: node.training.checkpoint
-    peers, rounds/                 of a run that pre-trains, instead of in/, eval/ and ckpt/: node.training.pretrainer
+    peers, rounds/                 of a run with [diloco], instead of ckpt/: node.training.pretrainer
     adopted                        the newest step whose state was taken from another trainer: node.training.adoption
     error.json                     why the trainer gave up, if it did; evaluator-error.json: why the evaluator did
 
@@ -33,6 +33,7 @@ import msgspec
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 
+POLL_SECONDS = 0.01
 _STEP = re.compile(r"(?:step|batch)-(\d{6,})(?:\.json|\.arrow)?")
 
 
@@ -63,7 +64,7 @@ class Spool:
 
     @property
     def peers_path(self) -> Path:
-        """How many peers pre-train here, in decimal digits."""
+        """How many peers train here in rounds, in decimal digits."""
         return self.root / "peers"
 
     @property
@@ -192,6 +193,14 @@ class Spool:
 
     def write_batch(self, step: int, data: bytes) -> None:
         write_whole(self.batch_path(step), data)
+
+    def batch(self, step: int) -> bytes:
+        """The learner's end: a batch, as soon as it is there. Blocking."""
+        while True:
+            try:
+                return self.batch_path(step).read_bytes()
+            except FileNotFoundError:
+                time.sleep(POLL_SECONDS)
 
     def checkpoint_steps(self) -> list[int]:
         """Those of the checkpoints there, ascending."""

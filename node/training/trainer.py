@@ -432,8 +432,13 @@ def _train(spool: Spool) -> None:
 def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
     """What the run's kind asks for."""
     run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
-    if run.pretraining is None:
+    if run.diloco is None:
         Trainer(spool, settings, world).train()
+        return
+    if run.pretraining is None:
+        from node.training.seats import Seats
+
+        Seats(spool, run, settings, world).train()
         return
     from node.training.jobs import Jobs
     from node.training.peer import Peer

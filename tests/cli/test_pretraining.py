@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from node.training.pretrainer import Pretrainer
 from node.training.settings import TrainerSettings
+from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import World
 from tests.node.training.texts import compiled, records, spool_of, write_texts
 
@@ -95,3 +96,27 @@ def test_a_new_run_file_can_be_run_as_it_is_and_says_what_it_sends(tmp_path: Pat
     shown = json.loads(capfd.readouterr().out)["settings"]
     assert "diloco.inner_steps" in shown and "rollout.group_size" not in shown and "recipe.lora" not in shown
     assert main(["run", "new", str(new), "--kind", "pretrain", "--package", "x.py", "--force"]) == 2
+
+
+def test_what_several_trainers_cannot_do_yet_is_said_before_anything_is_made(tmp_path: Path, capfd) -> None:
+    text = (ROOT / "examples/trainers.toml").read_text()
+    create_model(tmp_path / "trainers" / "model", SORT_ALPHABET, seed=1, hidden=128, layers=1)
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(text)
+    assert main(["run", "validate", str(run_file)]) == 0
+    said = " ".join("".join(capfd.readouterr()).split())
+    assert "of 4 inner steps of each trainer" in said and "no swarm takes it yet" in said
+    assert main(["run", "size", str(run_file), "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["exchange"]) == 4
+    for command, why in (
+        (["train", "--peers", "25", "--dir", str(tmp_path / "desk")], "max_contributions = 24"),
+        (["demo", "--dir", str(tmp_path / "demo")], "do not replay seats"),
+    ):
+        assert main([*command, "--run", str(run_file)]) != 0
+        assert why in " ".join(capfd.readouterr().err.split())
+    run_file.write_text(text.split("[diloco]")[0] + "[recipe]" + text.split("[recipe]")[1])
+    assert main(["train", "--run", str(run_file), "--peers", "2", "--dir", str(tmp_path / "desk")]) == 2
+    assert "runs with [diloco]" in capfd.readouterr().err
+    run_file.write_text(text.replace("[recipe]", "[audit]\njudges = true\n[recipe]"))
+    assert main(["run", "validate", str(run_file)]) != 0
+    assert "audit.judges" in capfd.readouterr().err

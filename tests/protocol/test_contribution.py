@@ -68,11 +68,28 @@ def test_a_contribution_comes_back_as_it_was_written(exchange: str) -> None:
         ({"loss_last": float("nan")}, "not finite"),
         ({"stretches": (b"s" * 32,) * 4}, "4 digests"),
         ({"arithmetic": "x" * 401}, "too long"),
+        ({"batches": (b"b" * 32,)}, "names 1 batches"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ContributionError, match=words):
         read(written("int8", msgspec.structs.replace(HEADER, **changes)), "int8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": 64}, ""),
+        ({"tokens": 96}, "names 2 batches"),
+        ({"tokens": 64, "batches": ()}, "names 0 batches"),
+        ({"tokens": 64, "batches": (b"b" * 32, b"c" * 31)}, "not 32 bytes"),
+        ({"tokens": 5024, "batches": (b"b" * 32,) * 157}, "5024 tokens of 5000"),
+    ],
+)
+def test_what_was_learnt_from_rollouts_names_the_batch_of_every_step(changes: dict[str, object], words: str) -> None:
+    said = msgspec.structs.replace(HEADER, batches=(b"b" * 32, b"c" * 32))
+    why = EXPECTED._replace(batch=32).objection(msgspec.structs.replace(said, **changes))
+    assert words in why and bool(why) == bool(words)
 
 
 def test_a_late_contribution_of_the_round_before_is_taken() -> None:

@@ -5,6 +5,7 @@ from protocol.audit import AuditSpec
 from protocol.blobs import describe
 from protocol.decision import DecisionSpec
 from protocol.lora import Lora
+from protocol.pretraining import Diloco
 from protocol.run import (
     Asset,
     EnvironmentSpec,
@@ -164,3 +165,28 @@ def test_unknown_fields_and_oversize_are_refused() -> None:
         decode_run(encode_run(RUN)[:-1] + b',"surprise":1}')
     with pytest.raises(RunError):
         decode_run(b" " * 70_000)
+
+
+@pytest.mark.parametrize(
+    ("section", "words", "field"),
+    [
+        ("diloco", {"batch_tokens": 64}, "diloco.batch_tokens"),
+        ("diloco", {"inner_steps": 1025}, "diloco.inner_steps"),
+        ("diloco", {"fragments": 2}, "diloco.fragments"),
+        ("recipe", {"updates_per_step": 2}, "recipe.updates_per_step"),
+        ("recipe", {"lora": Lora(rank=4)}, "recipe.lora"),
+        ("audit", {"judges": True}, "audit.judges"),
+        ("filters", {"keep_surplus": False}, "filters.keep_surplus"),
+    ],
+)
+def test_several_trainers_learn_from_rollouts_at_a_desk_and_not_from_everything(
+    section: str, words: dict[str, object], field: str
+) -> None:
+    run = RunSpec(name="several", environment=EnvironmentSpec(name="sort"), diloco=Diloco(inner_steps=4, stretch=0))
+    run.check(desk=True)
+    with pytest.raises(RunError, match="at a desk only") as refused:
+        run.check()
+    assert "do not replay seats" in refused.value.why
+    changed = msgspec.structs.replace(run, **{section: msgspec.structs.replace(getattr(run, section), **words)})
+    with pytest.raises(RunError, match=field):
+        changed.check(desk=True)

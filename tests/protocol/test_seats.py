@@ -1,7 +1,7 @@
 """Seats: kept while nobody lighter wants them; two nodes have one no longer than they do not hear each other."""
 
 from protocol.identity import NodeKey
-from protocol.seats import choose, weight
+from protocol.seats import choose, share, weight
 
 RUN = bytes(32)
 PEOPLE = [NodeKey(bytes([n]) * 32).address for n in range(1, 9)]
@@ -21,3 +21,12 @@ def test_who_finds_no_seat_has_none_and_the_lightest_keeps_one_that_two_want() -
     lighter, heavier = sorted((one, two), key=lambda node: weight(RUN, 0, node))
     assert choose(RUN, lighter, 4, 0, {heavier: 0}) == 0
     assert choose(RUN, heavier, 4, 0, {lighter: 0}) in (1, 2, 3)
+
+
+def test_a_round_deals_works_evenly_and_each_round_deals_anew() -> None:
+    works = [number.to_bytes(32) for number in range(4000)]
+    dealt = [[share(bytes([round_]) * 32, work, 4) for work in works] for round_ in (1, 2)]
+    assert all(900 < one.count(seat) < 1100 for one in dealt for seat in range(4))
+    same = sum(a == b for a, b in zip(*dealt, strict=True))
+    assert 900 < same < 1100, "who held a work back for a round would get another seat by chance"
+    assert dealt[0] == [share(bytes([1]) * 32, work, 4) for work in works]

@@ -1,0 +1,66 @@
+"""Reinforcement learning at a desk by several trainers: one engine samples, and each seat has its share of the files.
+
+A round's files are made by policy max(0, round - async_level), which is an outer state. When the round's own outer
+state is there, its root deals them: each file's seat follows from that root and the file's, so the shares are disjoint.
+Files are made until each seat has the batches of its inner steps; what is left over waits for the next round.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.recipe.pool import Selection
+from node.services.local import LocalRun, until
+from node.state.files import write_whole
+from protocol.run import RunSpec
+from protocol.seats import share
+
+
+class LocalSeats(LocalRun):
+    """One run of several trainers in one directory. Its steps are rounds."""
+
+    def __init__(self, run: RunSpec, encoded: bytes, *places: Path, peers: int, **parts: Any) -> None:
+        super().__init__(run, encoded, *places, **parts)
+        assert run.diloco is not None  # noqa: S101 - a run of this kind was checked for it
+        self._peers, self._inner = peers, run.diloco.inner_steps
+
+    @property
+    def _next_step(self) -> int:
+        """The first round that lacks one of its batches."""
+        return self._spool.next_batch() // (self._peers * self._inner)
+
+    async def _make_step(self, step: int, policy: int) -> None:
+        need = self._peers * self._inner * self._run.rollout.prompts_per_step * self._run.rollout.group_size
+        self._pool.drop_stale(step)
+        while self._pool.rollouts < need:  # while the round before is learnt
+            await self._sample(step, policy, need)
+        await until(lambda: self._spool.is_complete(step))
+        outer = await trio.to_thread.run_sync(self._root, step, "outer_root")
+        while (dealt := self._dealt(step, outer)) is None:
+            await self._sample(step, policy, need)
+        await trio.to_thread.run_sync(self._hand_out, step, dealt)
+
+    def _dealt(self, step: int, outer: bytes) -> list[Selection] | None:
+        """The batches of all inner steps, seat by seat; None while a share is too small. The pool stays as it is."""
+        pools = self._pool.dealt(self._peers, lambda work: share(outer, work, self._peers))
+        taken = [pool.take(step) for pool in pools for _ in range(self._inner)]
+        found = [one for one in taken if one is not None]
+        return found if len(found) == len(taken) else None
+
+    def _hand_out(self, step: int, dealt: list[Selection]) -> None:
+        """The batch log first, then the batches. After a crash between them the round is dealt again, and alike."""
+        self._pool.settle(group.key for one in dealt for group in one.settled)
+        parts = (tuple(group for one in dealt for group in getattr(one, name)) for name in ("groups", "flat", "idle"))
+        self._log(Selection(step, *parts))
+        for place, selection in enumerate(dealt, step * len(dealt)):
+            self._write_batch(place, selection)
+        self._forget(step + 1)
+
+    def _prepare(self) -> None:
+        write_whole(self._spool.peers_path, str(self._peers).encode())
+        super()._prepare()
+
+    def _forget(self, step: int) -> None:
+        """Delete the files that no batch of `step` or later may use, nor a second look at the round before it."""
+        self._forget_files(step - 1 - self._run.recipe.max_staleness)
