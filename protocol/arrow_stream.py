@@ -41,12 +41,12 @@ def read_stream(
     optional: Sequence[Column] = (),
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them;
-    optional: last columns, of which the first so many may be there, in rows of their names. Raises MalformedStream."""
+    optional: columns behind the others, each of which may be there or not. Raises MalformedStream."""
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
         raise MalformedStream("a schema with a body")
     found = _header(schema, _SCHEMA)
-    columns = [*columns, *optional][: max(len(columns), found.vector(1, 4)[1])]
+    columns = [*columns, *_there(found, len(columns), optional)]
     header = _read_schema(found, columns, header_key)
     batch, body, at = _message(data, at, max_metadata)
     # Nothing may follow: bytes that no reader looks at would give one file many roots.
@@ -152,6 +152,15 @@ def _read_schema(schema: _Table, columns: Sequence[Column], header_key: bytes) -
     if entry.text(0) != header_key:
         raise MalformedStream("its header is not that of the format")
     return entry.text(1)
+
+
+def _there(schema: _Table, certain: int, optional: Sequence[Column]) -> list[Column]:
+    """Which of the optional columns the schema names behind so many others."""
+    count = schema.vector(1, 4)[1]
+    if not certain < count <= certain + len(optional):
+        return []
+    names = [field.text(0) for field in schema.tables(1, count)[certain:]]
+    return [column for column in optional if column[0].encode() in names]
 
 
 def _check_field(field: _Table, name: bytes | None, kind: str) -> None:

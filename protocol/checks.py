@@ -17,6 +17,8 @@ from protocol import segments
 from protocol.cuts import Cuts
 from protocol.envelope import ProofSubject, open_envelope
 from protocol.rollout import STATE_BYTES, RolloutBatch, RolloutHeader, SampleRow
+from protocol.routing import Routing
+from protocol.routing import objection as odd_experts
 from protocol.run import RolloutSpec, RunSpec, VerificationSpec
 from protocol.statements import Outcome, WorkCommitment
 from protocol.toploc import MalformedProof, Proof, ProofErrors
@@ -55,6 +57,8 @@ class Reason(IntEnum):
     """of rollouts behind a server (class witnessed): it says, or pays, something else when it is asked again"""
     OTHER_MACHINE = 25
     """of sessions: the words are right, and the machine that said them is not the one that its calls lead to"""
+    ROUTING = 26
+    """of rollouts: a token was computed by experts that its router would not have chosen"""
     STATE = 30
     """of a trainer's step: whoever replays it in its class comes to another state, or AdamW's equations do not hold"""
     RULE = 31
@@ -153,10 +157,13 @@ def check_groups(batch: RolloutBatch, run: RunSpec) -> Fault | None:
     return Fault(Reason.INCOMPLETE_GROUP, detail, missing[0][0] if missing else -1)
 
 
-def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 1) -> Fault | None:
-    """Prompts, outputs, turns and token ids are within the run's limits, the engine is one that it admits.
+def check_form(
+    batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 1, routing: Routing | None = None
+) -> Fault | None:
+    """Prompts, outputs, turns and token ids are within the run's limits, the engine is one that it admits, and experts
+    are named for every token of a model that has some.
 
-    turns: most answers in one rollout, as run and environment say.
+    turns: most answers in one rollout, as run and environment say; routing: of the model.
     """
     rollout, engine = run.rollout, batch.header.engine
     objection = run.verification.objection(engine)
@@ -175,6 +182,8 @@ def check_form(batch: RolloutBatch, run: RunSpec, vocabulary: int, turns: int = 
         # Before the model: an id outside the table would be read beyond it, or end a CUDA process.
         if min(row.prompt + row.output) < 0 or max(row.prompt + row.output) >= vocabulary:
             return Fault(Reason.MALFORMED, "a token outside the vocabulary", row.group)
+        if odd := odd_experts(row.experts, row.fed, routing):
+            return Fault(Reason.MALFORMED, odd, row.group)
     return None
 
 
@@ -278,7 +287,7 @@ def subject_of(header: RolloutHeader, row: SampleRow) -> ProofSubject:
     """What the proofs of one sample of a file are about."""
     root = bytes.fromhex(header.policy_root)
     place = header.pool, header.node, root, header.index, row.group, row.sample
-    return ProofSubject(*place, row.prompt, row.output, row.segments)
+    return ProofSubject(*place, row.prompt, row.output, row.segments, row.experts)
 
 
 def parse_proofs(batch: RolloutBatch, cuts: VerificationSpec) -> list[list[Proof]] | Fault:
@@ -328,6 +337,19 @@ def check_sampling(distances: NDArray[np.float64], cuts: Cuts) -> Fault | None:
             Reason.SAMPLING, f"tokens were not drawn from this policy: distance {mean:.3g}, {outside:.1%} outside"
         )
     return None
+
+
+def check_routing(short: Sequence[NDArray[np.float32]], cuts: Cuts) -> Fault | None:
+    """No token was computed by an expert that its router finds less likely than its own last choice by more than
+    engines differ. short: by how much, per sample, a number for each token (node.inference.engine.Prefill).
+
+    Without this an engine might name any experts, and who computes with the named ones would agree with all of it.
+    """
+    worst = float(np.concatenate(short).max(initial=0.0)) if short else 0.0
+    if worst <= cuts.routing:
+        return None
+    seen = f"one is {np.exp(min(worst, 50.0)):.3g} times less likely than the last that it takes"
+    return Fault(Reason.ROUTING, f"tokens went to experts that their router does not choose: {seen}")
 
 
 def check_freshness(batch: RolloutBatch, expected: str) -> Fault | None:

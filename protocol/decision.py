@@ -167,11 +167,13 @@ def _check_table(name: str, table: Table) -> None:
 
 class SampleStatistics(msgspec.Struct, frozen=True):
     """What one prefill says about one sample. errors: one per proof; distances: float64[output tokens]; group: the
-    problem that it shares with others of its file, -1 if it stands alone."""
+    problem that it shares with others of its file, -1 if it stands alone; routing: of its experts
+    (protocol.checks.check_routing), the worst of all tokens, None of a model without."""
 
     errors: tuple[ProofErrors, ...]
     distances: F64
     group: int = -1
+    routing: float | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

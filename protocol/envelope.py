@@ -6,9 +6,9 @@ An envelope is 44 bytes, unsigned big-endian, before the concatenated proofs:
     magic 2 (b"AP") | version 1 (1) | tie rule 1 (1: lowest position) | k 2 | rows per proof 2 | count 4 | binding 32
 
 binding = BLAKE3 over pool, node, policy root, submission index, group, sample, k, rows per proof, prompt, output (and
-who said what of it, where it took turns): an envelope of one policy, request or worker opens as no other's. The
-worker's signature over the file (its commitment) covers it. Opening is strict: anything that `seal` would not have
-written is refused before any arithmetic.
+who said what of it, where it took turns; which experts computed it, where there are some): an envelope of one policy,
+request or worker opens as no other's. The worker's signature over the file (its commitment) covers it. Opening is
+strict: anything that `seal` would not have written is refused before any arithmetic.
 """
 
 import struct
@@ -28,6 +28,7 @@ _HEAD = struct.Struct(">2sBBHHI32s")
 _PLACE = struct.Struct("<QQIIHHII")
 _BINDING = "intellect-node proof envelope v1"
 _BINDING_OF_TURNS = "intellect-node proof envelope of several turns v1"
+_BINDING_OF_EXPERTS = "intellect-node proof envelope of experts v1"
 ENVELOPE_BYTES = _HEAD.size
 
 
@@ -36,8 +37,8 @@ class WrongBinding(MalformedProof):
 
 
 class ProofSubject(msgspec.Struct, frozen=True):
-    """What one sample's proofs are about. policy_root: 32 bytes; prompt, output: token ids; segments: see
-    protocol.segments."""
+    """What one sample's proofs are about. policy_root: 32 bytes; prompt, output: token ids; segments, experts: see
+    protocol.segments, protocol.routing."""
 
     pool: int
     node: Address
@@ -48,6 +49,7 @@ class ProofSubject(msgspec.Struct, frozen=True):
     prompt: Sequence[int]
     output: Sequence[int]
     segments: Sequence[int] = ()
+    experts: bytes = b""
 
     @property
     def sampled(self) -> int:
@@ -60,9 +62,12 @@ def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
     place = _PLACE.pack(*numbers, len(subject.prompt), len(subject.output))
     tokens = struct.pack(f"<{len(subject.prompt) + len(subject.output)}i", *subject.prompt, *subject.output)
     content = b"".join((place, address_bytes(subject.node), subject.policy_root, tokens))
-    if not subject.segments:
+    if not subject.segments and not subject.experts:
         return blake3(content, derive_key_context=_BINDING).digest()
     said = struct.pack(f"<{len(subject.segments)}i", *subject.segments)
+    if subject.experts:
+        sizes = struct.pack("<II", len(subject.segments), len(subject.experts))
+        return blake3(content + said + sizes + subject.experts, derive_key_context=_BINDING_OF_EXPERTS).digest()
     return blake3(content + said, derive_key_context=_BINDING_OF_TURNS).digest()
 
 

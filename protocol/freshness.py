@@ -19,6 +19,7 @@ LEAVES = 32
 _PLACE = struct.Struct("<II?")
 _CONTENT = "intellect-node rollout content v1"
 _CONTENT_OF_TURNS = "intellect-node rollout content of several turns v1"
+_CONTENT_OF_EXPERTS = "intellect-node rollout content of experts v1"
 _CHALLENGE = "intellect-node freshness challenge v1"
 _LEAVES = "intellect-node freshness leaves v1"
 _ANSWER = "intellect-node freshness answer v1"
@@ -28,13 +29,16 @@ ReadBody = Callable[[int, int], bytes]
 
 
 def content_digest(rows: Sequence[SampleRow]) -> bytes:
-    """32 bytes over every sample: place, problem, tokens and proofs; who said them, where a rollout took turns."""
-    turns = any(row.segments for row in rows)
-    hasher = blake3(derive_key_context=_CONTENT_OF_TURNS if turns else _CONTENT)
+    """32 bytes over every sample: place, problem, tokens and proofs; who said them, where a rollout took turns; which
+    experts computed them, where there are some."""
+    experts = any(row.experts for row in rows)
+    turns = experts or any(row.segments for row in rows)
+    context = _CONTENT_OF_EXPERTS if experts else _CONTENT_OF_TURNS if turns else _CONTENT
+    hasher = blake3(derive_key_context=context)
     for row in rows:
         name = row.problem_id.encode()
         parts = [_PLACE.pack(row.group, row.sample, row.finished)]
-        said = [_words(row.segments)] if turns else []
+        said = [*([_words(row.segments)] if turns else []), *([row.experts] if experts else [])]
         for part in (name, _words(row.prompt), _words(row.output), row.proofs, *said):
             parts += (len(part).to_bytes(8, "little"), part)
         hasher.update(b"".join(parts))

@@ -2,14 +2,15 @@
 """The rollout file (what a worker commits to) and the report (what a validator recomputed): Arrow IPC streams.
 
 A rollout file carries tokens and proofs, and no reward, log-prob or advantage: nobody would believe them. Where a
-rollout took several turns, a last column says which tokens were sampled; a file of single answers lacks it, as ever.
-Where turns were played with a machine that remembers, another one has its states.
+rollout took several turns, a further column says which tokens were sampled; a file of single answers lacks it, as ever.
+Where turns were played with a machine that remembers, another one has its states. Of a model with experts the last one
+says which of them computed each token (protocol.routing): such a file is of version 2, all others are of version 1.
 Files come from strangers. The decoder accepts one schema and one uncompressed record batch within bounds, and reads
 them by itself (arrow_stream.py): Arrow's own reader can be made to crash.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ MAX_REPORT_BYTES = 256 * 1024 * 1024
 MAX_HEADER_BYTES = 4096
 _HEADER_KEY = b"intellect-node"
 STATE_BYTES = 16
+VERSION, VERSION_OF_EXPERTS = 1, 2
 H = TypeVar("H", bound=msgspec.Struct)
 
 
@@ -42,7 +44,7 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: Address
     policy_root: str
     index: int
-    version: int = 1
+    version: int = VERSION
     capacity: int = 0
     freshness: str = ""
     engine: str = DEFAULT_CLASS
@@ -52,7 +54,8 @@ class RolloutHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SampleRow(msgspec.Struct, frozen=True):
     """One completion. group: 0..prompts_per_file-1; sample: 0..group_size-1; output: all tokens after the prompt, those
     of the environment among them; proofs: concatenated TOPLOC proofs; segments: see protocol.segments; states:
-    STATE_BYTES of the hash of the session's machine for each time that the environment spoke, empty without one."""
+    STATE_BYTES of the hash of the session's machine for each time that the environment spoke, empty without one;
+    experts: see protocol.routing, empty of a model without."""
 
     group: int
     sample: int
@@ -63,6 +66,12 @@ class SampleRow(msgspec.Struct, frozen=True):
     proofs: bytes
     segments: list[int] = []
     states: bytes = b""
+    experts: bytes = b""
+
+    @property
+    def fed(self) -> int:
+        """Tokens that went through the model: those that the record of experts is of."""
+        return len(self.prompt) + len(self.output) - 1
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -124,7 +133,9 @@ _ROLLOUT: Columns = (
     ("proofs", "binary"),
 )
 SEGMENTS: Column = ("segments", _TOKENS)
-_STATES: Column = ("states", "binary")
+EXPERTS: Column = ("experts", "binary")
+_OPTIONAL: Columns = (SEGMENTS, ("states", "binary"), EXPERTS)
+"""Columns that stand behind the others where a row has something in them."""
 _REPORT: Columns = (("group", "int32"), ("sample", "int32"), ("reward", "float"), ("logprobs", "list<float>"))
 
 
@@ -132,29 +143,25 @@ def encode(batch: RolloutBatch) -> bytes:
     header = msgspec.to_builtins(batch.header)
     if not batch.header.heard:
         del header["heard"]  # programs of before know no such field
-    columns = with_segments(_ROLLOUT, batch.rows)
-    if any(row.states for row in batch.rows):
-        columns = (*columns, _STATES)
-    return encode_table(columns, msgspec.json.encode(header), batch.rows)
+    header["version"] = VERSION_OF_EXPERTS if any(row.experts for row in batch.rows) else VERSION
+    return encode_table(with_optional(_ROLLOUT, _OPTIONAL, batch.rows), msgspec.json.encode(header), batch.rows)
 
 
-def with_segments(columns: Columns, rows: Sequence["HasSegments"]) -> Columns:
-    """The columns with `segments` behind them, if one of the rows took more than one turn.
+def with_optional(columns: Columns, optional: Columns, rows: Sequence[msgspec.Struct]) -> Columns:
+    """The columns with those of `optional` behind them that have something in one of the rows.
 
-    Without turns a file's bytes, its content digest and the bindings of its proofs are as if there were no segments.
+    Without, a file's bytes, its content digest and the bindings of its proofs are as if there were no such thing.
     """
-    return (*columns, SEGMENTS) if any(row.segments for row in rows) else columns
-
-
-class HasSegments(Protocol):
-    @property
-    def segments(self) -> list[int]: ...
+    return (*columns, *(column for column in optional if any(getattr(row, column[0]) for row in rows)))
 
 
 def decode(data: bytes, max_rows: int) -> RolloutBatch:
     """Parse a worker's file of at most `max_rows` samples; raises MalformedRollout."""
-    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=(SEGMENTS, _STATES))
+    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=_OPTIONAL)
     parsed = _header(header, RolloutHeader)
+    version = VERSION_OF_EXPERTS if rows and "experts" in rows[0] else VERSION
+    if parsed.version != version:
+        raise MalformedRollout("malformed file", f"version {parsed.version} in a file of the form of {version}")
     return RolloutBatch(parsed, tuple(SampleRow(**row) for row in rows))
 
 
@@ -189,8 +196,8 @@ def decode_table(
     *,
     optional: Columns = (),
 ) -> tuple[bytes, list[dict]]:
-    """(header bytes, rows as dicts) of a stream with exactly these columns and the first of the optional ones, none of
-    which is there for nothing; raises MalformedRollout."""
+    """(header bytes, rows as dicts) of a stream with exactly these columns, and those of `optional` that have something
+    in a row; raises MalformedRollout."""
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
     try:

@@ -299,11 +299,13 @@ YOUNGER: dict[str, Any] = {
     "recipe.lora": None,
     "audit.judges": False,
     "audit.witnessed": "no",
+    "verification.routing": Cuts().routing,
+    "verification.pairs.*.routing": Cuts().routing,
     "pretraining": None,
     "diloco": None,
     "diloco.fragments": 1,
 }
-"""What the first pools did not have: path -> the value that says nothing. A path goes through lists."""
+"""What the first pools did not have: path -> the value that says nothing. A path goes through lists; * is any name."""
 
 
 class RunSpec(RunSections, frozen=True):
@@ -442,7 +444,7 @@ def _leave_out(table: dict[str, Any], path: list[str], plain: Any) -> None:
         if table.get(name) == plain:
             del table[name]
         return
-    inner: Any = table.get(name) or ()
+    inner: Any = tuple(table.values()) if name == "*" else table.get(name) or ()
     for one in cast("tuple[Any, ...]", inner) if isinstance(inner, tuple) else (inner,):
         _leave_out(one, deeper, plain)
 

@@ -20,11 +20,14 @@ from node.calibration.calibrate import Measured, Plan, exercise_of, look_with, m
 from node.calibration.measure import Progress, Work
 from node.environments.base import Environment
 from node.errors import RunFileError
+from node.inference.architectures import routing_of
 from node.inference.engine import Finished
-from node.inference.model_files import read_json
 from node.inference.settings import EngineSettings
+from node.inference.torch_engine import build_model
 from protocol.decision import SampleStatistics
 from protocol.engines import is_engine_class, missing_pairs, pair
+from protocol.routing import Routing, table_of
+from protocol.routing import objection as odd_experts
 from protocol.run import RunSpec
 from protocol.segments import objection
 from protocol.toploc import MalformedProof, ProofErrors, proof_count, split_proofs
@@ -34,14 +37,16 @@ MAX_BYTES = 1 << 28
 MAX_SAMPLES, MAX_KINDS = 1 << 16, 64
 _WAY = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
 _NO_MEAN = float(1 << 64)
+MOST_ROUTING = 1e6
 
 
-class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer. segments as in protocol.segments; proofs: concatenated."""
+class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One answer. segments as in protocol.segments; proofs: concatenated; experts as in protocol.routing."""
 
     output: list[int]
     segments: list[int]
     proofs: bytes
+    experts: bytes = b""
 
 
 class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="work"):
@@ -55,12 +60,13 @@ class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="work"
     cheating: dict[str, list[Made]]
 
 
-class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer as a verifier saw it: of each proof (exponent mismatches, mantissa mean, median), and float64 bytes of
-    the tokens' distances."""
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One answer as a verifier saw it: of each proof (exponent mismatches, mantissa mean, median), float64 bytes of
+    the tokens' distances, and what its experts lacked, at most (protocol.decision)."""
 
     errors: list[tuple[int, float, float]]
     distances: bytes
+    routing: float | None = None
 
 
 class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +114,12 @@ def export(
 
 def _made(work: Work) -> list[Made]:
     return [
-        Made(list(sequence.output), list(sequence.segments), proofs)
+        Made(
+            list(sequence.output),
+            list(sequence.segments),
+            proofs,
+            b"" if sequence.experts is None else sequence.experts.tobytes(),
+        )
         for sequence, proofs in zip(work.sequences, work.encoded, strict=True)
     ]
 
@@ -122,14 +133,15 @@ def look(
     progress: Progress,
 ) -> bytes:
     """What every engine of this machine sees in others' work. Raises RunFileError for a file that cannot be used."""
-    vocabulary = int(read_json(model / "config.json")["vocab_size"])
+    config = build_model(model, "meta").config
+    vocabulary, routing = int(config.vocab_size), routing_of(config)
     works: list[tuple[str, str, str, Work]] = []
     for data in exports:
         file = _read(data, Export, run)
         kinds = [(name, "", made) for name, made in file.honest.items()]
         kinds += [(file.maker, way, made) for way, made in file.cheating.items()]
         works += [
-            (root_of(data), maker, way, _work(run, environment, file.seed, made, vocabulary))
+            (root_of(data), maker, way, _work(run, environment, file.seed, made, vocabulary, routing))
             for maker, way, made in kinds
         ]
     looks: list[Look] = []
@@ -139,7 +151,14 @@ def look(
     return msgspec.msgpack.encode(Looks(VERSION, subject(run), looks))
 
 
-def _work(run: RunSpec, environment: Environment, seed: int, made: Sequence[Made], vocabulary: int) -> Work:
+def _work(
+    run: RunSpec,
+    environment: Environment,
+    seed: int,
+    made: Sequence[Made],
+    vocabulary: int,
+    routing: Routing | None,
+) -> Work:
     """What a file says, beside the problems and numbers that it must be about."""
     exercise = exercise_of(run, environment, len(made), seed)
     k, rows = run.verification.toploc_k, run.verification.toploc_batch
@@ -150,7 +169,10 @@ def _work(run: RunSpec, environment: Environment, seed: int, made: Sequence[Made
             raise _unusable("an answer in it is empty, too long or not in form")
         if not 0 <= min(one.output) <= max(one.output) < vocabulary:
             raise _unusable("an answer in it has tokens that the model does not know")
-        sequence = Finished(list(request.prompt), one.output, tuple(one.segments))
+        if odd := odd_experts(one.experts, len(request.prompt) + len(one.output) - 1, routing):
+            raise _unusable(f"an answer in it has {odd}")
+        experts = table_of(one.experts, routing) if routing else None
+        sequence = Finished(list(request.prompt), one.output, tuple(one.segments), experts)
         sampled = len(sequence.sampled)
         if sampled > run.rollout.max_output_tokens:
             raise _unusable("an answer in it is too long")
@@ -166,7 +188,7 @@ def _work(run: RunSpec, environment: Environment, seed: int, made: Sequence[Made
 
 def _seen(sample: SampleStatistics) -> Seen:
     errors = [(one.exponent_mismatches, one.mantissa_mean, one.mantissa_median) for one in sample.errors]
-    return Seen(errors, sample.distances.astype("<f8").tobytes())
+    return Seen(errors, sample.distances.astype("<f8").tobytes(), sample.routing)
 
 
 def gather(run: RunSpec, files: Sequence[bytes]) -> Measured:
@@ -221,7 +243,10 @@ def _checked(run: RunSpec, look: Look) -> list[SampleStatistics]:
             raise _unusable("a distance is no number from 0 to 1")
         if not all(0 <= e <= k and _is_step(mean) and _is_step(median) for e, mean, median in one.errors):
             raise _unusable("a proof's error is out of bounds")
-        samples.append(SampleStatistics(tuple(ProofErrors(*error) for error in one.errors), distances))
+        if one.routing is not None and not 0 <= one.routing < MOST_ROUTING:
+            raise _unusable("what the experts of a sample lack is out of bounds")
+        errors = tuple(ProofErrors(*error) for error in one.errors)
+        samples.append(SampleStatistics(errors, distances, routing=one.routing))
     return samples
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.inference.errors import EngineError
-from protocol.checks import check_activations, check_sampling, sampling_statistics
+from protocol.checks import check_activations, check_routing, check_sampling, sampling_statistics
 from protocol.cuts import EXACT, Cuts
 from protocol.decision import SampleStatistics
 from protocol.engines import classes, is_exact
@@ -26,9 +26,11 @@ from protocol.run import RunSpec, VerificationSpec
 F64 = NDArray[np.float64]
 Looks = dict[str, list[SampleStatistics]]
 REFUSED = 4e-6
-"""Honest files that each of the five cuts may refuse: 2 in 10^5 together."""
+"""Honest files that each of the cuts may refuse: of five, 2 in 10^5 together; a sixth is of models with experts."""
 FLOORS = {"exponent_mismatches": 4, "mantissa_mean": 0.25, "mantissa_median": 1.0}
 """TOPLOC's cuts are never below these."""
+LEAST_ROUTING = 1e-3
+"""The margin of experts is never below: so much is a rounding in float32 that none of a few hundred samples met."""
 FAR_TOKENS, FAR_TOKENS_OF_EQUALS, FAR = 12, 4, 0.1
 """A file of honest tokens may have this many so far outside on top of what was seen: rare flips are not gross. Fewer,
 where two classes gave the same tokens throughout."""
@@ -69,7 +71,8 @@ def _equal(name: str, samples: Sequence[SampleStatistics]) -> Cuts:
     """The cuts of a pair of which equality is asked. Raises EngineError if it is not what was seen."""
     errors = [error for sample in samples for error in sample.errors]
     distances = np.concatenate([sample.distances for sample in samples])
-    fault = check_activations(errors, EXACT) or check_sampling(distances, EXACT)
+    routing = [np.array([sample.routing], dtype=np.float32) for sample in samples if sample.routing is not None]
+    fault = check_activations(errors, EXACT) or check_sampling(distances, EXACT) or check_routing(routing, EXACT)
     if fault is None:
         return EXACT
     raise EngineError(
@@ -129,7 +132,16 @@ def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cu
         mantissa_median=_neat(cut("mantissa_median")),
         sampling_mean=_neat(mean),
         sampling_outside=_neat(outside),
+        routing=_routing_cut(run, samples),
     )
+
+
+def _routing_cut(run: RunSpec, samples: Sequence[SampleStatistics]) -> float:
+    """By how much a sample's experts may be less likely than a router's own; of a model without, what stands there."""
+    worst = np.array([sample.routing for sample in samples if sample.routing is not None], dtype=np.float64)
+    if not worst.size:
+        return Cuts().routing
+    return _neat(max(LEAST_ROUTING, rarely_exceeded(worst, REFUSED / run.rollout.samples_per_file)))
 
 
 def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> tuple[float, float]:

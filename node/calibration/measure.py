@@ -76,7 +76,10 @@ def hand_over(requests: Sequence[Request], rollouts: Sequence[Rollout], k: int, 
         split_proofs(data, k, proof_count(rollout.sampled, rows))
         for data, rollout in zip(encoded, rollouts, strict=True)
     ]
-    sequences = [Finished(list(r.prompt), one.output, one.segments) for r, one in zip(requests, rollouts, strict=True)]
+    sequences = [
+        Finished(list(r.prompt), one.output, one.segments, one.experts)
+        for r, one in zip(requests, rollouts, strict=True)
+    ]
     drawn = [request.uniforms[: one.sampled] for request, one in zip(requests, rollouts, strict=True)]
     return Work(sequences, drawn, proofs, list(encoded))
 
@@ -89,6 +92,10 @@ def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: St
         stage.advance(len(work.sequences[part]))
     errors = iter(compare_all(work.proofs, [prefill.rows for prefill in prefills], rows))
     return [
-        SampleStatistics(tuple(next(errors) for _ in proofs), distance(drawn, prefill.lo, prefill.hi))
+        SampleStatistics(
+            tuple(next(errors) for _ in proofs),
+            distance(drawn, prefill.lo, prefill.hi),
+            routing=None if prefill.routing is None else float(prefill.routing.max()),
+        )
         for proofs, drawn, prefill in zip(work.proofs, work.uniforms, prefills, strict=True)
     ]

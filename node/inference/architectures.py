@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from protocol.routing import MAX_EXPERTS, Routing
+
 
 class Gain(Enum):
     """How a norm's weight meets what it normed, and where the product is rounded."""
@@ -28,7 +30,8 @@ class Architecture:
     """norms: names of those before attention, behind it, before the MLP, behind it; empty: there is none. gain: of all
     norms. whole_norms: queries and keys are normed over all heads, not each. fused: queries, keys and values have one
     matrix, gate and up have one. wide_positions: rotated in float32. caps: scores and logits are capped where the
-    configuration says by how much. root_scale: embeddings are multiplied by the root of their width."""
+    configuration says by how much. root_scale: embeddings are multiplied by the root of their width. experts: layers
+    have several MLPs and a router, where the configuration says which."""
 
     norms: tuple[str, str, str, str] = BEFORE
     gain: Gain = Gain.ROUNDED
@@ -37,6 +40,7 @@ class Architecture:
     wide_positions: bool = False
     caps: bool = False
     root_scale: bool = False
+    experts: bool = False
 
 
 _OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
@@ -44,6 +48,7 @@ ARCHITECTURES = {
     "llama": Architecture(),
     "qwen2": Architecture(),
     "qwen3": Architecture(),
+    "qwen3_moe": Architecture(experts=True),
     "mistral": Architecture(),
     "ministral": Architecture(),
     "smollm3": Architecture(),
@@ -92,7 +97,24 @@ def unsupported(config: Any) -> str | None:
         return "attention to what comes later is not supported"
     if logit_cap(config) is None and getattr(config, "final_logit_softcapping", None):
         return f"logits of {config.model_type} are capped, which is not supported"
+    routing = routing_of(config)
+    if routing and not 1 <= routing.chosen <= routing.experts <= MAX_EXPERTS:
+        return f"{routing.chosen} of {routing.experts} experts are not supported; supported are up to {MAX_EXPERTS}"
     return None
+
+
+def expert_layers(config: Any) -> list[int]:
+    """The numbers of the layers that have experts."""
+    if not ARCHITECTURES[config.model_type].experts:
+        return []
+    every, dense = config.decoder_sparse_step, set(config.mlp_only_layers or ())
+    return [at for at in range(config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
+
+
+def routing_of(config: Any) -> Routing | None:
+    """What the routers of a model do; None if it has none."""
+    layers = len(expert_layers(config))
+    return Routing(layers, config.num_experts, config.num_experts_per_tok) if layers else None
 
 
 def _by_layer(rope: Any) -> bool:

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import MOST_IN_FLIGHT, U16, Completion, Request
+from node.inference.engine import MOST_IN_FLIGHT, U8, U16, Completion, Request
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
 from node.inference.room import CHUNK_TOKENS
+from node.inference.transfer import fetched
+from node.inference.transformer import Routes
 
 MOST_ROWS = 256
 """Sequences at a time: more make neither a CPU nor a GPU faster."""
@@ -32,7 +34,8 @@ _HEAD_ROWS = 64
 @dataclass(eq=False, slots=True)
 class _Sequence:
     """tokens: prompt and output; output: how many of the latter; heads: room for those of the output; begun: names the
-    tokens that its row begins or began with; last: [hidden], what the pass over those ended in."""
+    tokens that its row begins or began with; last: [hidden], what the pass over those ended in; experts: of the first
+    tokens, in parts, None of a model without."""
 
     number: int
     request: Request
@@ -41,6 +44,21 @@ class _Sequence:
     begun: bytes
     output: int = 0
     last: Tensor = field(default_factory=lambda: torch.empty(0))
+    experts: list[U8] | None = None
+
+    @property
+    def known(self) -> U8 | None:
+        """The experts so far, in one part."""
+        if not self.experts:
+            return None
+        self.experts = [np.concatenate(self.experts)] if len(self.experts) > 1 else self.experts
+        return self.experts[0]
+
+    @property
+    def name(self) -> bytes:
+        """Equal for equal tokens that equal experts computed; unlike a tuple it remembers its hash."""
+        tokens = np.asarray(self.tokens, dtype=np.int64).tobytes()
+        return tokens if self.known is None else tokens + self.known.tobytes()
 
     def add(self, head: U16, token: int) -> None:
         if self.output == len(self.heads):
@@ -64,12 +82,7 @@ class _Sequence:
 
     def completion(self, finished: bool) -> Completion:
         self.heads.resize((self.output, self.heads.shape[1]), refcheck=False)
-        return Completion(self.tokens[len(self.tokens) - self.output :], finished, self.heads)
-
-
-def _name(tokens: Sequence[int]) -> bytes:
-    """Equal for equal tokens; unlike a tuple it remembers its hash."""
-    return np.asarray(tokens, dtype=np.int64).tobytes()
+        return Completion(self.tokens[len(self.tokens) - self.output :], finished, self.heads, experts=self.known)
 
 
 class TorchDecoder:
@@ -88,7 +101,11 @@ class TorchDecoder:
         self._check(request)
         number = next(self._numbers)
         heads = np.empty((min(_HEAD_ROWS, len(request.uniforms)), self._model.hidden), dtype=np.uint16)
-        self._waiting.append(_Sequence(number, request, list(request.prompt), heads, _name(request.prompt)))
+        one = _Sequence(number, request, list(request.prompt), heads, b"")
+        if self._model.routing is not None:
+            one.experts = [] if request.experts is None else [request.experts]
+        one.begun = one.name
+        self._waiting.append(one)
         return number
 
     def _check(self, request: Request) -> None:
@@ -98,6 +115,8 @@ class TorchDecoder:
             raise EngineError("a request cannot be served", "it has no prompt or no tokens to draw", "report this")
         if min(request.prompt) < 0 or max(request.prompt) >= self._model.vocabulary:
             raise EngineError("a request cannot be served", "it has tokens outside the vocabulary", "report this")
+        if request.experts is not None and len(request.experts) > len(request.prompt):
+            raise EngineError("a request cannot be served", "it has experts of more tokens than it has", "report this")
 
     @torch.inference_mode()
     def cancel(self, number: int) -> None:
@@ -159,7 +178,12 @@ class TorchDecoder:
         if not self._rows:
             return None
         tokens = [one.tokens[-1] for one in self._rows]
-        return self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows])
+        if self._model.routing is None:
+            return self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows])
+        routes = self._model.routes([[token] for token in tokens])
+        hidden = self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows], routes)
+        _note(routes, [(one, 1) for one in self._rows], 1)
+        return hidden
 
     @property
     def _longest(self) -> int:
@@ -178,7 +202,7 @@ class TorchDecoder:
 
     def _put_back(self, row: int) -> None:
         one = self._leave(row)
-        one.begun = _name(one.tokens)
+        one.begun = one.name
         self._waiting.appendleft(one)
 
     def _shrink(self, error: BaseException) -> None:
@@ -234,6 +258,8 @@ class TorchDecoder:
             source = places[one.begun]
             self._cache.copy(source, row, len(one.tokens))
             one.last = entered[source].last
+            if one.experts is not None:
+                one.experts = [_whole(entered[source].known)[: len(one.tokens)]]
         self._rows = entered
         for _ in fresh:
             self._waiting.popleft()
@@ -246,7 +272,32 @@ class TorchDecoder:
             size = min(CHUNK_TOKENS, most) if len(batch[-1].tokens) > most else most
             for start in range(0, len(batch[-1].tokens), size):
                 parts = [one.tokens[start : start + size] for one in batch]
-                hidden = self._model.chunk(self._cache, row, start, parts)
+                hidden = self._pass(batch, parts, row, start)
             for one, states in zip(batch, hidden, strict=True):
                 one.last = states[len(one.tokens) - 1 - start].clone()
             row += len(batch)
+
+    def _pass(self, batch: Sequence[_Sequence], parts: Sequence[Sequence[int]], row: int, start: int) -> Tensor:
+        if self._model.routing is None:
+            return self._model.chunk(self._cache, row, start, parts)
+        known = [None if one.known is None else one.known[start:] for one in batch]
+        routes = self._model.routes(parts, known)
+        hidden = self._model.chunk(self._cache, row, start, parts, routes)
+        _note(routes, list(zip(batch, map(len, parts), strict=True)), hidden.shape[1], start)
+        return hidden
+
+
+def _whole(known: U8 | None) -> U8:
+    assert known is not None  # noqa: S101 - of a row that has been through the model
+    return known
+
+
+def _note(routes: Routes | None, rows: Sequence[tuple[_Sequence, int]], width: int, start: int | None = None) -> None:
+    """Write down the experts of a pass over so many tokens of each row, padded to `width`, that begin at `start` or
+    behind all that is known; those that were known stay."""
+    assert routes is not None  # noqa: S101 - of a model with experts
+    (chosen,) = fetched(routes.chosen)
+    for (one, fed), lines in zip(rows, chosen.reshape(len(rows), width, -1), strict=True):
+        assert one.experts is not None  # noqa: S101 - as above
+        skipped = 0 if start is None else sum(map(len, one.experts)) - start
+        one.experts.append(lines[skipped:fed])

@@ -7,6 +7,8 @@ Conventions, the same for every engine:
 - output[t] is drawn from the logits at the position before it by `protocol.sampling`;
 - *heads* are the inputs of the output head (after the final norm), as bf16 bits: heads[t] is what output[t] was drawn
   from. *Rows*, which are proven, are all but the first, as in the published core: n output tokens have n-1 rows;
+- *experts* are those that computed each token of prompt and output without the last, uint8[n, width] as in
+  protocol.routing: a request and a finished sequence may bring some of them along, and are computed with these;
 - `prefill` recomputes the same heads, and the sampling interval of every sampled token, in one pass.
 
 Many requests are in flight at a time: a decoder takes them whenever there is room and gives each completion as soon as
@@ -24,10 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.routing import Routing
 from protocol.segments import sampled_tokens
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 
 Weights = Mapping[str, Any]
@@ -36,21 +40,25 @@ Weights = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw."""
+    """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw; experts: of the
+    prompt's first tokens, which were computed before."""
 
     prompt: Sequence[int]
     uniforms: F64
+    experts: U8 | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
-    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens."""
+    output from which on other weights drew, where an engine was interrupted by a new policy between two tokens;
+    experts: None of a model that has none."""
 
     output: list[int]
     finished: bool
     heads: U16
     swaps: tuple[int, ...] = ()
+    experts: U8 | None = None
 
     @property
     def rows(self) -> U16:
@@ -60,11 +68,12 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A finished sequence to recompute. prompt and output: token ids, at least one each; segments: which of the output
-    were sampled (protocol.segments), all of them if there are none."""
+    were sampled (protocol.segments), all of them if there are none; experts: of all tokens, else routers choose."""
 
     prompt: Sequence[int]
     output: Sequence[int]
     segments: Sequence[int] = ()
+    experts: U8 | None = None
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -73,12 +82,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """lo, hi: float64[n] sampling interval of each sampled token; logprobs: float32[n]; heads: uint16[n, hidden]."""
+    """lo, hi: float64[n] sampling interval of each sampled token; logprobs: float32[n]; heads: uint16[n, hidden];
+    experts: that were computed with; routing: float32[tokens], how much less likely (difference of logarithms) the
+    least likely of a token's experts was than the last that the router takes, at most over all layers."""
 
     lo: F64
     hi: F64
     logprobs: F32
     heads: U16
+    experts: U8 | None = None
+    routing: F32 | None = None
 
     @property
     def rows(self) -> U16:
@@ -145,6 +158,11 @@ class Engine(Protocol):
 
     @property
     def vocabulary(self) -> int: ...
+
+    @property
+    def routing(self) -> Routing | None:
+        """What the model's routers do, None if it has no experts."""
+        ...
 
     @property
     def eos(self) -> frozenset[int]:

@@ -4,7 +4,8 @@ A matrix product of 7 rows is not summed as one of 64 is, nor is a prompt's pass
 one pass only: TILE tokens, each at its place of its own row of the cache, whatever they belong to. Too few are filled
 up. Every operation then meets one shape, and so one kernel that sums in one order. Attention goes through a token's
 cache in blocks of BLOCK places from the first on, in float32; a block that a token does not see changes nothing of it,
-to the bit. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/verification.md).
+to the bit. Of a layer with experts all of them compute the whole tile, since how many tokens one has depends on the
+others. Decoding and verifying are the same computation, and honest work is equal, not alike (docs/verification.md).
 
 That a kernel treats all slots of a tile alike is its maker's doing: it is tried with the weights in use after each
 load, and an engine for which it is not so has no weights.
@@ -21,6 +22,7 @@ from node.inference.architectures import Attending
 from node.inference.attention import KVCache
 from node.inference.errors import EngineError
 from node.inference.language_model import I64, LanguageModel
+from node.inference.transformer import Routes
 from protocol.engines import FIXED
 
 TILE, CPU_TILE = 128, 16
@@ -73,30 +75,46 @@ class FixedModel(LanguageModel):
     def cache(self) -> KVCache:
         return KVCache(self._transformer.shape, self._device, self._transformer.dtype, self.block)
 
-    def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
+    def sequences(self, batch: Sequence[Sequence[int]], routes: Routes | None = None) -> Tensor:
         cache = self.cache()
         cache.resize(len(batch), max(map(len, batch)), 0, 0)
-        return self.chunk(cache, 0, 0, batch)
+        return self.chunk(cache, 0, 0, batch, routes)
 
-    def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
+    def chunk(
+        self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]], routes: Routes | None = None
+    ) -> Tensor:
         lengths = [len(one) for one in batch]
         rows = np.repeat(np.arange(len(batch)), lengths)
         places = np.concatenate([np.arange(length) for length in lengths])
-        found = self._computed(cache, np.concatenate([*map(np.asarray, batch)]), rows + first, places + start)
-        hidden = found.new_zeros(len(batch), max(lengths), self.hidden)
-        where = self.numbers(np.stack((rows, places)))
-        hidden[where[0], where[1]] = found
-        return hidden
+        tokens, lines = np.concatenate([*map(np.asarray, batch)]), rows * max(lengths) + places
+        routes = routes or self.routes(batch)
+        whole = len(batch) * max(lengths)
+        found = self._computed(cache, tokens, rows + first, places + start, routes, lines, whole)
+        hidden = found.new_zeros(whole, self.hidden)
+        hidden[self.numbers(lines)] = found
+        return hidden.unflatten(0, (len(batch), -1))
 
-    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        return self._computed(cache, np.asarray(tokens), np.arange(len(tokens)), np.asarray(places))
+    def step(
+        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], routes: Routes | None = None
+    ) -> Tensor:
+        rows, routes = np.arange(len(tokens)), routes or self.routes([[one] for one in tokens])
+        return self._computed(cache, np.asarray(tokens), rows, np.asarray(places), routes, rows, len(rows))
 
-    def _computed(self, cache: KVCache, tokens: I64, rows: I64, places: I64) -> Tensor:
-        """[n, hidden] of tokens at their places of their rows; of one row, in order."""
-        cuts = (slice(at, at + self.tile) for at in range(0, len(tokens), self.tile))
-        return torch.cat([self._pass(cache, tokens[cut], rows[cut], places[cut]) for cut in cuts])
+    def _computed(
+        self, cache: KVCache, tokens: I64, rows: I64, places: I64, routes: Routes | None, lines: I64, whole: int
+    ) -> Tensor:
+        """[n, hidden] of tokens at their places of their rows; of one row, in order. lines: theirs of the `whole` ones
+        of `routes`."""
+        cuts = [slice(at, at + self.tile) for at in range(0, len(tokens), self.tile)]
+        tiles = [routes.tile(self.numbers(lines[cut]), self.tile) if routes else None for cut in cuts]
+        found = [
+            self._pass(cache, tokens[cut], rows[cut], places[cut], tile) for cut, tile in zip(cuts, tiles, strict=True)
+        ]
+        if routes is not None:
+            routes.join([tile for tile in tiles if tile], self.numbers(lines), whole)
+        return torch.cat(found)
 
-    def _pass(self, cache: KVCache, tokens: I64, rows: I64, places: I64) -> Tensor:
+    def _pass(self, cache: KVCache, tokens: I64, rows: I64, places: I64, routes: Routes | None) -> Tensor:
         used = len(tokens)
         whole = np.zeros((3, self.tile), dtype=np.int64)
         whole[:, :used] = tokens, rows, places
@@ -104,7 +122,7 @@ class FixedModel(LanguageModel):
         farthest = int(places.max())
         attend = Blocks(cache, at_rows, at_places, used, farthest // self.block + 1)
         end = -(-(farthest + 1) // TABLE) * TABLE
-        return self._transformer(fed[:, None], at_places[:, None], end, attend)[:used, 0]
+        return self._transformer(fed[:, None], at_places[:, None], end, attend, routes)[:used, 0]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         parts = [_filled(some, self.tile) for some in hidden.split(self.tile)]

@@ -38,6 +38,7 @@ from protocol.rollout import (
     decode,
     encode_report,
 )
+from protocol.routing import load_of, table_of
 from protocol.run import VerificationSpec
 from protocol.sampling import distance, uniforms
 from protocol.statements import Outcome, WorkCommitment
@@ -233,7 +234,7 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
         return Fault(Reason.MALFORMED, "the header speaks of servers, and no problem of the file has one")
     fault = (
         checks.check_groups(batch, run)
-        or checks.check_form(batch, run, session.engine.vocabulary, session.bounds.turns)
+        or checks.check_form(batch, run, session.engine.vocabulary, session.bounds.turns, session.engine.routing)
         or checks.check_units(batch, _commitment(order))
     )
     if fault:
@@ -248,7 +249,11 @@ def _check_form(session: Session, order: Inspect, batch: RolloutBatch, tasks: Ta
 
 
 def _prefill(session: Session, engine: Engine, policy_root: bytes, rows: Sequence[SampleRow]) -> list[Prefill]:
-    sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
+    routing = engine.routing
+    sequences = [
+        Finished(row.prompt, row.output, row.segments, table_of(row.experts, routing) if routing else None)
+        for row in rows
+    ]
     return session.prefill(policy_root, engine, sequences)
 
 
@@ -266,10 +271,30 @@ def _check_numbers(
     mean, outside = checks.sampling_statistics(distances)
     found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
     found.evidence = _evidence(session.run.verification, worker, found, errors, distances)
+    short = [prefill.routing for prefill in found.prefills if prefill.routing is not None]
+    found.statistics |= _routes(session, found, short)
+    if fault := checks.check_routing(short, cuts):
+        return msgspec.structs.replace(fault, group=_first_misrouted(found, cuts))
     fault = checks.check_activations(errors, cuts)
     if fault:
         return msgspec.structs.replace(fault, group=_first_group(found.rows, errors, cuts, batch))
     return checks.check_sampling(distances, cuts)
+
+
+def _routes(session: Session, found: Findings, short: Sequence[np.ndarray]) -> dict[str, float]:
+    """How the recomputed samples were spread over experts; nothing of a model without."""
+    routing = session.engine.routing
+    if routing is None:
+        return {}
+    shares = load_of(b"".join(row.experts for row in found.rows), routing) / sum(row.fed for row in found.rows)
+    worst = float(np.concatenate(short).max())
+    return {"routing": worst, "busiest_expert": float(shares.max()), "idle_experts": float((shares == 0).mean())}
+
+
+def _first_misrouted(found: Findings, cuts: Cuts) -> int:
+    """The group of the first sample whose experts fail by themselves."""
+    pairs = zip(found.rows, found.prefills, strict=True)
+    return next((row.group for row, one in pairs if one.routing is not None and one.routing.max() > cuts.routing), -1)
 
 
 def _first_group(rows: Sequence[SampleRow], errors: Sequence[ProofErrors], cuts: Cuts, batch: int) -> int:

@@ -19,12 +19,13 @@ from node.inference.graphs import Graphs
 from node.inference.head import Head
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
-from node.inference.transformer import Transformer
+from node.inference.transformer import Routes, Transformer
 
 T = TypeVar("T")
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 U16 = NDArray[np.uint16]
+U8 = NDArray[np.uint8]
 
 
 class LanguageModel:
@@ -46,7 +47,9 @@ class LanguageModel:
         self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
+        self.routing = self._transformer.routing
         self.graphs = Graphs(self._transformer, self._kernel, device)
+        self.graphs.works &= self.routing is None  # how many tokens an expert has is known while a step runs
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -57,27 +60,43 @@ class LanguageModel:
     def cache(self) -> KVCache:
         return KVCache(self._transformer.shape, self._device, self._transformer.dtype)
 
-    def sequences(self, batch: Sequence[Sequence[int]]) -> Tensor:
+    def routes(self, batch: Sequence[Sequence[int]], known: Sequence[U8 | None] = ()) -> Routes | None:
+        """For a pass over `batch`, padded: its experts are in there afterwards. known: of each row those of its first
+        tokens, to be computed with. None of a model that has none."""
+        if self.routing is None:
+            return None
+        if all(one is None or not len(one) for one in known):
+            return Routes(self.routing)
+        given = np.full((len(batch), max(map(len, batch)), self.routing.width), -1, dtype=np.int16)
+        for line, one in zip(given, known, strict=True):
+            if one is not None:
+                line[: len(one)] = one[: len(line)]
+        return Routes(self.routing, sent(given.reshape(-1, self.routing.width), self._device))
+
+    def sequences(self, batch: Sequence[Sequence[int]], routes: Routes | None = None) -> Tensor:
         """Whole sequences, padded on the right, where a causal model cannot see it: [B, T, hidden]."""
         tokens = self.padded(batch)
-        return self._transformer(
-            tokens, self._range(0, tokens.shape[1]), tokens.shape[1], Causal(self._kernel, self._transformer.shape)
-        )
+        end, attend = tokens.shape[1], Causal(self._kernel, self._transformer.shape)
+        return self._transformer(tokens, self._range(0, end), end, attend, routes)
 
-    def chunk(self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]]) -> Tensor:
+    def chunk(
+        self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]], routes: Routes | None = None
+    ) -> Tensor:
         """Tokens at `start` and after it of the cache's rows from `first` on, padded on the right: [B, T, hidden]."""
         tokens = self.padded(batch)
         end = start + tokens.shape[1]
         attend = Chunk(self._kernel, cache, first, start)
-        return self._transformer(tokens, self._range(start, end), end, attend)
+        return self._transformer(tokens, self._range(start, end), end, attend, routes)
 
-    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+    def step(
+        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], routes: Routes | None = None
+    ) -> Tensor:
         """One token of each of the cache's first rows, at its place: [rows, hidden]."""
         if self.graphs.works and (found := self.graphs.step(cache, tokens, places)) is not None:
             return found
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
-        return self._transformer(fed[:, None], positions[:, None], end, attend)[:, 0]
+        return self._transformer(fed[:, None], positions[:, None], end, attend, routes)[:, 0]
 
     def choose(self, hidden: Tensor, u: F64, temperature: float) -> tuple[I64, U16]:
         """(the sampled token, bf16 bits) of each row of `hidden`, after one wait for the device. Raises EngineError."""

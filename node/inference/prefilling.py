@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.inference.engine import F32, F64, U16, Finished, Prefill
+from node.inference.engine import F32, F64, U8, U16, Finished, Prefill
 from node.inference.errors import EngineError
 from node.inference.language_model import I64, LanguageModel, batches
 from node.inference.out_of_memory import ran_out, smaller
 from node.inference.room import CHUNK_TOKENS
+from node.inference.transfer import fetched
+from node.inference.transformer import Routes
+from protocol.routing import objection
 from protocol.segments import sampled_places
 
 
@@ -29,6 +32,17 @@ class _Work:
         self.hi: F64 = np.empty(count)
         self.logprobs: F32 = np.empty(count, dtype=np.float32)
         self.heads: U16 = np.empty((count, model.hidden), dtype=np.uint16)
+        self.given = sequence.experts
+        if self.given is not None and (why := objection(self.given.tobytes(), len(self.fed), model.routing)):
+            raise EngineError("a sequence cannot be checked", why, "reject it")
+        self.experts: U8 | None = None
+        self.routing: F32 | None = None
+        if model.routing is not None:
+            self.experts = np.empty((len(self.fed), model.routing.width), dtype=np.uint8)
+            self.routing = np.empty(len(self.fed), dtype=np.float32)
+
+    def known(self, start: int) -> U8 | None:
+        return None if self.given is None else self.given[start:]
 
     def _check(self, vocabulary: int) -> None:
         tokens = np.asarray([*self.fed, *self.drawn[-1:]], dtype=np.int64)
@@ -42,7 +56,7 @@ class _Work:
 
     @property
     def result(self) -> Prefill:
-        return Prefill(self.lo, self.hi, self.logprobs, self.heads)
+        return Prefill(self.lo, self.hi, self.logprobs, self.heads, self.experts, self.routing)
 
 
 @dataclass(slots=True)
@@ -78,12 +92,19 @@ class Prefiller:
         fed = [one.fed for one in batch]
         length = len(fed[-1])
         if length <= self.pass_tokens:
-            yield 0, self.model.sequences(fed)
+            routes = self.model.routes(fed, [one.known(0) for one in batch])
+            hidden = self.model.sequences(fed, routes)
+            _note_routes(batch, routes, 0, length)
+            yield 0, hidden
             return
         cache, size = self.model.cache(), min(CHUNK_TOKENS, self.pass_tokens)
         cache.resize(1, length, 0, 0)
         for start in range(0, length, size):
-            yield start, self.model.chunk(cache, 0, start, [fed[0][start : start + size]])
+            part = [fed[0][start : start + size]]
+            routes = self.model.routes(part, [batch[0].known(start)])
+            hidden = self.model.chunk(cache, 0, start, part, routes)
+            _note_routes(batch, routes, start, len(part[0]))
+            yield start, hidden
 
     def _look(self, batch: Sequence[_Work], start: int, hidden: Tensor, temperature: float) -> None:
         parts = [one.within(start, start + hidden.shape[1]) for one in batch]
@@ -101,3 +122,15 @@ class Prefiller:
         for one, part in zip(batch, parts, strict=True):
             cut = slice(at, at := at + part.stop - part.start)
             one.lo[part], one.hi[part], one.logprobs[part], one.heads[part] = (column[cut] for column in columns)
+
+
+def _note_routes(batch: Sequence[_Work], routes: Routes | None, start: int, width: int) -> None:
+    """The experts of a pass over positions from `start` on, padded to `width`."""
+    if routes is None:
+        return
+    chosen, short = fetched(routes.chosen, routes.short)
+    for i, one in enumerate(batch):
+        assert one.experts is not None and one.routing is not None  # noqa: S101 - of a model with experts
+        there = slice(start, min(start + width, len(one.fed)))
+        lines = slice(i * width, i * width + there.stop - start)
+        one.experts[there], one.routing[there] = chosen[lines], short[lines]

@@ -21,7 +21,7 @@ from protocol import freshness
 from protocol.checks import subject_of
 from protocol.envelope import seal
 from protocol.identity import Address
-from protocol.rollout import RolloutBatch, RolloutHeader, SampleRow, encode
+from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, RolloutHeader, SampleRow, encode
 from protocol.sampling import uniforms
 
 
@@ -30,6 +30,7 @@ def produce(session: Session, order: Produce) -> Produced:
     started = time.monotonic()
     node = checked_address(order.node)
     tasks = _tasks(session, order, node)
+    _check_size(session)
     samples = _requests(session, order, node, tasks)
     groups = [i // session.run.rollout.group_size for i in range(len(samples))]
     rollouts = _play(session, order, tasks, groups, samples)
@@ -82,6 +83,23 @@ def _tasks(session: Session, order: Produce, node: Address) -> Tasks:
     return tasks
 
 
+def _check_size(session: Session) -> None:
+    """A record of experts may be most of a file: whether the longest that the run allows is one that others read."""
+    rollout, routing = session.run.rollout, session.engine.routing
+    if routing is None:
+        return
+    said = rollout.max_environment_tokens if session.bounds.turns > 1 else 0
+    tokens = rollout.max_prompt_tokens + rollout.max_output_tokens + said
+    size = rollout.samples_per_file * tokens * (routing.width + 4)
+    if size > MAX_FILE_BYTES:
+        raise EngineError(
+            "this run's rollout files could become too large",
+            f"{rollout.samples_per_file} samples of {tokens:,} tokens with {routing.chosen} experts in "
+            f"{routing.layers} layers are {size / 2**20:,.0f} MiB, a file has {MAX_FILE_BYTES >> 20} at most",
+            "the run's owner must lower rollout.prompts_per_file, group_size or max_output_tokens",
+        )
+
+
 def _requests(session: Session, order: Produce, node: Address, tasks: Tasks) -> list[Sample]:
     return [
         Sample(prompt, uniforms(session.seed(order.policy_root, node, order.index, group, i), tasks.limits[group]))
@@ -116,7 +134,8 @@ def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Seque
         group, sample = divmod(i, size)
         problem, prompt = tasks.problems[group], tasks.prompts[group]
         states = _states(session.environment, problem, one.transcript)
-        said = one.output, one.finished, proofs[i], one.segments, states
+        experts = b"" if one.experts is None else one.experts.tobytes()
+        said = one.output, one.finished, proofs[i], one.segments, states, experts
         bare = SampleRow(group, sample, problem.problem_id, prompt, *said)
         sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))

@@ -7,6 +7,7 @@ logits have their room is the cache: it decides how many sequences of which leng
 from dataclasses import dataclass
 from typing import Any, Self
 
+from node.inference.architectures import routing_of
 from node.inference.errors import EngineError
 
 GIB = 1 << 30
@@ -44,7 +45,11 @@ class ModelSize:
 
     @classmethod
     def of(cls, config: Any, parameters: int) -> Self:
-        """config: of transformers, of a dense decoder."""
+        """config: of transformers, of a decoder."""
+        routing = routing_of(config)
+        intermediate = config.intermediate_size
+        if routing:  # those of a token, and the token once for each
+            intermediate = max(intermediate, routing.chosen * (config.moe_intermediate_size + config.hidden_size))
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls.counted(
@@ -53,7 +58,7 @@ class ModelSize:
             queries=heads * dim,
             keys=(getattr(config, "num_key_value_heads", None) or heads) * dim,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=intermediate,
             vocabulary=config.vocab_size,
         )
 

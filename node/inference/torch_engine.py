@@ -119,7 +119,7 @@ class TorchEngine:
         self.dtype = settings.dtype
         self.name = settings.name
         self.eos = self._tokenizer.eos
-        self.vocabulary = self._model.vocabulary
+        self.vocabulary, self.routing = self._model.vocabulary, self._model.routing
         room = f"room for {self._batch_tokens:,} tokens" if settings.batch_tokens else fits.text
         self.description = f"torch {torch.__version__} / transformers {transformers.__version__}, {room}"
         self._tokenizer.check_fits(self.vocabulary)

@@ -16,8 +16,18 @@ from torch.nn import functional
 from torch.nn.functional import embedding, rms_norm
 from transformers.activations import ACT2FN
 
-from node.inference.architectures import ARCHITECTURES, Architecture, Attending, Gain, attending, embedding_scale
+from node.inference.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    Attending,
+    Gain,
+    attending,
+    embedding_scale,
+    expert_layers,
+    routing_of,
+)
 from node.inference.errors import EngineError
+from protocol.routing import Routing
 
 # x @ weight.T + bias by the fastest kernel. In float32 on a CPU that is oneDNN's: 1.2 to 1.9 times faster than MKL's
 # for 4 to 64 rows, most of all over a matrix that was packed for it once. Its sums do not depend on how many rows there
@@ -179,8 +189,128 @@ class Rotation:
         self._sin = torch.cat((-sin, sin), 1).to(self._device, self._dtype)
 
 
+class Routes:
+    """The experts of one pass over n tokens: which a record gives, and which are computed with. given: int16[n, width]
+    of a record, -1 where the router chooses; every: all experts compute all tokens, so that a token's numbers do not
+    depend on which others its expert has."""
+
+    def tile(self, lines: Tensor, size: int) -> "Routes":
+        """Some of the tokens, int64[at most size], filled up, for a pass of their own in which every expert computes
+        all of them."""
+        given = None
+        if self._given is not None:
+            given = self._given.new_full((size, self._routing.width), -1)
+            given[: len(lines)] = self._given[lines]
+        return Routes(self._routing, given, every=True)
+
+    def join(self, tiles: "Sequence[Routes]", lines: Tensor, whole: int) -> None:
+        """What tiles over these of `whole` tokens found, one behind the other."""
+        chosen, short = torch.cat([one.chosen for one in tiles]), torch.cat([one.short for one in tiles])
+        self._chosen = [chosen.new_zeros(whole, self._routing.width)]
+        self._short = [short.new_zeros(whole)]
+        self._chosen[0][lines], self._short[0][lines] = chosen[: len(lines)], short[: len(lines)]
+
+    def __init__(self, routing: Routing, given: Tensor | None = None, *, every: bool = False) -> None:
+        self._routing, self._given, self.every = routing, given, every
+        self._chosen: list[Tensor] = []
+        self._short: list[Tensor] = []
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """int64[n, chosen], ascending: the experts of the next layer. scores: float32[n, experts] of its router."""
+        likeliest = scores.topk(self._routing.chosen, -1)
+        chosen, at = likeliest.indices, len(self._chosen) * self._routing.chosen
+        if self._given is not None:
+            given = self._given[:, at : at + self._routing.chosen].long()
+            chosen = torch.where(given < 0, chosen, given)
+        chosen = chosen.sort(-1).values
+        self._short.append(likeliest.values[:, -1] - scores.gather(1, chosen).amin(-1))
+        self._chosen.append(chosen.to(torch.uint8))
+        return chosen
+
+    @property
+    def chosen(self) -> Tensor:
+        """uint8[n, width], as a record has it."""
+        return torch.cat(self._chosen, 1)
+
+    @property
+    def short(self) -> Tensor:
+        """float32[n]: how much less likely the least likely of a token's experts was to its router than the last that
+        it would have taken, as a difference of logarithms, in the layer where that is most; 0 if all are its own."""
+        return torch.stack(self._short).amax(0)
+
+
+class Mlp:
+    def __init__(self, fused: Fused, name: str, row: Architecture, config: Any) -> None:
+        gate_up = ["gate_up_proj"] if row.fused else ["gate_proj", "up_proj"]
+        self._gate_up = Projection(fused, *(f"{name}.{part}" for part in gate_up))
+        self._down = Projection(fused, f"{name}.down_proj")
+        self._activation = _activation(config)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self._gate_up.load(weights)
+        self._down.load(weights)
+
+    def __call__(self, x: Tensor, routes: Routes | None) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
+
+
+class Experts:
+    """Several MLPs, of which a router gives each token some, and what they say by their probabilities."""
+
+    def __init__(self, fused: Fused, name: str, config: Any) -> None:
+        self._router = fused.required(f"{name}.gate.weight")
+        self._gate_up = fused.required(f"{name}.experts.gate_up_proj")
+        self._down = fused.required(f"{name}.experts.down_proj")
+        self._normed = config.norm_topk_prob
+        self._activation = _activation(config)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """What is in memory as it is was loaded with all else."""
+
+    def __call__(self, x: Tensor, routes: Routes | None) -> Tensor:
+        assert routes is not None  # noqa: S101 - a Transformer with experts makes them
+        flat = x.flatten(0, -2)
+        logits = linear(flat, self._router)
+        scores = logits.float()
+        chosen = routes.choose(scores)
+        shares = scores.softmax(-1).gather(1, chosen)
+        if self._normed:
+            shares /= shares.sum(-1, keepdim=True)
+        add = self._add_all if routes.every else self._add_chosen
+        return add(flat, chosen, shares.to(logits.dtype)).view_as(x)
+
+    def _add_chosen(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Each expert over its own tokens; a token's are added up in their order."""
+        summed, shares = torch.zeros_like(x), shares.flatten()
+        order = chosen.flatten().argsort(stable=True)
+        counts: list[int] = chosen.flatten().bincount(minlength=len(self._router)).tolist()
+        for expert, places in enumerate(order.split(counts)):
+            if len(places):
+                tokens = places // chosen.shape[1]
+                summed.index_add_(0, tokens, self._computed(expert, x[tokens]).mul_(shares[places, None]))
+        return summed
+
+    def _add_all(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """The same by passes of one shape."""
+        summed = torch.zeros_like(x)
+        for expert in range(len(self._router)):
+            share = torch.where(chosen == expert, shares, 0).sum(-1, keepdim=True)
+            summed += self._computed(expert, x).mul_(share)
+        return summed
+
+    def _computed(self, expert: int, x: Tensor) -> Tensor:
+        gate, up = linear(x, self._gate_up[expert]).chunk(2, dim=-1)
+        return linear(self._activation(gate).mul_(up), self._down[expert])
+
+
+def _activation(config: Any) -> Callable[[Tensor], Tensor]:
+    return ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+
+
 class Layer:
-    def __init__(self, fused: Fused, name: str, shape: Shape, row: Architecture, config: Any) -> None:
+    def __init__(self, fused: Fused, name: str, shape: Shape, row: Architecture, config: Any, *, routed: bool) -> None:
+        """routed: it has experts."""
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         self._shape, self._turned = shape, shape.heads + shape.kv_heads
         norms = [fused.stack(f"{name}.{part}.weight") if part else None for part in row.norms]
@@ -189,24 +319,22 @@ class Layer:
         self._qkv = Projection(fused, *(f"{attention}.{part}" for part in qkv))
         self._qk_norms = _qk_norms(fused, attention, shape, row)
         self._out = Projection(fused, f"{attention}.o_proj")
-        gate_up = ["gate_up_proj"] if row.fused else ["gate_proj", "up_proj"]
-        self._gate_up = Projection(fused, *(f"{mlp}.{part}" for part in gate_up))
-        self._down = Projection(fused, f"{mlp}.down_proj")
-        self._activation = ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+        self._mlp = Experts(fused, mlp, config) if routed else Mlp(fused, mlp, row, config)
         self._share = float(getattr(config, "residual_multiplier", 1.0))
         self._wide = row.wide_positions
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        for projection in (self._qkv, self._out, self._gate_up, self._down):
-            projection.load(weights)
+        for part in (self._qkv, self._out, self._mlp):
+            part.load(weights)
 
-    def __call__(self, number: int, x: Tensor, rotation: "Turn | None", attend: Attend) -> Tensor:
+    def __call__(
+        self, number: int, x: Tensor, rotation: "Turn | None", attend: Attend, routes: Routes | None = None
+    ) -> Tensor:
         """x: [B, T, hidden], which is changed in place."""
         q, k, v = self._project(self._before(x), rotation)
         seen = attend(number, q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1)
         x.add_(self._behind(self._out(seen)), alpha=self._share)
-        gate, up = self._gate_up(self._between(x)).chunk(2, dim=-1)
-        x.add_(self._last(self._down(self._activation(gate).mul_(up))), alpha=self._share)
+        x.add_(self._last(self._mlp(self._between(x), routes)), alpha=self._share)
         return x
 
     def _project(self, x: Tensor, rotation: "Turn | None") -> list[Tensor]:
@@ -269,8 +397,9 @@ class Transformer:
         self._embedding = fused.required("model.embed_tokens.weight")
         scale = embedding_scale(config)
         self._scale = float(torch.tensor(scale, dtype=dtype)) if row.root_scale else scale
-        places = [f"model.layers.{i}" for i in range(self.shape.layers)]
-        self._layers = [Layer(fused, place, self.shape, row, config) for place in places]
+        self.routing, routed = routing_of(config), expert_layers(config)
+        places = [(f"model.layers.{i}", i in routed) for i in range(self.shape.layers)]
+        self._layers = [Layer(fused, place, self.shape, row, config, routed=has) for place, has in places]
         self._after = Norm(fused.required("model.norm.weight"), self.shape.eps, row.gain)
         self.head = fused.required("lm_head.weight") if "lm_head.weight" in names else self._embedding
         kinds = {one.positions for one in self.shape.attending} - {None}
@@ -288,16 +417,21 @@ class Transformer:
         """What a pass over positions below `end` reads besides weights, for whoever must see that it stays."""
         return tuple(table for rotation in self._rotations.values() for table in rotation.tables(end))
 
-    def __call__(self, tokens: Tensor, positions: Tensor, end: int, attend: Attend) -> Tensor:
-        """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`.
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, end: int, attend: Attend, routes: Routes | None = None
+    ) -> Tensor:
+        """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`;
+        routes: of the same tokens, row by row, where somebody gives or wants experts.
         Raises EngineError where `attend` does not know what the architecture needs."""
         if not self.shape.plain and not getattr(attend, "by_shape", False):
             why = "its attention has windows, caps or a scale of its own"
             raise EngineError("this model cannot be computed this way", why, "use --attention sdpa or eager")
+        if routes is None and self.routing:
+            routes = Routes(self.routing)
         x = embedding(tokens, self._embedding)
         if self._scale != 1:
             x.mul_(self._scale)
         turns = {kind: rotation.at(positions, end) for kind, rotation in self._rotations.items()}
         for number, layer in enumerate(self._layers):
-            x = layer(number, x, turns.get(self.shape.at(number).positions), attend)
+            x = layer(number, x, turns.get(self.shape.at(number).positions), attend, routes)
         return self._after(x)

@@ -14,7 +14,7 @@ import numpy as np
 
 from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
-from node.inference.engine import U16, Completion, Request
+from node.inference.engine import U8, U16, Completion, Request
 from node.inference.errors import EngineError
 from protocol.run import RunSpec
 
@@ -45,11 +45,12 @@ def unbounded(environment: Environment) -> Bounds:
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A whole sample. finished: its last answer ended with an end token; heads: uint16[n, hidden] of the n sampled
-    tokens (node.inference.engine)."""
+    tokens, experts: of all tokens but the last (node.inference.engine)."""
 
     transcript: Transcript
     finished: bool
     heads: U16
+    experts: U8 | None = None
 
     @property
     def output(self) -> list[int]:
@@ -121,6 +122,7 @@ class _Play:
     transcript: list[Segment] = field(default_factory=list)
     heads: list[U16] = field(default_factory=list)
     finished: bool = False
+    experts: U8 | None = None
 
     @property
     def sampled(self) -> int:
@@ -128,7 +130,7 @@ class _Play:
 
     def next(self) -> Request:
         said = [token for segment in self.transcript for token in segment.tokens]
-        return Request([*self.request.prompt, *said], self.request.uniforms[self.sampled :])
+        return Request([*self.request.prompt, *said], self.request.uniforms[self.sampled :], self.experts)
 
     def due(self) -> Due:
         return Due(self.problem, self.transcript, len(self.request.uniforms) - self.sampled)
@@ -137,10 +139,11 @@ class _Play:
         self.transcript.append(Segment(completion.output, sampled=True))
         self.heads.append(completion.heads)
         self.finished = completion.finished
+        self.experts = completion.experts
 
     def whole(self) -> Rollout:
         heads = self.heads[0] if len(self.heads) == 1 else np.concatenate(self.heads)
-        return Rollout(self.transcript, self.finished, heads)
+        return Rollout(self.transcript, self.finished, heads, self.experts)
 
 
 def play(

@@ -56,6 +56,7 @@ def join(
             target_length=target or 0,
             finished=sample.finished,
             segments=sample.segments,
+            experts=sample.experts,
         )
         rows.setdefault(sample.group, []).append((row, Sample(length, value.reward, task, sample.finished, target)))
     return [

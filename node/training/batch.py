@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from node.training.errors import TrainingError
-from protocol.rollout import SEGMENTS, Columns, MalformedRollout, decode_table, encode_table, with_segments
+from protocol.rollout import EXPERTS, SEGMENTS, Columns, MalformedRollout, decode_table, encode_table, with_optional
 from protocol.segments import sampled_count, sampled_tokens
 
 MAX_BATCH_ROWS = 1 << 20
@@ -36,7 +36,8 @@ class BatchRow(msgspec.Struct, frozen=True):
     were sampled (protocol.segments): only these are learnt from; sampler_logprobs: float32, one per sampled token, of
     the policy `policy_step` that sampled it, as validators recomputed them; reward: what is learnt from; task_reward:
     the same before any length term (None: no such term); environment: the name of the part of a mix, or "";
-    target_length: tokens that the prompt asked for (0: none); finished: False if the output was cut at the limit.
+    target_length: tokens that the prompt asked for (0: none); finished: False if the output was cut at the limit;
+    experts: those that computed it, and that learning computes it with (protocol.routing), none of a model without.
     """
 
     group_key: int
@@ -50,6 +51,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     target_length: int = 0
     finished: bool = True
     segments: list[int] = []
+    experts: bytes = b""
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -89,18 +91,19 @@ _COLUMNS: Columns = (
     ("target_length", "int32"),
     ("finished", "bool"),
 )
+_OPTIONAL: Columns = (SEGMENTS, EXPERTS)
 
 
 def encode_batch(batch: Batch) -> bytes:
     rows = [msgspec.structs.replace(row, task_reward=row.solved) for row in batch.rows]
-    return encode_table(with_segments(_COLUMNS, rows), msgspec.json.encode(batch.header), rows)
+    return encode_table(with_optional(_COLUMNS, _OPTIONAL, rows), msgspec.json.encode(batch.header), rows)
 
 
 def decode_batch(data: bytes) -> Batch:
     """Raises TrainingError if the bytes are not a batch. Whether its rows make sense: node.training.rows."""
     try:
         header, rows = decode_table(
-            data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, optional=(SEGMENTS,)
+            data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, optional=_OPTIONAL
         )
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:

@@ -22,6 +22,7 @@ from node.inference.transfer import sent
 from node.training.advantages import overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
+from node.training.experts import describe_experts
 from node.training.functions import Samples, functions_of
 from node.training.lora import add_adapters, without_adapters
 from node.training.memory import out_of_memory_says_what_to_lower
@@ -148,7 +149,7 @@ class Learner:
 
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
-        good, refused = usable_rows(rows, self.vocabulary)
+        good, refused = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         with timing("pack"):
             updates = self._updates(good, step)
         passes = [members for update in updates for together in update.rounds for members in together]
@@ -170,6 +171,7 @@ class Learner:
         return {
             **tally.metrics(self._world, max(len(updates), 1)),
             **describe(good),
+            **describe_experts(good, self.policy.routers.routing),
             "grad_norm": float(np.mean(norms)) if norms else None,
             "grad_norm_max": max(norms, default=None),
             "learning_rate": self.learning_rate(step),
@@ -182,7 +184,7 @@ class Learner:
     def group_gradients(self, rows: Sequence[BatchRow], step: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """(group, its part of the gradient of `step` before clipping, by parameter), of each group that has one. Their
         sum is what a step with one update applies. No parameter changes; the tensors are valid until the next one."""
-        good, _ = usable_rows(rows, self.vocabulary)
+        good, _ = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         (update,) = self._updates(good, step)
         groups = np.array([row.group_key for row in update.rows])
         for group in np.unique(groups):
@@ -302,11 +304,11 @@ class Learner:
     def _micro_batch(self, rows: Sequence[BatchRow]) -> MicroBatch:
         if not rows:
             return nothing(self._settings.packing, self._world.device)
-        return (packed if self._settings.packing else padded)(rows, self._world.device)
+        return (packed if self._settings.packing else padded)(rows, self._world.device, self.policy.routers.routing)
 
     def logprobs(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         """(logprob, entropy) float32[sampled tokens], in the rows' order; the entropy carries no gradient."""
-        return self.policy(padded(rows, self._world.device))
+        return self.policy(padded(rows, self._world.device, self.policy.routers.routing))
 
     # Update
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from node.inference.transfer import sent
 from node.training.attention import Pack
 from node.training.batch import BatchRow
+from node.training.experts import given
+from protocol.routing import Routing
 from protocol.segments import sampled_places
 
 
@@ -18,7 +20,8 @@ class MicroBatch:
     """tokens, positions: int64[rows, width]; pack: None if padded; drawn: int64[n], the sampled tokens;
 
     places: int64[n] into the flattened rows: where the logits of each sampled token stand; real: tokens that are no
-    padding; computed: positions that the costliest part works on, padding included.
+    padding; computed: positions that the costliest part works on, padding included; experts: int16[flattened, width],
+    those on record, -1 where there is none (node.training.experts).
     """
 
     tokens: Tensor
@@ -28,9 +31,10 @@ class MicroBatch:
     drawn: Tensor
     real: int
     computed: int
+    experts: Tensor | None = None
 
 
-def packed(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
+def packed(rows: Sequence[BatchRow], device: torch.device, routing: Routing | None = None) -> MicroBatch:
     """rows: by ascending length of prompt and output, as node.training.packing plans them."""
     fed = [[*row.prompt, *row.output[:-1]] for row in rows]
     lengths = np.array([len(ids) for ids in fed])
@@ -44,10 +48,11 @@ def packed(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
         drawn=_on(np.concatenate([row.sampled for row in rows]), device),
         real=pack.tokens,
         computed=pack.padded,
+        experts=_experts(rows, (ends - lengths).tolist(), int(ends[-1]), routing, device),
     )
 
 
-def padded(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
+def padded(rows: Sequence[BatchRow], device: torch.device, routing: Routing | None = None) -> MicroBatch:
     """Padding stands on the right, where a causal model cannot see it: no mask is needed."""
     fed = [[*row.prompt, *row.output[:-1]] for row in rows]
     width = max(map(len, fed))
@@ -63,6 +68,7 @@ def padded(rows: Sequence[BatchRow], device: torch.device) -> MicroBatch:
         drawn=_on(np.concatenate([row.sampled for row in rows]), device),
         real=sum(map(len, fed)),
         computed=tokens.size,
+        experts=_experts(rows, range(0, tokens.size, width), tokens.size, routing, device),
     )
 
 
@@ -78,6 +84,13 @@ def _sampled(rows: Sequence[BatchRow], ends: np.ndarray) -> np.ndarray:
     return np.concatenate(
         [first + sampled_places(row.segments, len(row.output)) for first, row in zip(firsts, rows, strict=True)]
     )
+
+
+def _experts(
+    rows: Sequence[BatchRow], places: Sequence[int], tokens: int, routing: Routing | None, device: torch.device
+) -> Tensor | None:
+    found = given(rows, places, tokens, routing) if routing else None
+    return None if found is None else sent(found, device)
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:

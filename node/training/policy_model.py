@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from node.inference.architectures import attending, logit_cap, logit_divisor
 from node.training.attention import NAME
+from node.training.experts import Routers
 from node.training.head import Slopes, sampled_logprobs
 from node.training.micro_batch import MicroBatch
 
@@ -20,6 +21,7 @@ class PolicyModel(nn.Module):
     def __init__(self, model: Any, temperature: float, logit_cells: int) -> None:
         super().__init__()
         self.model = model
+        self.routers = Routers(model)
         self._temperature = temperature
         self._cells = logit_cells
 
@@ -31,6 +33,7 @@ class PolicyModel(nn.Module):
         config = self.model.config
         capped = any(one.cap for one in attending(config))  # which transformers' other kernels leave out silently
         config._attn_implementation = NAME if packing else "eager" if capped else "sdpa"
+        self.routers.give(batch.experts)
         states = self.model.base_model(
             input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **packing
         ).last_hidden_state

@@ -8,6 +8,8 @@ import numpy as np
 
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
+from protocol.routing import Routing
+from protocol.routing import objection as odd_experts
 from protocol.segments import objection
 
 LEAST_LOGPROB = -1e4
@@ -15,15 +17,18 @@ MOST_LOGPROB = 1e-3
 """Rounding may put the log-probability of a certain token a little above zero."""
 
 
-def usable_rows(rows: Sequence[BatchRow], vocabulary: int) -> tuple[list[BatchRow], Counter[str]]:
-    """The good rows in order, and why others were left out: "empty", "vocabulary", "logprobs", "reward".
+def usable_rows(
+    rows: Sequence[BatchRow], vocabulary: int, routing: Routing | None = None
+) -> tuple[list[BatchRow], Counter[str]]:
+    """The good rows in order, and why others were left out: "empty", "vocabulary", "logprobs", "reward", "experts".
+    routing: of the model.
 
     Raises TrainingError if no row of a batch is usable: then something larger is wrong than a report.
     """
     kept: list[BatchRow] = []
     refused: Counter[str] = Counter()
     for row in rows:
-        fault = _fault(row, vocabulary)
+        fault = _fault(row, vocabulary, routing)
         if fault is None:
             kept.append(row)
         else:
@@ -34,7 +39,7 @@ def usable_rows(rows: Sequence[BatchRow], vocabulary: int) -> tuple[list[BatchRo
     return kept, refused
 
 
-def _fault(row: BatchRow, vocabulary: int) -> str | None:
+def _fault(row: BatchRow, vocabulary: int, routing: Routing | None) -> str | None:
     if not row.prompt or not row.output or objection(row.segments, len(row.output)):
         return "empty"
     if row.length != len(row.sampler_logprobs):
@@ -45,6 +50,8 @@ def _fault(row: BatchRow, vocabulary: int) -> str | None:
     logprobs = np.asarray(row.sampler_logprobs)
     if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < LEAST_LOGPROB:
         return "logprobs"
+    if row.experts and odd_experts(row.experts, row.fed, routing):
+        return "experts"
     return None if math.isfinite(row.reward) else "reward"
 
 
@@ -53,10 +60,12 @@ _WHY = {
     "vocabulary": "{} rows have tokens outside the model's vocabulary",
     "logprobs": "{} rows have log-probabilities that are not finite, or above zero",
     "reward": "{} rows have a reward that is not finite",
+    "experts": "{} rows name experts that the model does not have, or not of each of their tokens",
 }
 _REMEDY = {
     "empty": "see the validators' logs: their reports do not fit the rollouts",
     "vocabulary": "the run's model and tokenizer do not belong together, or the batch is another run's",
     "logprobs": "see the validators' logs: their engine computes with broken weights",
     "reward": "see the environment's scores: they must be finite numbers",
+    "experts": "the run's model is not the one that made the rollouts, or the batch is another run's",
 }

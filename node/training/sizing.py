@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from node.inference.architectures import FAMILIES
+from node.inference.architectures import ARCHITECTURES, FAMILIES
 from node.inference.room import ModelSize, NoRoom, plan
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
@@ -33,7 +33,8 @@ GATHERED_LAYERS = 2
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of one of the architectures; what some have of further norms is left out. hidden, intermediate: widths;
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
-    queries and keys are normed; biases: those of the attention's input layers."""
+    queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
+    experts, chosen, expert: how many each of these has, how many of them compute a token, and their width."""
 
     hidden: int
     intermediate: int
@@ -45,6 +46,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool = False
     norms: bool = False
     biases: bool = False
+    experts: int = 0
+    chosen: int = 0
+    expert: int = 0
+    routed: int = 0
 
     @property
     def query(self) -> int:
@@ -57,10 +62,27 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return self.key_heads * self.head
 
     @property
-    def layer_parameters(self) -> int:
+    def _mlps(self) -> tuple[int, int]:
+        """Parameters behind the attention of a layer without experts and of one with them; 0 where there is none."""
+        plain = 3 * self.hidden * self.intermediate if self.routed < self.layers else 0
+        return plain, self.experts * self.hidden * (3 * self.expert + 1) if self.routed else 0
+
+    @property
+    def _around(self) -> int:
+        """Parameters of a layer besides those."""
         attention = 2 * self.hidden * (self.query + self.key)
         extras = 2 * self.head * self.norms + (self.query + 2 * self.key) * self.biases
-        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden + extras
+        return attention + 2 * self.hidden + extras
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of the largest."""
+        return self._around + max(self._mlps)
+
+    @property
+    def computing(self) -> int:
+        """Width of all that computes one token between gate and down, at most."""
+        return max(self.intermediate if self.routed < self.layers else 0, self.chosen * self.expert)
 
     @property
     def root_parameters(self) -> int:
@@ -69,7 +91,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.root_parameters
+        plain, routed = self._mlps
+        mlps = (self.layers - self.routed) * plain + self.routed * routed
+        return self.layers * self._around + mlps + self.root_parameters
 
     def kept_per_token(self, size: int) -> int:
         """Bytes that a layer keeps of each token for the backward pass, where it computes in `size` bytes a number.
@@ -77,7 +101,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         Of samples of unlike length, packed: queries, keys, values and what comes of them are there a second time, cut.
         """
         normed = self.norms * (4 + size)
-        widths = (8 + 4 * size) * self.hidden + 4 * size * self.intermediate
+        widths = (8 + 4 * size) * self.hidden + 4 * size * self.computing
+        widths += 3 * size * self.hidden * self.chosen + 8 * self.experts
         widths += (4 * size + normed) * (self.query + self.key)
         return widths + 8 + 4 * self.heads + 4 * self.norms * (self.heads + self.key_heads)
 
@@ -202,7 +227,7 @@ def engine_size(shape: Shape) -> ModelSize:
         queries=shape.query,
         keys=shape.key,
         hidden=shape.hidden,
-        intermediate=shape.intermediate,
+        intermediate=shape.computing + shape.chosen * shape.hidden,
         vocabulary=shape.vocabulary,
     )
 
@@ -233,9 +258,10 @@ def shape_of(model_dir: Path) -> Shape:
                 "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
                 "vocabulary": config["vocab_size"],
                 "tied": config.get("tie_word_embeddings", kind in ("qwen2", "smollm3", *GEMMA)),
-                "norms": kind in ("qwen3", "gemma3_text"),
+                "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias")),
-            },
+            }
+            | _experts(kind, config),
             Shape,
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -243,6 +269,21 @@ def shape_of(model_dir: Path) -> Shape:
         raise TrainingError(
             "the model's size cannot be told", why[:300], "name a model directory in Hugging Face form"
         ) from None
+
+
+def _experts(kind: str, config: dict[str, Any]) -> dict[str, int]:
+    if not ARCHITECTURES[kind].experts:
+        return {}
+    every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    with_experts = [at for at in range(config["num_hidden_layers"]) if at not in dense and (at + 1) % every == 0]
+    if not with_experts:
+        return {}
+    return {
+        "experts": config.get("num_experts") or config["num_local_experts"],  # transformers writes the latter
+        "chosen": config["num_experts_per_tok"],
+        "expert": config["moe_intermediate_size"],
+        "routed": len(with_experts),
+    }
 
 
 GEMMA = ("gemma2", "gemma3_text")

@@ -40,6 +40,7 @@ def test_the_binding_is_the_hash_that_is_on_record() -> None:
         {"group": 2},
         {"sample": 1},
         {"prompt": [4, 5, 7]},
+        {"experts": b"\0\1"},
         {"output": [*range(9), 99]},
         {"prompt": [4, 5, 6, 0], "output": list(range(1, 11))},
     ],

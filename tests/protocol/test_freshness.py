@@ -91,5 +91,12 @@ def test_content_is_hashed_in_the_form_that_is_on_record() -> None:
 
 def test_content_covers_every_field() -> None:
     base = content_digest(ROWS)
-    for change in ({"finished": False}, {"problem_id": "q"}, {"prompt": [1]}, {"proofs": b"x"}, {"sample": 3}):
+    for change in (
+        {"finished": False},
+        {"problem_id": "q"},
+        {"prompt": [1]},
+        {"proofs": b"x"},
+        {"sample": 3},
+        {"experts": b"1"},
+    ):
         assert content_digest([msgspec.structs.replace(ROWS[0], **change), ROWS[1]]) != base

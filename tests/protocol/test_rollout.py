@@ -62,6 +62,37 @@ def test_a_column_of_segments_that_says_nothing_is_refused() -> None:
         decode(stream(schema, [*columns(), [[]] * 6], header=msgspec.json.encode(batch().header)), 6)
 
 
+def with_experts(batch: RolloutBatch) -> RolloutBatch:
+    rows = tuple(msgspec.structs.replace(row, experts=b"\0\1" * row.fed) for row in batch.rows)
+    return RolloutBatch(msgspec.structs.replace(batch.header, version=2), rows)
+
+
+def test_experts_are_a_column_of_files_of_version_two() -> None:
+    """All other files stay what they were, byte for byte: see above."""
+    for plain in (batch(), in_turns()):
+        told = with_experts(plain)
+        assert decode(encode(told), 6) == told and decode(encode(plain), 6).header.version == 1
+        assert encode(msgspec.structs.replace(told, header=plain.header)) == encode(told), "whoever writes says which"
+        assert b"experts" in encode(told) and b"experts" not in encode(plain)
+    data = encode(with_experts(batch()))
+    with pytest.raises(MalformedRollout, match="version 1 in a file of the form of 2"):
+        decode(data.replace(b'"version":2', b'"version":1'), 6)
+    with pytest.raises(MalformedRollout, match="version 2 in a file of the form of 1"):
+        decode(encode(batch()).replace(b'"version":1', b'"version":2'), 6)
+
+
+def test_a_column_of_experts_that_says_nothing_or_stands_elsewhere_is_refused() -> None:
+    segments, experts = rollout.SEGMENTS, rollout.EXPERTS
+    header = msgspec.json.encode(with_experts(batch()).header)
+    for added, values, why in (
+        ([experts], [[b""] * 6], "a column of experts"),
+        ([experts, segments], [[b"\0"] * 6, [[1, 1, 1]] * 6], "columns"),
+        ([experts, experts], [[b"\0"] * 6] * 2, "columns"),
+    ):
+        with pytest.raises(MalformedRollout, match=why):
+            decode(stream(schema_of([*rollout._ROLLOUT, *added]), [*columns(), *values], header=header), 6)
+
+
 def test_a_report_says_what_was_put_in() -> None:
     report = Report(ReportHeader("aa" * 32, "bb" * 32), (ReportRow(0, 0, 1.0, [-0.5, -0.25]),))
     assert decode_report(encode_report(report), 1) == report

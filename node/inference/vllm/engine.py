@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from node.inference.architectures import routing_of
 from node.inference.device_sampling import not_finite
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Decoder, Finished, Prefill, Request, Weights
 from node.inference.errors import EngineError
@@ -81,6 +82,13 @@ class VllmEngine:
         self._batch_tokens = settings.batch_tokens or FULL_TOKENS
         self._tokenizer = LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")
+        self.routing = None
+        if routing_of(shell.config):
+            raise EngineError(
+                "vLLM cannot make rollouts of this model",
+                f"{shell.config.model_type} has experts, and this engine does not hear which of them computed a token",
+                "use --attention sdpa",
+            )
         self._names = image_names(shell)
         self.device, self.dtype = settings.device, settings.dtype
         self.eos = self._tokenizer.eos

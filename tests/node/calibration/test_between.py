@@ -119,6 +119,7 @@ def test_an_export_that_no_engine_can_have_made_is_refused(site: Site) -> None:
         with_first(output=[-1]),
         with_first(output=made[0].output * 1000),
         with_first(segments=[1, 2]),
+        with_first(experts=b"\0\1"),
         with_first(proofs=made[0].proofs + b"x"),
         with_first(proofs=bytes(len(made[0].proofs)) + b"x"),
     ]
@@ -149,6 +150,8 @@ def test_a_look_with_hostile_numbers_is_refused(site: Site) -> None:
         with_sample(distances=first.distances[:-1]),
         with_sample(distances=bytes(8 * 10**6)),
         with_sample(distances=b""),
+        with_sample(routing=-0.1),
+        with_sample(routing=float("nan")),
         msgspec.structs.replace(looks[0], samples=looks[0].samples[:1]),
         msgspec.structs.replace(looks[0], verifier="A/B/C"),
         msgspec.structs.replace(looks[0], way="Greedy!"),

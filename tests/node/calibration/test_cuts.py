@@ -1,12 +1,14 @@
 """Hard cuts refuse hardly any honest file, though a calibration sees few of them."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from benchmarks.false_refusals import PAIRS, RULES, RUN, by_rule, count, draw, refused, statistics
-from node.calibration.cuts import rarely_exceeded
-from protocol.checks import check_activations, check_sampling
+from node.calibration.cuts import LEAST_ROUTING, hard_cuts, rarely_exceeded
+from protocol.checks import check_activations, check_routing, check_sampling
 from protocol.cuts import Cuts
+from protocol.engines import pair
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -49,3 +51,20 @@ def test_a_heavier_tail_is_followed_further_out() -> None:
     assert 3.6 < rarely_exceeded(heavy, 1e-4) < 8  # true: 3.6
     assert rarely_exceeded(np.zeros(64), 1e-6) == 0.0 and rarely_exceeded(np.ones(1), 1e-6) == 1.5
     assert rarely_exceeded(light[:64], 1e-6) > rarely_exceeded(light[:64], 1e-4)
+
+
+def test_the_margin_of_experts_follows_from_what_honest_work_lacked() -> None:
+    random, wide = np.random.default_rng(0), pair("a/bfloat16/sdpa", "a/bfloat16/sdpa")
+    looks = statistics(draw(PAIRS["bf16 seen in fp32"], 64, 8, random))[:64]
+
+    def margin(routing: list[float | None]) -> float:
+        samples = [msgspec.structs.replace(one, routing=worst) for one, worst in zip(looks, routing, strict=True)]
+        return hard_cuts(RUN, {wide: samples}, 0).cuts(*wide.split(">")).routing
+
+    lacked = random.exponential(0.02, 64).tolist()
+    found = margin(lacked)
+    assert 1.5 * max(lacked) <= found < 1
+    fresh = [np.array([one], dtype=np.float32) for one in random.exponential(0.02, 10**5)]
+    assert sum(check_routing([one], Cuts(routing=found)) is not None for one in fresh) < 10
+    assert check_routing([*fresh[:3], np.array([np.nan], dtype=np.float32)], Cuts(routing=found)) is not None
+    assert margin([0.0] * 64) == LEAST_ROUTING and margin([None] * 64) == Cuts().routing

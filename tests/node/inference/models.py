@@ -17,6 +17,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -40,6 +41,17 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**_SIZES),
     "qwen2, windows": Qwen2Config(**_SIZES, layer_types=_MIXED, use_sliding_window=True, sliding_window=7),
     "qwen3": Qwen3Config(**_SIZES, head_dim=32),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, head_dim=32, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    ),
+    "qwen3_moe, in part": Qwen3MoeConfig(
+        **_SIZES,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        mlp_only_layers=[0],
+    ),
     "mistral": MistralConfig(**_SIZES, sliding_window=9),
     "ministral": MinistralConfig(**_SIZES, head_dim=16, sliding_window=7, layer_types=_MIXED),
     "smollm3": SmolLM3Config(**_SIZES, no_rope_layers=[1, 0], pad_token_id=0),

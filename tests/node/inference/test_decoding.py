@@ -54,13 +54,13 @@ class Passes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(self, cache: Any, tokens: Any, places: Any) -> torch.Tensor:
+    def step(self, cache: Any, tokens: Any, *rest: Any) -> torch.Tensor:
         self.rows.append(len(tokens))
-        return self._model.step(cache, tokens, places)
+        return self._model.step(cache, tokens, *rest)
 
-    def chunk(self, cache: Any, first: int, start: int, batch: Any) -> torch.Tensor:
+    def chunk(self, cache: Any, first: int, start: int, batch: Any, *rest: Any) -> torch.Tensor:
         self.prompts += map(len, batch)
-        return self._model.chunk(cache, first, start, batch)
+        return self._model.chunk(cache, first, start, batch, *rest)
 
 
 def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

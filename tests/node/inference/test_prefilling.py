@@ -60,10 +60,10 @@ def test_where_memory_runs_out_passes_become_smaller(model: LanguageModel, monke
     whole = Prefiller(model, 1024).prefill(sequences(), 1.0)
     real = model.sequences
 
-    def fail(batch: list[list[int]]) -> torch.Tensor:
+    def fail(batch: list[list[int]], *rest: Any) -> torch.Tensor:
         if sum(map(len, batch)) > 16:
             raise torch.OutOfMemoryError("out of memory")
-        return real(batch)
+        return real(batch, *rest)
 
     monkeypatch.setattr(model, "sequences", fail)
     prefiller = Prefiller(model, pass_tokens=64)

@@ -73,6 +73,7 @@ def test_a_head_of_its_own_in_float32_and_others_on_the_card_take_from_the_cache
 
 def test_a_size_is_counted_alike_from_a_configuration_and_from_a_shape() -> None:
     class Configuration:
+        model_type = "qwen2"
         num_attention_heads, num_key_value_heads, head_dim = 12, 2, 128
         num_hidden_layers, hidden_size, intermediate_size, vocab_size = 28, 1536, 8960, 151_936
 
