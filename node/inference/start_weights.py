@@ -1,6 +1,10 @@
-"""Policy 0: the weights of the start model's own files, rounded to bf16, read one tensor at a time."""
+"""Policy 0: the weights of the start model's own files, rounded to bf16, read one tensor at a time.
 
-from collections.abc import Iterator, Mapping
+Experts are a matrix each in the files that people publish, and one tensor of all in a model of transformers: read here
+as the latter."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -8,6 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.inference.errors import ModelError
+
+_ONE_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.weight")
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class StartWeights(Mapping[str, Tensor]):
@@ -20,31 +27,66 @@ class StartWeights(Mapping[str, Tensor]):
         for path in sorted(directory.glob("*.safetensors")):
             with _opened(path) as file:
                 self._files |= dict.fromkeys(file.keys(), path)
+        self._stacks = _stacks(self._files)
 
     def __getitem__(self, name: str) -> Tensor:
         """bf16, on the CPU."""
+        if name in self._stacks:
+            return torch.stack([torch.cat([self[part] for part in parts]) for parts in self._stacks[name]])
         with _opened(self._files[name]) as file:
             return file.get_tensor(name).to(torch.bfloat16)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        inside = {part for parts in self._stacks.values() for one in parts for part in one}
+        return iter([*(name for name in self._files if name not in inside), *self._stacks])
 
     def __len__(self) -> int:
-        return len(self._files)
+        return sum(1 for _ in self)
 
     def check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raises ModelError unless every parameter has a tensor of its name and shape."""
         for name, parameter in parameters.items():
-            if name not in self._files:
+            if name not in self._files and name not in self._stacks:
                 raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
             found, wanted = self.shape(name), tuple(parameter.shape)
             if found != wanted:
-                raise _unusable(self._files[name], f"tensor {name!r} has shape {found}, config.json makes it {wanted}")
+                raise _unusable(
+                    self._files.get(name, self._directory),
+                    f"tensor {name!r} has shape {found}, config.json makes it {wanted}",
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Read from the file's header."""
+        if name in self._stacks:
+            return self._stacked_shape(name)
         with _opened(self._files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
+
+    def _stacked_shape(self, name: str) -> tuple[int, ...]:
+        """Raises ModelError for experts of unlike shapes."""
+        shapes = {tuple(map(self.shape, parts)) for parts in self._stacks[name]}
+        one = next(iter(shapes))
+        if len(shapes) > 1 or any(len(shape) != 2 or shape[1] != one[0][1] for shape in one):
+            raise _unusable(self._directory, f"the experts that make up {name!r} have unlike shapes")
+        return len(self._stacks[name]), sum(shape[0] for shape in one), one[0][1]
+
+
+def _stacks(names: Iterable[str]) -> dict[str, list[list[str]]]:
+    """Tensor -> of each expert the parts that it is made of, where all of them are there."""
+    counts: dict[str, set[int]] = {}
+    present = set(names)
+    for name in present:
+        if found := _ONE_EXPERT.fullmatch(name):
+            counts.setdefault(found[1], set()).add(int(found[2]))
+    stacks = {
+        f"{place}.{whole}": [[f"{place}.{i}.{part}.weight" for part in parts] for i in sorted(numbers)]
+        for place, numbers in counts.items()
+        if numbers == set(range(len(numbers)))
+        for whole, parts in _STACKED.items()
+    }
+    return {
+        whole: parts for whole, parts in stacks.items() if present.issuperset(part for one in parts for part in one)
+    }
 
 
 def _opened(path: Path) -> safe_open:

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from node.inference.errors import ModelError
 from node.inference.start_weights import StartWeights
@@ -17,6 +19,7 @@ from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
 from node.training.world import World, join_world, leave_world
 from protocol.recipe import Recipe
+from tests.node.inference.models import CONFIGURATIONS, transformers_model
 from tests.node.training.conftest import LIMIT, made_up_rows
 
 
@@ -96,3 +99,41 @@ def test_files_that_do_not_fit_the_model_are_an_error(directory: Path, fault: st
     with pytest.raises(ModelError, match="start model cannot be loaded") as caught:
         StartWeights(directory).check(parameters)
     assert ("part-0" if fault == "broken" else name) in caught.value.why
+
+
+def test_experts_are_read_from_files_of_one_matrix_each_and_from_stacks(tmp_path: Path) -> None:
+    model = transformers_model(CONFIGURATIONS["qwen3_moe, in part"], torch.bfloat16, "sdpa")
+    model.save_pretrained(tmp_path / "published")
+    image_directory = Path(shutil.copytree(tmp_path / "published", tmp_path / "ours"))
+    parameters = dict(model.named_parameters())
+    save_file(
+        {name: tensor.detach().clone() for name, tensor in parameters.items()}, image_directory / "model.safetensors"
+    )
+    with safe_open(tmp_path / "published" / "model.safetensors", framework="pt") as file:
+        assert "model.layers.1.mlp.experts.3.up_proj.weight" in file.keys()  # noqa: SIM118 - no mapping
+    for place in (tmp_path / "published", image_directory):
+        weights = StartWeights(place)
+        weights.check(parameters)
+        assert set(weights) == set(parameters) and len(weights) == len(parameters)
+        assert all(torch.equal(weights[name], parameter) for name, parameter in parameters.items())
+        again = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16)
+        assert all(torch.equal(parameter, parameters[name]) for name, parameter in again.named_parameters())
+
+
+@pytest.mark.parametrize("change", ["one lacks", "another shape"])
+def test_experts_that_do_not_fit_together_are_refused(tmp_path: Path, change: str) -> None:
+    parts = {
+        f"model.layers.0.mlp.experts.{i}.{part}.weight": torch.zeros(*size)
+        for i in range(3)
+        for part, size in (("gate_proj", (4, 8)), ("up_proj", (4, 8)), ("down_proj", (8, 4)))
+    }
+    whole = "model.layers.0.mlp.experts.gate_up_proj"
+    odd = "model.layers.0.mlp.experts.1.up_proj.weight"
+    save_file(parts, tmp_path / "model.safetensors")
+    StartWeights(tmp_path).check({whole: torch.zeros(3, 8, 8)})
+    save_file(
+        parts | {odd: torch.zeros(5, 8)} if change != "one lacks" else {n: t for n, t in parts.items() if n != odd},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(ModelError, match="in no file" if change == "one lacks" else "unlike shapes"):
+        StartWeights(tmp_path).check({whole: torch.zeros(3, 8, 8)})
