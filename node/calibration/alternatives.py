@@ -49,10 +49,14 @@ def stepped(weights: Weights, learning_rate: float, steps: int = 1, seed: int = 
 
 
 def _matrices(weights: Weights, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    return {
-        name: change(tensor.float()) if tensor.ndim == 2 and min(tensor.shape) > 1 else tensor.float()
-        for name, tensor in weights.items()
-    }
+    """Experts are a stack of them."""
+
+    def changed(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 3:
+            return torch.stack([change(matrix.float()) for matrix in tensor])
+        return change(tensor.float()) if tensor.ndim == 2 and min(tensor.shape) > 1 else tensor.float()
+
+    return {name: changed(tensor) for name, tensor in weights.items()}
 
 
 def _rounded(values: Tensor, scale: Tensor) -> Tensor:
@@ -121,6 +125,6 @@ def prefilled(
     sequences = [Finished(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
     prefills = engine.prefill(sequences, temperature)
     return [
-        Completion(output, output[-1] in engine.eos, prefill.heads)
+        Completion(output, output[-1] in engine.eos, prefill.heads, experts=prefill.experts)
         for output, prefill in zip(outputs, prefills, strict=True)
     ]

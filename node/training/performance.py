@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from node.inference.architectures import routing_of
+from protocol.routing import Routing
+
 # Dense bf16 peak of one device in TFLOP/s, from the makers' data sheets.
 PEAK_TFLOPS = {
     "H100": 989.0,
@@ -42,6 +45,15 @@ def training_flops(parameters: float, tokens: float, mean_length: float, layers:
     return tokens * (6.0 * parameters + 6.0 * layers * hidden * mean_length)
 
 
+def computing_parameters(model: Any, routing: Routing | None) -> float:
+    """Those that compute one token, in trained ones: of a stack of experts the chosen ones."""
+    share = routing.chosen / routing.experts if routing else 1.0
+    return sum(
+        p.numel() * (1 if p.requires_grad else FROZEN) * (share if ".experts." in name else 1)
+        for name, p in model.named_parameters()
+    )
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU's allocator, or of this process."""
     if device.type == "cuda":
@@ -60,8 +72,8 @@ def measured(
     found["tokens_per_second"] = tokens / seconds
     peak = peak_flops(device, peak_tflops)
     if peak is not None:
-        parameters = sum(p.numel() * (1 if p.requires_grad else FROZEN) for p in model.parameters())
         config = model.config
+        parameters = computing_parameters(model, routing_of(config))
         work = training_flops(parameters, tokens, mean_length, config.num_hidden_layers, config.hidden_size)
         found["mfu"] = work / seconds / (peak * size)
     return found
