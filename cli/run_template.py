@@ -231,6 +231,9 @@ grad_norm = 10.0
 reward_drop = 0.5
 no_signal = 10
 stop = false                    # true: end the run when one rings
+
+[chair]                         # of a pool with several trainers
+silence_seconds = 20.0          # without a heartbeat of who leads, until a standby may take over; longer than a restart
 """
 
 LEAST_RATE, MOST_RATE, OF_PARAMETERS, FALL = 1e-7, 3e-4, 6e5, 0.55

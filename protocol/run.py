@@ -34,6 +34,7 @@ from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
     Budget,
+    ChairRules,
     EnvironmentPart,
     EvaluationEnvironment,
     Filters,
@@ -280,6 +281,7 @@ class RunSections(Section, frozen=True, kw_only=True):
     audit: AuditSpec = AuditSpec()
     weights: WeightsSpec = WeightsSpec()
     pay: Pay = Pay()
+    chair: ChairRules = ChairRules()
     pretraining: Pretraining | None = None
     diloco: Diloco | None = None
 
@@ -291,6 +293,7 @@ class RunSections(Section, frozen=True, kw_only=True):
 
 YOUNGER: dict[str, Any] = {
     "pay": msgspec.to_builtins(Pay()),
+    "chair": msgspec.to_builtins(ChairRules()),
     "environment.reward": "",
     "environment.parts.reward": "",
     "evaluation.environments": (),

@@ -188,6 +188,16 @@ class Alarms(Section, frozen=True):
         ]
 
 
+class ChairRules(Section, frozen=True):
+    """Of a pool with several trainers. silence_seconds: after so long without a heartbeat of who leads validators say
+    that it is silent; longer than its restart takes, or every restart costs it the chair."""
+
+    silence_seconds: float = 20.0
+
+    def rules(self) -> list[Rule]:
+        return [("chair.silence_seconds", 5 <= self.silence_seconds <= 3600, "must be 5 to 3600")]
+
+
 def evaluation_rules(environments: tuple[EvaluationEnvironment, ...], training: Collection[str]) -> list[Rule]:
     """Evaluation environments: each under a label of its own. training: the labels of what is trained on."""
     titles = [one.title for one in environments]

@@ -18,13 +18,12 @@ from node.services.station import Station
 from node.swarm.terms import Term
 from protocol.errors import IntellectError
 from protocol.identity import Address
+from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
 from protocol.messages import Signed, SilenceSigned
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign
 
 log = structlog.get_logger()
 POLL = 0.5
-SILENCE_SECONDS = 20.0
-"""Without a heartbeat: longer than a restart takes."""
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
 TURN = 5.0
@@ -56,10 +55,9 @@ class Chairing(Service):
 
     name = "chair"
 
-    def __init__(self, station: Station, chain: OnChain, *, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, station: Station, chain: OnChain) -> None:
         self._station = station
         self._chain = chain
-        self._silence = silence
         self._terms = station.membership.terms
         self._words: dict[Address, tuple[Lease, bytes]] = {}
         """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
@@ -126,9 +124,14 @@ class Chairing(Service):
 
     def _is_silent(self, term: Term) -> bool:
         """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
-        now, member = self._station.clock.monotonic(), self._station.membership.table.get(term.holder)
+        now, members = self._station.clock.monotonic(), self._station.membership.table
+        member = members.get(term.holder)
         seen = member.seen_at if member is not None else None
-        return not term.ended and seen is not None and now - max(seen, term.at) > self._silence
+        patience = max(
+            self._station.run.spec.chair.silence_seconds,
+            MISSED_UNHEALTHY * heartbeat_interval(members.present()),  # in a large pool everybody speaks seldom
+        )
+        return not term.ended and seen is not None and now - max(seen, term.at) > patience
 
     async def _say_silent(self, term: Term) -> None:
         key = (term.number, term.until)

@@ -9,18 +9,32 @@ import trio
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
-from node.services.chairing import SILENCE_SECONDS, Chairing, Ready
+from node.services.chairing import Chairing, Ready
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import Signed, SilenceSigned, StepJudged
+from protocol.run import RunError
+from protocol.sections import ChairRules
 from protocol.statements import Domain, Outcome, TermSilent, sign, signer_of, work_id
+from tests.attacks.validators.court import court_run
 
 A, B, C, V, W = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 DOMAIN = Domain(31337, A.address)
 LEASE, GRACE = 200, 30
 ROOT = b"\x55" * 32
+RUN = court_run()
+SILENCE_SECONDS = RUN.chair.silence_seconds
+
+
+class Table(dict[Any, Any]):
+    """Of members. crowd: how many there are."""
+
+    crowd = 4
+
+    def present(self) -> int:
+        return self.crowd
 
 
 class World:
@@ -36,13 +50,14 @@ class World:
         self.nodes: list[Terms] = []
         self.verdicts: dict[Any, Any] = {}
         self.evicted: set[Any] = set()
+        self.run = RUN
 
     def node(self, key: NodeKey, ready: Ready | None = None) -> Chairing:
         terms = Terms(A.address, lambda: self.time)
         terms.take(0, A.address, 0, bytes(32), int(self.time) + LEASE)
         terms.seat([one.address for one in (A, B, C)], LEASE, GRACE)
         self.nodes.append(terms)
-        seen = {A.address: SimpleNamespace(seen_at=self.time)}
+        seen = Table({A.address: SimpleNamespace(seen_at=self.time)})
         members = SimpleNamespace(
             own=key.address,
             terms=terms,
@@ -55,6 +70,7 @@ class World:
         station = SimpleNamespace(
             key=key,
             domain=DOMAIN,
+            run=SimpleNamespace(spec=self.run),
             pool=7,
             membership=members,
             jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
@@ -135,8 +151,23 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     (said,) = world.said
     assert isinstance(said, SilenceSigned) and said.fault() is None
     assert signer_of(DOMAIN, said.statement, said.signature) == V.address
-    judge._station.membership.table = {}  # type: ignore[assignment] # noqa: SLF001
+    judge._station.membership.table = Table()  # type: ignore[assignment] # noqa: SLF001
     assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - who never spoke has its lease
+
+
+async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter_than_its_heartbeats() -> None:
+    world = World()
+    world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
+    judge = world.node(V)
+    world.time += 90
+    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001
+    world.time += 1
+    assert judge._is_silent(judge._terms.now)  # noqa: SLF001
+    judge._station.membership.table.crowd = 1000  # type: ignore[attr-defined] # noqa: SLF001
+    assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - each of them speaks every 50 s
+    for wrong in (4.0, 3601.0, float("nan")):
+        with pytest.raises(RunError, match="chair.silence_seconds"):
+            msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=wrong)).check()
 
 
 async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> None:
