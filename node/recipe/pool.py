@@ -201,3 +201,12 @@ def freshness(group: Group) -> tuple[int, int, Key]:
 def group_id(group: Group) -> str:
     """root:group, as a batch's header names what it holds."""
     return f"{group.key[0].hex()}:{group.key[1]}"
+
+
+def key_of(name: str) -> Key | None:
+    """The other way round; None for what names no group."""
+    root, _, number = name.partition(":")
+    try:
+        return (bytes.fromhex(root), int(number)) if len(root) == 64 and number.isascii() else None
+    except ValueError:
+        return None

@@ -31,6 +31,7 @@ from node.services.base import Service
 from node.services.judging.lots import OwnLots
 from node.services.judging.service import Judging
 from node.services.station import Station
+from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
 from node.state.files import write_whole
 from node.training.client import end_child
@@ -40,11 +41,9 @@ from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import LotPledge
 from protocol.manifest import (
-    MAX_CARD_BYTES,
     MAX_MANIFEST_BYTES,
     BatchManifest,
     PolicyStatement,
-    decode_card,
     decode_manifest,
 )
 from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged
@@ -330,12 +329,11 @@ class Auditing(Service):
         }
 
     async def _fetch_state(self, offer: CheckpointOffered, pins: list[bytes]) -> tuple[str, tuple[str, ...]]:
-        path = await self._fetch(offer.root, min(offer.size, MAX_CARD_BYTES), pins)
-        card = await trio.to_thread.run_sync(lambda: decode_card(path.read_bytes()))
-        card.check(offer.step)
-        most = 6 * image_limit(self._station.run.spec)  # 12 bytes a parameter, of which an image has two
-        files = [str(await self._fetch(one.root, min(one.size, most), pins)) for one in card.files]
-        return str(path), tuple(files)
+        async def fetch(root: bytes, size: int) -> Path:
+            return await self._fetch(root, size, pins)
+
+        path, _, files = await fetch_checkpoint(fetch, offer, self._station.run.spec)
+        return str(path), tuple(map(str, files))
 
     def _claim(self, step: int, manifest: BatchManifest) -> Claim:
         """What was stated of the step, and by which arithmetic; the state before policy 0 follows from the model."""

@@ -73,8 +73,9 @@ class PolicyClock:
             return False
         if self._is_forked(message) or not self._counts(signed) or self._contradicts(signed):
             return False
-        if message.policy_root in self._known:
+        if message.policy_root in self._known and not self.is_orphan(message.policy_root):
             return False
+        self._known.pop(message.policy_root, None)  # from one state and the same files the next term makes the same
         self._by_root[message.policy_root] = self._by_step[message.step] = signed
         self.learn(message.step, message.policy_root)
         return True

@@ -41,6 +41,8 @@ class Terms:
         self.trainers: tuple[Address, ...] = (manager,)
         self.seated = False
         self.lease = self.grace = 0
+        self.reached = 0
+        """A policy that the chain was told of: the run has come at least as far."""
 
     @property
     def now(self) -> Term:
@@ -95,9 +97,12 @@ class Terms:
         """A term begins. The first one that is told takes the place of the manager's."""
         kept = [term for term in self._terms if term.number < number][-MAX_TERMS:]
         self._terms = [*kept, Term(number, holder, from_step, parent, until, at=self._clock())]
+        self.reached = max(from_step - 1, 0)
         self._tell()
 
-    def hold(self, number: int, until: int) -> None:
+    def hold(self, number: int, until: int, step: int = 0) -> None:
+        """step: the newest policy then."""
+        self.reached = max(self.reached, step)
         self._change(number, until=until)
 
     def end(self, number: int, ended_at: int) -> None:

@@ -173,6 +173,14 @@ class Spool:
     def remember_adopted(self, step: int) -> None:
         write_whole(self.root / "adopted", f"{step}\n".encode())
 
+    def consumed_by(self, step: int) -> dict[str, int]:
+        """Group learnt from -> step, by this node's own checkpoint of `step`; nothing where it is not kept any more."""
+        try:
+            told = _read(self.checkpoints / f"step-{step:06d}" / "state.json")
+        except FileNotFoundError:
+            return {}
+        return dict(told["consumed"])
+
     def was_skipped(self, step: int) -> bool:
         """Whether a later state was taken over, so that this step will never be complete."""
         adopted = self.adopted()

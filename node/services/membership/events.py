@@ -116,8 +116,8 @@ class Events(Service):
                 self._membership.terms.seat(event.trainers, event.lease_seconds, event.grace_seconds)
             case TermTaken():
                 self._membership.terms.take(event.term, event.holder, event.from_step, event.parent, event.until)
-            case TermHeld(term=term, until=until):
-                self._membership.terms.hold(term, until)
+            case TermHeld(term=term, until=until, step=step):
+                self._membership.terms.hold(term, until, step)
             case TermEnded(term=term, ended_at=ended_at):
                 self._membership.terms.end(term, ended_at)
             case ValidatorStruck(validator=struck):

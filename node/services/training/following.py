@@ -13,15 +13,15 @@ from node.training.batch import Batch
 from node.training.spool import Spool
 from protocol.errors import ProtocolError
 from protocol.lots import unpack_groups
-from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, decode_manifest
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, ComposedBatch, decode_manifest
 from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
 
 
-async def batch_of(station: Station, signed: Signed[PolicyAnnounced]) -> tuple[ComposedBatch, Batch]:
-    """The batch that led to an announced policy. Raises IntellectError where a part of it cannot be had, is not what
-    was signed, or breaks a rule of the run."""
+async def manifest_of(station: Station, signed: Signed[PolicyAnnounced]) -> BatchManifest:
+    """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, is not what was
+    signed, or breaks a rule of the run."""
     message, run = signed.message, station.run
     holders = [signed.author, *station.membership.addresses()]
     size = min(message.batch_size, MAX_MANIFEST_BYTES)
@@ -30,7 +30,12 @@ async def batch_of(station: Station, signed: Signed[PolicyAnnounced]) -> tuple[C
     manifest.check(run.root, station.pool, message.step - 1, run.spec.recipe.max_staleness)
     if (manifest.parent, manifest.term) != (message.parent, message.term):
         raise ProtocolError("unusable manifest", "its parent or term is not that of the statement which names it")
-    return manifest.batch, await make(station, manifest.batch, (signed.author,))
+    return manifest
+
+
+async def batch_of(station: Station, signed: Signed[PolicyAnnounced], manifest: BatchManifest) -> Batch:
+    """What that step learnt from. Raises as above."""
+    return await make(station, manifest.batch, (signed.author,))
 
 
 def settled_by(run_groups: int, pool: int, composed: ComposedBatch) -> list[tuple[bytes, int]]:

@@ -18,33 +18,37 @@ from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
-from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id
+from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id, key_of
 from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
 from node.services.chairing import Chairing, Ready
 from node.services.station import Rate, Station
+from node.services.training.adopting import Adopting
 from node.services.training.following import (
     Compared,
     batch_of,
     compare,
     entry_of,
+    manifest_of,
     remember_term,
     settled_by,
     term_known,
 )
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.stating import make_batch, word_on
+from node.services.training.stating import make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.swarm.register import WorkId
+from node.training import adoption
 from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
+from node.training.computed_by import arithmetic_in
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
 from protocol.errors import IntellectError
-from protocol.manifest import ComposedBatch, encode_manifest
+from protocol.manifest import BatchManifest, ComposedBatch, encode_manifest
 from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
@@ -53,6 +57,13 @@ POLL = 0.05
 AHEAD = 1
 FOLLOW_AGAIN = 1.0
 """Seconds before what could not be had of another trainer's step is asked for again."""
+PATIENCE = 5
+"""Times in a row after which a standby goes on from a checkpoint instead, if one is offered."""
+FAR = 8
+"""Steps that a standby would rather replay than skip."""
+TAKES_BACK = 32
+"""Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its turn
+would cost more than waiting for another trainer."""
 HISTORY = 400
 
 
@@ -87,6 +98,11 @@ class Trainer:
         self._term = 0
         self.compared = self.equal = 0
         self.apart: Compared | None = None
+        self.differences: tuple[str, ...] = ()
+        """In what the leader computes otherwise, in words: then its bits cannot be replayed here."""
+        self._class_of: tuple[bytes, BatchManifest] | None = None
+        self._in_vain = 0
+        self._adopting = Adopting(station, spool, station.progress.trouble)
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
@@ -177,6 +193,8 @@ class Trainer:
         # Groups that were journaled for a batch which was never written are free again.
         await journal.do(journal.forget_consumed, self._first_batch)
         self._used = _by_step(await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness))
+        await trio.to_thread.run_sync(adoption.end, self._spool)
+        await self._settle_adopted()
         await self._recall()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learner.run)
@@ -214,6 +232,8 @@ class Trainer:
             log.warning("trainer.cut_back", step=first, term=self._station.membership.terms.now.number)
             self._station.progress.tell("chair", f"another trainer leads: own policies from {first} on are dropped")
             await trio.to_thread.run_sync(self._spool.cut, first)
+            if not self._spool.goes_on:  # what it had taken over lies beyond the cut
+                await trio.to_thread.run_sync(self._spool.cut, 0)
             self.step = min(self.step, first - 1)
             self._pool.forget_made_with(self._station.jury.policies.is_orphan)
         await self._remember_term()
@@ -235,11 +255,17 @@ class Trainer:
                 await self._remember_term()
 
     def ready(self) -> Ready | None:
-        """What this trainer could lead from now: everything announced is replayed here, and came out equal."""
+        """What this trainer could lead from now: everything announced is replayed here, and came out equal. Who cannot
+        replay it leads from the checkpoint that it has taken over, where that is not too far back."""
         newest = self._spool.newest_step()
         if self.done or self.ended_by or self.apart or newest < 0 or self._spool.next_batch() != newest:
             return None
-        policies = self._station.jury.policies
+        policies, terms = self._station.jury.policies, self._station.membership.terms
+        behind = policies.newest_step - newest
+        if policies.newest_step < 0 and terms.reached > 0:
+            return None  # nothing was heard of the run yet
+        if behind > TAKES_BACK or (behind > 0 and (not self._stuck or self._adopting.best(newest) is not None)):
+            return None
         if policies.of_step(newest) is None:
             before = policies.of_step(newest - 1)
             return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
@@ -252,7 +278,9 @@ class Trainer:
 
     def _compared(self) -> dict[str, Any]:
         apart = f"step {self.apart.step}: {self.apart.differs}" if self.apart else ""
-        return {"replayed": self.compared, "equal": self.equal, "apart": apart}
+        taken, refused = (self._adopting.counts[name] for name in ("taken", "refused"))
+        other = {"differences": list(self.differences), "checkpoints": taken, "checkpoints_refused": refused}
+        return {"replayed": self.compared, "equal": self.equal, "apart": apart, **other}
 
     # policies out
 
@@ -260,17 +288,22 @@ class Trainer:
         """Publish each completed step in order; the newest ones again after a restart."""
         # The newest are said again, since a crash may have come between writing and announcing one of them.
         first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
-        for step in range(first, self._spec.recipe.steps + 1):
-            while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes the spool
+        step = first - 1
+        while step < self._spec.recipe.steps:
+            step += 1
+            while not self._spool.is_complete(step):
                 await trio.sleep(POLL)
+                step = max(step, self._spool.adopted()) if self._spool.was_skipped(step) else step
             if self._station.jury.distrust:  # a second daemon with this key, or a copied state directory
                 fork = self._station.jury.policies.fork
                 self.ended_by = f"this trainer is not believed any more: {fork.what if fork else ''}"
                 return
             began = self._station.clock.monotonic()
             held = await self._bring_out(step)
-            if held is None:
+            if self.apart is not None:
                 return
+            if held is None:
+                continue
             self._announced[step] = self._station.clock.monotonic() - began
             self._journeys.published(step)
             self._station.shelf.put(held)
@@ -282,27 +315,31 @@ class Trainer:
 
     async def _bring_out(self, step: int) -> HeldPolicy | None:
         """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
-        apart: then this trainer follows no further, and never leads from there."""
+        apart, and then this trainer follows no further and never leads from there; and where a later state was taken
+        over, of a policy that is not announced any more."""
         own, policies = self._station.key.address, self._station.jury.policies
-        while True:
+        taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
+        while taken or step >= self._spool.adopted():
             signed = policies.of_step(step)
-            if signed is not None and signed.author != own and self._chair is not None:
-                return await self._compare(step, signed)
-            if signed is not None or self.leads(step):
+            if signed is not None and (taken or signed.author != own) and self._chair is not None:
+                return await self._compare(step, signed, taken=taken)
+            if not taken and (signed is not None or self.leads(step)):
                 word = await word_on(self._station, self._spool, step, self._station.membership.terms.of(step).number)
                 return await self._publisher.publish(step, self._spool.policy_path(step), word)
             await trio.sleep(POLL)
+        return None
 
-    async def _compare(self, step: int, signed: Signed[PolicyAnnounced]) -> HeldPolicy | None:
+    async def _compare(self, step: int, signed: Signed[PolicyAnnounced], *, taken: bool = False) -> HeldPolicy | None:
+        """taken: over from a checkpoint, which counts for no replay."""
         found = await compare(self._spool, signed)
-        self.compared += 1
+        self.compared += not taken
         if found.differs:
             # For good: a state that differs by one bit differs in every later step, too.
             self.apart = found
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
             self._station.progress.trouble(f"{text}: this trainer does not take the chair")
             return None
-        self.equal += 1
+        self.equal += not taken
         return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
 
     async def _put_on_record(self) -> None:
@@ -311,14 +348,20 @@ class Trainer:
         await self._until(lambda: self.step >= recorded)
         self.ended_by = self.ended_by or self._reason_to_end()
         for step in range(recorded + 1, self._spec.recipe.steps + 1):
-            await self._until(lambda step=step: self.step >= step and self._evaluations.complete(step))
+            await self._until(lambda step=step: self._recordable(step))
             if self.ended_by:
                 return
+            if not self._spool.is_complete(step):
+                continue
             self.metrics.append(await trio.to_thread.run_sync(self._observe, step))  # nobody reads it at this moment
             # `_give_up` may have ended the run meanwhile, and its reason stays
             self.ended_by = self.ended_by or self._reason_to_end()
             if self.ended_by:
                 log.info("run.ended_early", step=step, why=self.ended_by)
+
+    def _recordable(self, step: int) -> bool:
+        skipped = self._spool.was_skipped(step)
+        return skipped or (self.step >= step and self._evaluations.complete(step))
 
     async def _until(self, true: Callable[[], bool]) -> None:
         """Or until the run ends."""
@@ -346,6 +389,8 @@ class Trainer:
         if self.done:
             return f"the run is over: {self.ended_by or 'its last step is done'}"
         if not self.leads(self.step + 1):
+            if self.differences:
+                return f"stands by with the leader's checkpoint of step {self.step}: it computes otherwise"
             return f"stands by: {self.equal} of {self.compared} replayed steps are equal to the leader's"
         return f"policy {self.step} is published; {self.queued} verified rollouts wait for the next batch"
 
@@ -356,7 +401,8 @@ class Trainer:
         self.began_at = float(began) if began else None
         last = self._observer.newest
         for step in range(max(0, last + 1 - HISTORY), last + 1):
-            self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
+            if self._spool.is_complete(step):  # it may have been skipped, or taken back by another trainer's term
+                self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
         done = self._spool.next_batch()
         self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, done)
         self.staleness = await trio.to_thread.run_sync(self._batch_log.staleness, done)
@@ -429,7 +475,7 @@ class Trainer:
             if step >= self._spec.recipe.steps:
                 return
             if not self.leads(step + 1):
-                if self.apart is None and await self._follow(step):
+                if self.apart is None and await self._stand_by(step):
                     continue
             # At most AHEAD of what is published: a batch made sooner would miss the rollouts of the newest policies.
             elif step <= self.step + AHEAD and not self._evaluations.behind:
@@ -439,18 +485,71 @@ class Trainer:
                     continue
             await trio.sleep(POLL)
 
+    @property
+    def _stuck(self) -> bool:
+        """Whether nothing leads on from here but a checkpoint."""
+        return bool(self.differences) or self._in_vain >= PATIENCE
+
+    async def _stand_by(self, step: int) -> bool:
+        """Replay another trainer's step, or go on from a checkpoint where that is too far behind, cannot be had, or
+        would give other bits; False where there is nothing to do now."""
+        newest, policies = self._spool.newest_step(), self._station.jury.policies
+        offer = self._adopting.best(newest)
+        lost = policies.of_step(step + 1) is None and policies.newest_step > step
+        if newest >= 0 and offer and (self._stuck or lost or offer.message.step - newest > FAR):
+            if await self._adopting.adopt(offer):
+                self._in_vain = 0
+                await self._settle_adopted()
+                return True
+            await trio.sleep(FOLLOW_AGAIN)
+            return False
+        return newest >= 0 and await self._follow(step)
+
+    async def _settle_adopted(self) -> None:
+        """The groups that the state which was taken over has learnt from are used up here, too."""
+        consumed = await trio.to_thread.run_sync(self._spool.consumed_by, self._spool.adopted())
+        by_step: dict[int, list[Key]] = {}
+        for name, step in sorted(consumed.items(), key=lambda one: one[1]):
+            if (key := key_of(name)) is not None and not self._is_used(_key_name(key)):
+                by_step.setdefault(step, []).append(key)
+        for step, keys in by_step.items():
+            self._pool.settle(keys)
+            await self._settle([_key_name(key) for key in keys], step)
+
+    async def _manifest(self, signed: Signed[PolicyAnnounced]) -> BatchManifest:
+        """Raises IntellectError. Notes in what the leader computes otherwise."""
+        root = signed.message.batch_root
+        if self._class_of is None or self._class_of[0] != root:
+            manifest = await manifest_of(self._station, signed)
+            own = await trio.to_thread.run_sync(metrics_of, self._spool, self._spool.newest_step())
+            differences = tuple(arithmetic_in(own).differences(manifest.arithmetic))
+            if differences and not self.differences:
+                text = (
+                    f"the leader computes otherwise ({'; '.join(differences)}): its checkpoints are taken over instead"
+                )
+                self._station.progress.tell("chair", text)
+            self.differences = differences
+            self._class_of = root, manifest
+        return self._class_of[1]
+
     async def _follow(self, step: int) -> bool:
-        """Hand the learner what another trainer composed; False where that is not announced, or cannot be had now."""
+        """Hand the learner what another trainer composed; False where that is not announced, or cannot be had now, or
+        gives other bits here."""
         signed = self._station.jury.policies.of_step(step + 1)
         if signed is None or signed.message.statement is None:
             return False
         try:
-            composed, batch = await batch_of(self._station, signed)
+            manifest = await self._manifest(signed)
+            if self.differences:
+                return False
+            composed, batch = manifest.batch, await batch_of(self._station, signed, manifest)
         except IntellectError as error:
+            self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
             self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
             await trio.sleep(FOLLOW_AGAIN)
             return False
+        self._in_vain = 0
         keys = settled_by(self._spec.rollout.prompts_per_file, self._station.pool, composed)
         # What the leader used is used here too, or this trainer would train on it again as soon as it leads.
         self._pool.settle(keys)

@@ -126,6 +126,17 @@ def test_a_fork_in_a_term_that_is_over_stops_nobody_and_stays_evidence() -> None
     assert scene.clock.fork is None and scene.say(B, 1, 5, ROOTS[31], parent=ROOTS[4])
 
 
+def test_a_policy_that_the_new_term_makes_again_bit_for_bit_is_a_policy_and_no_orphan_any_more() -> None:
+    """From the same state and the same files it does; the old term's word of it may have come before or after."""
+    scene = Scene()
+    scene.lead_to(5)
+    scene.terms.take(1, B, 5, ROOTS[4], 400)
+    assert not scene.say(A, 0, 6) and scene.clock.is_orphan(ROOTS[5]) and scene.clock.is_orphan(ROOTS[6])
+    assert scene.say(B, 1, 5, parent=ROOTS[4]) and scene.say(B, 1, 6, parent=ROOTS[5])
+    assert not scene.clock.is_orphan(ROOTS[5]) and scene.clock.newest_step == 6 and scene.clock.fork is None
+    assert scene.clock.of_step(6).author == B  # type: ignore[union-attr]
+
+
 def test_a_standby_says_nothing_that_counts_and_a_term_that_nobody_knows_yet_is_heard_again() -> None:
     scene = Scene()
     scene.lead_to(4)

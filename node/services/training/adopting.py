@@ -1,0 +1,133 @@
+"""A checkpoint that another trainer offers: which one, fetched, and handed to the learner.
+
+For who comes late, who cannot have what a step was made of, and who computes in another class, whose own bits nobody
+could compare. The learner takes nothing over but the stated state, so it does not matter who offers it.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.recent import Recent
+from node.run.assets import image_limit
+from node.services.station import Station
+from node.training import adoption
+from node.training.spool import Spool
+from protocol.errors import IntellectError, ProtocolError
+from protocol.manifest import MAX_CARD_BYTES, CheckpointCard, MalformedManifest, decode_card
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed
+from protocol.run import RunSpec
+from protocol.statements import Outcome
+
+log = structlog.get_logger()
+POLL = 0.05
+FETCH_TIMEOUT = 600.0
+REFUSED = 64
+"""Checkpoints that are remembered, so that none is fetched twice in vain."""
+LATER = 10.0
+"""Seconds before one that could not be had is asked for again."""
+
+
+class Fetch(Protocol):
+    def __call__(self, root: bytes, size: int, /) -> Awaitable[Path]: ...
+
+
+async def fetch_checkpoint(
+    fetch: Fetch, offer: CheckpointOffered, run: RunSpec
+) -> tuple[Path, CheckpointCard, tuple[Path, ...]]:
+    """(card, the same decoded, files). Raises IntellectError for what cannot be had, or cannot be of this run."""
+    path = await fetch(offer.root, min(offer.size, MAX_CARD_BYTES))
+    card = await trio.to_thread.run_sync(lambda: decode_card(path.read_bytes()))
+    card.check(offer.step)
+    if len(card.files) != 1:
+        raise MalformedManifest("bad checkpoint", f"{len(card.files)} ranks wrote it, which one process cannot be")
+    most = 6 * image_limit(run)  # 12 bytes a parameter, of which an image has two
+    if any(one.size > most for one in card.files):
+        raise MalformedManifest("bad checkpoint", "it is larger than a state of the run's model can be")
+    return path, card, tuple([await fetch(one.root, one.size) for one in card.files])
+
+
+class Adopting:
+    """One trainer's."""
+
+    def __init__(self, station: Station, spool: Spool, told: Callable[[str], object]) -> None:
+        self._station = station
+        self._spool = spool
+        self._told = told
+        self._refused: Recent[bytes, float] = Recent(REFUSED)
+        """Root of the card -> from when on it may be asked for again."""
+        self.counts = {"taken": 0, "refused": 0}
+
+    def best(self, beyond: int) -> Signed[CheckpointOffered] | None:
+        """The newest offer of a step later than `beyond` that may be gone on from: the leader's first."""
+        leader, now = self._station.membership.trainer, self._station.clock.monotonic()
+        offers = [
+            one
+            for one in self._station.board.messages(CheckpointOffered)
+            if one.message.step > beyond
+            and self._refused.get(one.message.root, 0.0) <= now
+            and self._is_sound(one.message.step)
+        ]
+        return max(offers, key=lambda one: (one.message.step, one.author == leader), default=None)
+
+    def _stated(self, step: int) -> Signed[PolicyAnnounced] | None:
+        found = self._station.jury.policies.of_step(step)
+        return found if found is not None and found.message.statement is not None else None
+
+    def _is_sound(self, step: int) -> bool:
+        """Whether its state was stated, and not more validators found the step bad than saw it hold: one liar among
+        them keeps nobody from standing by."""
+        stated = self._stated(step)
+        if stated is None or stated.message.statement is None:
+            return False
+        said = self._station.jury.steps.judged_by(stated.message.statement.struct_hash).values()
+        against = sum(one.message.outcome != Outcome.ACCEPT for one in said)
+        return against <= len(said) - against
+
+    async def adopt(self, offer: Signed[CheckpointOffered]) -> bool:
+        """Whether the learner holds this state now."""
+        step, stated = offer.message.step, self._stated(offer.message.step)
+        if stated is None:
+            return False
+        try:
+            card, _, files = await fetch_checkpoint(self._fetcher(offer), offer.message, self._station.run.spec)
+        except ProtocolError as error:
+            return self._refuse(offer, error.why)
+        except IntellectError as error:
+            return self._refuse(offer, error.why, self._station.clock.monotonic() + LATER)
+        roots = stated.message.state_root, stated.message.policy_root
+
+        def ask() -> None:
+            adoption.order(self._spool, step, card.read_bytes(), files, roots)
+
+        try:
+            await trio.to_thread.run_sync(ask)
+        except FileNotFoundError:
+            return False  # the store has let go of it; it is fetched again
+        while not adoption.answered(self._spool):  # noqa: ASYNC110 - another process answers
+            await trio.sleep(POLL)
+        refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
+        if self._spool.newest_step() >= step:
+            self.counts["taken"] += 1
+            log.info("checkpoint.taken", step=step, by=offer.author)
+            return True
+        return self._refuse(offer, refusal.why if refusal else "the learner ended meanwhile")
+
+    def _refuse(self, offer: Signed[CheckpointOffered], why: str, until: float = math.inf) -> bool:
+        self._refused[offer.message.root] = until
+        self.counts["refused"] += 1
+        log.warning("checkpoint.refused", step=offer.message.step, by=offer.author, why=why)
+        self._told(f"checkpoint {offer.message.step} of {offer.author} is refused: {why}")
+        return False
+
+    def _fetcher(self, offer: Signed[CheckpointOffered]) -> Fetch:
+        sources = list(dict.fromkeys([offer.author, *self._station.membership.addresses()]))
+
+        async def fetch(root: bytes, size: int) -> Path:
+            return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+
+        return fetch

@@ -1,0 +1,519 @@
+"""Take-overs with the product's rules: boards, juries, terms, chairs and trainers are real, over one hub and one clock.
+
+In the place of the chain stands its contract's rule, in the place of a learner a hash: state k+1 follows from state k,
+the batch and the learner's class, and from nothing else.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from blake3 import blake3
+from trio.testing import MockClock
+
+from node.blobs.errors import BlobUnavailable
+from node.blobs.store import BlobStore
+from node.chain.errors import Reverted, RpcUnreachable
+from node.metrics.observer import Observer
+from node.network.memory import MemoryHub
+from node.recipe.join import join
+from node.recipe.pool import Group, Origin
+from node.run.assets import Run
+from node.services.chairing import Chairing
+from node.services.showing import Showing
+from node.services.station import PoolTime
+from node.services.training.trainer import TAKES_BACK, Trainer
+from node.state.files import write_whole
+from node.training import adoption
+from node.training.evaluations import Evaluations
+from node.training.spool import Spool
+from node.weights.publish import StepWord
+from protocol.blobs import describe
+from protocol.errors import ProtocolError
+from protocol.identity import Address, NodeKey, address_bytes
+from protocol.manifest import Arithmetic, decode_card, decode_manifest
+from protocol.messages import CheckpointOffered, PolicyAnnounced, stated
+from protocol.rollout import (
+    Report,
+    ReportHeader,
+    ReportRow,
+    RolloutBatch,
+    RolloutHeader,
+    SampleRow,
+    encode,
+    encode_report,
+)
+from protocol.run import Recipe, RolloutSpec, encode_run
+from protocol.statements import TermSilent, WorkCommitment, signer_of, work_id
+from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
+from tests.node.services.tasking.town import at_once
+
+SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
+KEYS = (TRAINER, SECOND, THIRD)
+STEPS, GROUPS, SIZE = 60, 2, 2
+LEASE, GRACE, BLOCK = 60, 10, 1.0
+RUN = msgspec.structs.replace(
+    court_run(),
+    rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
+    recipe=Recipe(steps=STEPS, max_staleness=STEPS),
+)
+START = b"\7" * 32
+NOBODY = Address("0x" + "77" * 20)
+
+
+class Shared(BlobStore):
+    """Everybody's blobs."""
+
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Path:
+        await trio.lowlevel.checkpoint()
+        path = self.path(root)
+        if not path.exists():  # noqa: ASYNC240 - one local file
+            raise BlobUnavailable(root, "nobody hands it over")
+        if path.stat().st_size > max_size:  # noqa: ASYNC240
+            raise ProtocolError("too large", f"it has more than {max_size} bytes")
+        return path
+
+
+class Learner:
+    """step_seconds: of one step; kind: its class."""
+
+    engine_name, name, pid, restarts = "hash", "learner", None, 0
+
+    def __init__(self, spool: Spool, kind: str, step_seconds: float) -> None:
+        self._spool, self._kind, self._seconds = Spool(spool.root), kind, step_seconds
+        self._consumed: dict[str, int] = {}
+
+    def finish(self) -> None:
+        """It stops with the test."""
+
+    async def run(self) -> None:
+        state, step = START, 0
+        kept = self._spool.checkpoint_steps()
+        if kept:
+            step, state = kept[-1], (self._folder(kept[-1]) / "state.safetensors").read_bytes()
+        elif not self._spool.is_complete(0):
+            self._publish(0, b"", state)
+        while True:
+            await trio.sleep(0.05)
+            if (order := adoption.read_order(self._spool)) is not None:
+                step, state = self._adopt(order, step, state)
+            elif self._spool.batch_path(step).exists():
+                await trio.sleep(self._seconds)
+                batch = self._spool.batch_path(step).read_bytes()
+                before, state, step = state, blake3(state + batch + self._kind.encode()).digest(), step + 1
+                self._publish(step, before, state)
+                self._save(step, state)
+
+    def _adopt(self, order: adoption.AdoptionOrder, step: int, state: bytes) -> tuple[int, bytes]:
+        found = Path(order.files[0]).read_bytes()
+        if state_root(found) != order.state_root or order.step <= step:
+            adoption.refuse(self._spool, order, ProtocolError("no", "it is not the state that the trainer stated"))
+            return step, state
+        self._consumed = dict(decode_card(order.card).consumed)
+        self._spool.remember_adopted(order.step)
+        self._save(order.step, found)
+        self._publish(order.step, b"", found, adopted=True)
+        self._spool.adoption_path.unlink()
+        return order.step, found
+
+    def _folder(self, step: int) -> Path:
+        return self._spool.checkpoints / f"step-{step:06d}"
+
+    def _save(self, step: int, state: bytes) -> None:
+        from node.training.batch import decode_batch
+
+        if self._spool.batch_path(step - 1).exists():
+            files = decode_batch(self._spool.batch_path(step - 1).read_bytes()).header.files
+            self._consumed |= dict.fromkeys(files, step - 1)
+        if step % 4 == 0:
+            self._folder(step).mkdir()
+            (self._folder(step) / "state.safetensors").write_bytes(state)
+            told = {"step": step, "updates": step, "consumed": self._consumed, "files": {"state.safetensors": ""}}
+            write_whole(self._folder(step) / "state.json", json.dumps(told).encode())
+
+    def _publish(self, step: int, before: bytes, state: bytes, *, adopted: bool = False) -> None:
+        write_whole(self._spool.policy_path(step), state)
+        arithmetic = Arithmetic(self._kind, "float32", 1, False, 1, True, 1, True, False, "fused", "torch 2")
+        told = {"step": step, "policy_root": policy_root(state).hex(), "state_root": state_root(state).hex()}
+        told |= {"state_before": state_root(before).hex() if before else "", "seconds": {}, "adopted": adopted}
+        told["arithmetic"] = msgspec.structs.asdict(arithmetic)
+        write_whole(self._spool.metrics_path(step), json.dumps(told).encode())
+
+
+def state_root(state: bytes) -> bytes:
+    return blake3(b"state" + state).digest()
+
+
+def policy_root(state: bytes) -> bytes:
+    return blake3(b"policy" + state).digest()
+
+
+class Examiner:
+    name, pid, restarts = "evaluator", None, 0
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool, self._left = Spool(spool.root), Evaluations(Spool(spool.root), RUN)
+
+    def finish(self) -> None:
+        """It stops with the test."""
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(0.2)
+            step = self._left.next()
+            if step is not None and self._spool.is_complete(step):
+                write_whole(self._spool.evaluation_path(step), b'{"eval_reward": 0.5}')
+
+
+class Chain:
+    """The Chair's rule. away: who cannot reach it, and hears what happened when it can again."""
+
+    def __init__(self, seats: Callable[[], list[Seat]]) -> None:
+        self._seats = seats
+        self.away: set[Address] = set()
+        self._unheard: dict[Address, list[Callable[[Any], object]]] = {}
+        self.number, self.holder, self.until, self.from_step = 0, TRAINER.address, int(now()) + LEASE, 0
+        self.ended = False
+        self.taken: list[tuple[Address, int]] = []
+        self.refused = 0
+
+    async def _block(self, who: Address) -> None:
+        if who in self.away:
+            raise RpcUnreachable({"http://nowhere": "no answer"})
+        await trio.sleep(BLOCK)
+
+    def _tell(self, change: Callable[[Any], object]) -> None:
+        for seat in self._seats():
+            if seat.key.address in self.away:
+                self._unheard.setdefault(seat.key.address, []).append(change)
+            else:
+                change(seat.membership.terms)
+
+    def back(self, who: Address) -> None:
+        self.away.discard(who)
+        seat = next(seat for seat in self._seats() if seat.key.address == who)
+        for change in self._unheard.pop(who, []):
+            change(seat.membership.terms)
+
+    def _revert(self) -> None:
+        self.refused += 1
+        raise Reverted("take the chair", "OtherTerm", {"term": self.number, "until": self.until})
+
+    async def hold(self, who: Address, step: int) -> None:
+        await self._block(who)
+        if who != self.holder or self.ended:
+            self._revert()
+        self.until = int(now()) + LEASE
+        number, until = self.number, self.until
+        self._tell(lambda terms: terms.hold(number, until, step))
+
+    async def take(self, who: Address, term: int, from_step: int, parent: bytes) -> None:
+        await self._block(who)
+        places = [key.address for key in KEYS]
+        turn = (places.index(who) - places.index(self.holder) - 1) % len(places)
+        if term != self.number + 1 or from_step < self.from_step or now() < self.until + turn * GRACE:
+            self._revert()
+        self.number, self.holder, self.from_step, self.until = term, who, from_step, int(now()) + LEASE
+        self.ended = False
+        self.taken.append((who, from_step))
+        until = self.until
+        self._tell(lambda terms: terms.take(term, who, from_step, parent, until))
+
+    async def end(self, who: Address, silent: TermSilent, signatures: Sequence[bytes]) -> None:
+        await self._block(who)
+        signers = {signer_of(DOMAIN, silent, one) for one in signatures}
+        if (silent.term, silent.until) != (self.number, self.until) or self.ended:
+            self._revert()
+        assert len(signers & {key.address for key in VALIDATORS}) >= 2
+        self.ended, self.until = True, int(now())
+        number, until = self.number, self.until
+        self._tell(lambda terms: terms.end(number, until))
+
+
+class Door:
+    def __init__(self, chain: Chain, own: Address) -> None:
+        self._chain, self._own = chain, own
+
+    async def hold_chair(self, pool: int, step: int, policy_root: bytes) -> None:
+        await self._chain.hold(self._own, step)
+
+    async def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> None:
+        await self._chain.take(self._own, term, from_step, parent)
+
+    async def end_term(self, silent: TermSilent, signatures: Sequence[bytes]) -> None:
+        await self._chain.end(self._own, silent, signatures)
+
+
+def now() -> float:
+    return 1000.0 + trio.current_time()
+
+
+class Desk:
+    """A trainer at its seat."""
+
+    def __init__(self, pool: "Pool", key: NodeKey, kind: str, seconds: float) -> None:
+        self.seat = Seat(pool.made, key, "trainer")
+        folder = pool.directory / key.address
+        self.spool = Spool(folder / "spool")
+        station = self.station = self.seat.station
+        station.run = Run(RUN, bytes(32), encode_run(RUN), folder)
+        station.time = PoolTime(wall=now)
+        self.spool.prepare(encode_run(RUN), folder)
+        self.chair = Chairing(station, Door(pool.chain, key.address))  # type: ignore[arg-type]
+        publisher: Any = SimpleNamespace(publish=self._publish, hold=self._hold)
+        children: Any = Learner(self.spool, kind, seconds), Examiner(self.spool)
+        observer = Observer(RUN, folder)
+        self.trainer = Trainer(station, *children, self.spool, publisher, observer, chair=self.chair)  # type: ignore[call-arg]
+        self.trainer._intake.run = trio.sleep_forever  # noqa: SLF001 - files come by hand
+        self.trainer._pool.add(pool.groups)  # noqa: SLF001
+        self.showing = Showing(station, pool.store, self.spool, folder / "offering")
+        self.made: dict[int, bytes] = {}
+        station.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
+
+    async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
+        root = self.made[step] = word.statement.policy_root
+        said = stated(word.statement, word.batch_size, word.signature)
+        await self.station.board.post(
+            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **said)
+        )
+        return SimpleNamespace(step=step, root=root)
+
+    async def _hold(self, step: int, image: Path, raw: bytes) -> SimpleNamespace:
+        return SimpleNamespace(step=step, root=b"")
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for one in (self.seat.beat, self.chair.run, self.trainer.run, self.showing.run):
+                nursery.start_soon(one)
+
+    @property
+    def leads(self) -> bool:
+        return self.chair.leads(self.trainer.step + 1)
+
+
+class Pool:
+    """Trainers and three validators; quorum 2. kinds: the trainers' classes."""
+
+    def __init__(self, directory: Path, kinds: Sequence[str], seconds: float = 1.0) -> None:
+        self.directory = directory
+        self.store = Shared(directory / "blobs", 1 << 28)
+        self.hub = MemoryHub(delay=0.01)
+        self.made: Any = SimpleNamespace(hub=self.hub, validator_keys=VALIDATORS, quorum=2, blobs=self.store, run=RUN)
+        self.chain = Chain(lambda: self.seats)
+        self.groups = list[Group]()
+        self.judges = [Seat(self.made, key, "validator") for key in VALIDATORS]
+        self.seats = list(self.judges)
+        self.desks = list[Desk]()
+        self._kinds, self._seconds = kinds, seconds
+
+    async def open(self, nursery: trio.Nursery, late: int = 0) -> None:
+        """late: of the trainers so many come by `arrive`."""
+        for index in range(STEPS):
+            self.groups += await self._file(index)
+        for key, kind in zip(KEYS, self._kinds, strict=False):
+            self.desks.append(Desk(self, key, kind, self._seconds))
+        present = self.desks[: len(self.desks) - late]
+        self.seats += [desk.seat for desk in present]
+        for seat in self.seats:
+            await seat.run(nursery)
+            self._seat(seat)
+        for seat in self.judges:
+            seat.station.time = PoolTime(wall=now)
+            chair = Chairing(seat.station, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
+            nursery.start_soon(chair.run)
+            nursery.start_soon(seat.beat)
+        for desk in present:
+            nursery.start_soon(desk.run)
+
+    async def arrive(self, number: int, nursery: trio.Nursery) -> None:
+        desk = self.desks[number]
+        self.seats.append(desk.seat)
+        await desk.seat.run(nursery)
+        for seat in self.seats:
+            self._seat(seat)
+        nursery.start_soon(desk.run)
+
+    def _seat(self, seat: Seat) -> None:
+        for other in self.seats:
+            seat.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
+        terms = seat.membership.terms
+        if not terms.seated:
+            terms.take(0, TRAINER.address, 0, bytes(32), self.chain.until)
+            terms.seat([key.address for key in KEYS[: len(self.desks)]], LEASE, GRACE)
+
+    async def _file(self, index: int) -> list[Group]:
+        policy = policy_root(START)
+        places = [(group, sample) for group in range(GROUPS) for sample in range(SIZE)]
+        rows = tuple(SampleRow(g, s, f"p{g}", [3], [4 + s, 1], True, b"") for g, s in places)
+        batch = RolloutBatch(RolloutHeader(POOL, NOBODY, policy.hex(), index), rows)
+        data = encode(batch)
+        root = describe(data).root
+        values = tuple(ReportRow(g, s, float(s), [-0.5, -0.5]) for g, s in places)
+        report = Report(ReportHeader(root.hex(), policy.hex()), values)
+        told = encode_report(report)
+        for blob in (data, told):
+            await self.store.add(blob)
+        commitment = WorkCommitment(POOL, NOBODY, policy, index, root, batch.units)
+        author = address_bytes(VALIDATORS[0].address)
+        origin = Origin(commitment, len(data), author, describe(told).root, len(told))
+        groups = join(RUN, root, 0, batch, report, name=work_id(commitment))
+        return [msgspec.structs.replace(one, origin=origin) for one in groups]
+
+    async def until(self, true: Callable[[], bool], seconds: float = 400) -> float:
+        """How long it took."""
+        began = trio.current_time()
+        with trio.fail_after(seconds):
+            while not true():  # noqa: ASYNC110 - a test may look
+                await trio.sleep(0.1)
+        return trio.current_time() - began
+
+    def check(self) -> int:
+        """One policy a step at every node, each after the one before it, no group twice; how many."""
+        newest = min(seat.jury.policies.newest_step for seat in self.seats)
+        used = set[tuple[bytes, int]]()
+        for step in range(newest + 1):
+            said = [seat.jury.policies.of_step(step) for seat in self.seats]
+            (message,) = {one.message for one in said if one is not None}
+            if step:
+                parent = self.seats[0].jury.policies.of_step(step - 1)
+                assert parent is not None and message.parent == parent.message.policy_root
+                manifest = decode_manifest(self.store.path(message.batch_root).read_bytes())
+                assert manifest.state == parent.message.state_root
+                names = {(work.file_root, group) for work in manifest.batch.works for group in work.used}
+                assert not names & used
+                used |= names
+        assert not any(seat.jury.distrust for seat in self.seats)
+        return newest
+
+
+@asynccontextmanager
+async def opened(pool: Pool, late: int = 0) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        await pool.open(nursery, late)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return MockClock(autojump_threshold=0)
+
+
+@pytest.mark.parametrize("hears_the_chain", [True, False])
+async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
+    clock: MockClock, tmp_path: Path, hears_the_chain: bool
+) -> None:
+    pool = Pool(tmp_path, ["same", "same"])
+    async with opened(pool):
+        leader, standby = pool.desks
+        await pool.until(lambda: standby.trainer.step >= 5)
+        pool.hub.isolate(TRAINER.address)
+        if not hears_the_chain:
+            pool.chain.away.add(TRAINER.address)
+        cut_at = standby.trainer.step
+        took = await pool.until(lambda: standby.leads)
+        assert took < 45 and pool.chain.taken[0][0] == SECOND.address
+        assert leader.leads != hears_the_chain, "who hears the chain stops at once, who does not has its lease"
+        await pool.until(lambda: standby.trainer.step >= cut_at + 8)
+        alone = max(leader.made)
+        await pool.until(lambda: not leader.leads)
+        pool.hub.heal()
+        pool.chain.back(TRAINER.address)
+        await pool.until(lambda: leader.trainer.step >= standby.trainer.step - 1 and leader.trainer.compared > 2)
+        assert alone > pool.chain.from_step, "it had made policies of its own beyond the other's term"
+        assert leader.trainer.equal == leader.trainer.compared and not leader.trainer.apart
+        assert not leader.leads and len(pool.chain.taken) == 1
+        assert pool.check() >= cut_at + 8
+
+
+async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows_it(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    """The leader is cut off from everybody, and the validators from the standbys, who are late for their turns."""
+    pool = Pool(tmp_path, ["same", "same", "same"])
+    async with opened(pool):
+        leader, *standbys = pool.desks
+        await pool.until(lambda: min(one.trainer.step for one in standbys) >= 5)
+        pool.hub.partition([leader.station.key.address], [one.station.key.address for one in standbys])
+        pool.chain.away |= {one.station.key.address for one in pool.desks}
+        await pool.until(lambda: now() > pool.chain.until + 2 * GRACE + 1)
+        for one in pool.desks:
+            pool.chain.back(one.station.key.address)
+        pool.hub.partition([leader.station.key.address])
+        await pool.until(lambda: any(one.leads for one in standbys))
+        assert pool.chain.refused == 1 and len(pool.chain.taken) == 1
+        await pool.until(lambda: min(one.trainer.step for one in standbys) >= pool.chain.from_step + 4)
+        pool.hub.heal()
+        await pool.until(lambda: leader.trainer.step >= pool.chain.from_step + 8)
+        assert sorted(one.leads for one in pool.desks) == [False, False, True]
+        assert not any(one.trainer.apart for one in pool.desks)
+        pool.check()
+
+
+async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoint_and_takes_no_hostile_one(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    pool = Pool(tmp_path, ["one class", "another class"])
+    async with opened(pool, late=1) as nursery:
+        leader, standby = pool.desks
+        await pool.until(lambda: leader.trainer.step >= 12)
+        hostile = await _hostile(pool, 12)
+        await pool.arrive(1, nursery)
+        await pool.until(lambda: standby.trainer.step >= 16)
+        told = standby.chair.status()["chair"]
+        assert told["differences"] == ["processor: another class instead of one class"]
+        assert told["replayed"] == told["equal"] <= 1, "nothing but policy 0"
+        assert told["checkpoints"] >= 2 and not told["apart"]
+        assert (told["checkpoints_refused"] > 0) == hostile
+        assert standby.spool.was_skipped(15) and standby.spool.newest_step() % 4 == 0
+        await trio.sleep(1.5)
+        pool.hub.isolate(TRAINER.address)
+        await pool.until(lambda: standby.leads)
+        held = pool.chain.from_step - 1
+        assert held % 4 == 0 and max(leader.made) > held
+        await pool.until(lambda: standby.trainer.step >= held + 6)
+        pool.hub.heal()
+        await pool.until(lambda: leader.trainer.step >= held + 8)
+        assert leader.chair.status()["chair"]["checkpoints"] >= 1 and not leader.trainer.apart, (
+            "and the other way round"
+        )
+        assert pool.check() > held
+
+
+async def _hostile(pool: Pool, step: int) -> bool:
+    """Another checkpoint of a step, which the newcomer is offered by the leader itself, later than the true one."""
+    board = pool.desks[0].station.board
+    offers = lambda: [one.message for one in board.messages(CheckpointOffered) if one.message.step == step]  # noqa: E731
+    await pool.until(lambda: bool(offers()))
+    (offer,) = offers()
+    card = decode_card(pool.store.path(offer.root).read_bytes())
+    forged = await pool.store.add(b"another state, 32 bytes of it ..")
+    file = msgspec.structs.replace(card.files[0], root=forged.root, size=forged.size)
+    named = await pool.store.add(msgspec.msgpack.encode(msgspec.structs.replace(card, files=(file,))))
+    await board.post(msgspec.structs.replace(offer, root=named.root, size=named.size))
+    return True
+
+
+async def test_a_standby_that_has_heard_of_nothing_or_is_far_behind_does_not_take_the_run_back_to_its_start(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    """The control is the test above: a few policies it does take back."""
+    pool = Pool(tmp_path, ["one class", "another class"], seconds=0.5)
+    async with opened(pool, late=1) as nursery:
+        leader, standby = pool.desks
+        leader.showing.look = trio.sleep_forever  # type: ignore[method-assign] # nothing is offered
+        await pool.until(lambda: leader.trainer.step > TAKES_BACK)
+        pool.hub.isolate(TRAINER.address)
+        pool.chain.away.add(TRAINER.address)
+        await pool.arrive(1, nursery)
+        await pool.until(lambda: now() > pool.chain.until + 2 * GRACE)
+        assert standby.spool.newest_step() == 0 and standby.trainer.ready() is None and not pool.chain.taken
