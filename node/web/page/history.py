@@ -130,8 +130,9 @@ class Recorder:
         else:
             self.fault = None
 
-    def close(self) -> None:
-        self._history.close()
+    async def close(self) -> None:
+        """After whatever still reads or writes: SQLite crashes where a connection is closed under a statement."""
+        await trio.to_thread.run_sync(self._history.close, limiter=self._limiter)
 
     def _note(self, error: Exception) -> None:
         if self.fault is None:

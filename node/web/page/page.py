@@ -138,7 +138,7 @@ class Page:
         finally:
             with trio.CancelScope(shield=True):  # one short write: the last steps are those that count
                 await self._recorder.keep()
-            self._recorder.close()
+                await self._recorder.close()
 
     def _routes(self, assets: list[Asset]) -> list[Route]:
         served = [self._route(asset.path, asset.answer) for asset in assets]

@@ -218,7 +218,7 @@ def test_several_updates_share_out_whole_groups(make_learner: Callable[..., Lear
 def test_the_learning_rate_warms_up_and_decays_within_steps() -> None:
     class Bare(Learner):
         def __init__(self, recipe: Recipe) -> None:
-            self._recipe = recipe
+            self._recipe, self._inner_steps = recipe, 1
 
     plain = Bare(Recipe(learning_rate=0.1, warmup_steps=2, decay_steps=10))
     assert [plain.learning_rate(step) for step in (0, 1, 5, 10)] == pytest.approx([0.05, 0.09, 0.05, 0])

@@ -1,9 +1,11 @@
 """What survives a restart, and what does not stop a node: a full disk, a damaged file, another run's."""
 
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
+import trio
 
 from node.web.page import history as history_module
 from node.web.page.history import MAX_BYTES, History, Recorder
@@ -24,25 +26,25 @@ async def test_curves_are_there_again_after_a_restart(tmp_path: Path) -> None:
     first = Recorder(tmp_path / "h.sqlite", fed(Curves(), 40))
     await first.belong_to(RUN)
     await first.keep()
-    first.close()
+    await first.close()
     curves = Curves()
     second = Recorder(tmp_path / "h.sqlite", curves)
     await second.belong_to(RUN)
     assert curves.steps.points == fed(Curves(), 40).steps.points and second.fault is None
     assert curves.load.points == fed(Curves(), 40).load.points
-    second.close()
+    await second.close()
 
 
 async def test_another_runs_curves_are_not_shown_as_this_ones(tmp_path: Path) -> None:
     first = Recorder(tmp_path / "h.sqlite", fed(Curves(), 40))
     await first.belong_to(RUN)
     await first.keep()
-    first.close()
+    await first.close()
     curves = Curves()
     second = Recorder(tmp_path / "h.sqlite", curves)
     await second.belong_to("cd" * 32)
     assert curves.steps.points == []
-    second.close()
+    await second.close()
 
 
 @pytest.mark.parametrize("damage", [b"not a database at all" * 400, b""])
@@ -53,7 +55,7 @@ async def test_a_damaged_file_is_begun_anew(damage: bytes, tmp_path: Path) -> No
     await recorder.belong_to(RUN)
     await recorder.keep()
     assert recorder.fault is None
-    recorder.close()
+    await recorder.close()
     assert History(path).read(RUN)["steps"][-1].x == 5
 
 
@@ -67,11 +69,11 @@ async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_
     await recorder.keep()
     assert recorder.fault and "full" in recorder.fault
     assert len(curves.steps.points) == 301, "what is shown is not lost with it"
-    recorder.close()
+    await recorder.close()
     monkeypatch.setattr(history_module, "MAX_BYTES", MAX_BYTES)
     await recorder.keep()
     assert recorder.fault is None
-    recorder.close()
+    await recorder.close()
     assert len(History(tmp_path / "h.sqlite").read(RUN)["steps"]) == 301
 
 
@@ -105,3 +107,30 @@ def test_all_or_nothing_of_a_write_is_there(tmp_path: Path) -> None:
 def test_no_page_opens_a_file_before_it_runs(tmp_path: Path) -> None:
     Page(status, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_nothing_is_closed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did, real = list[str](), History.close
+    goes_on = threading.Event()
+
+    def read(self: History, run: str) -> dict[str, list[Point]]:
+        did.append("reads")
+        goes_on.wait(5)
+        did.append("has read")
+        return {}
+
+    def close(self: History) -> None:
+        did.append("closes")
+        real(self)
+
+    monkeypatch.setattr(History, "read", read)
+    monkeypatch.setattr(History, "close", close)
+    recorder = Recorder(tmp_path / "h.sqlite", Curves())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recorder.belong_to, RUN)
+        while not did:  # noqa: ASYNC110 - a thread says it
+            await trio.sleep(0.001)
+        nursery.start_soon(recorder.close)
+        await trio.sleep(0.01)
+        goes_on.set()
+    assert did == ["reads", "has read", "closes"]
