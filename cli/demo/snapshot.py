@@ -202,7 +202,7 @@ class Tracker:
         """The state of things, `elapsed` seconds after the start."""
         statuses = self._latest.values()
         told = (s.training for s in statuses if s.training and s.node.role == "trainer")
-        training = max(told, key=lambda part: part.step, default=None)
+        training = max(told, key=lambda part: (part.step, part.done), default=None)
         run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
         return replace(
             self._base,

@@ -45,16 +45,13 @@ def evaluate_all(spool: Spool) -> None:
     with out_of_memory_says_what_to_lower(settings):
         evaluator = Evaluator(run, spool.assets, evaluation_engine(settings))
         try:
-            while (step := left.next()) is not None:
-                _wait_for(spool, step)
-                _evaluate(spool, evaluator, step)
+            while (step := left.next()) is not None:  # which one it is may change: a later state may be taken over
+                if spool.is_complete(step):
+                    _evaluate(spool, evaluator, step)
+                else:
+                    time.sleep(POLL_SECONDS)
         finally:
             evaluator.close()
-
-
-def _wait_for(spool: Spool, step: int) -> None:
-    while not spool.is_complete(step):
-        time.sleep(POLL_SECONDS)
 
 
 def _evaluate(spool: Spool, evaluator: Evaluator, step: int) -> None:

@@ -170,6 +170,28 @@ def test_a_policy_is_evaluated_after_it_is_out_and_once(tiny_assets: Path, tiny_
     assert again == [{name: value for name, value in one.items() if name not in timed} for one in told]
 
 
+def test_an_evaluator_that_waits_for_a_policy_goes_on_where_a_later_state_is_taken_over(
+    tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = msgspec.structs.replace(tiny_run, recipe=msgspec.structs.replace(tiny_run.recipe, steps=3))
+    run = msgspec.structs.replace(run, evaluation=EvaluationSpec(problems=4))
+    spool = Spool(tmp_path)
+    spool.prepare(encode_run(run), tiny_assets)
+
+    def is_made(step: int) -> None:
+        shutil.copyfile(tiny_assets / "model" / "model.safetensors", spool.policy_path(step))
+        spool.metrics_path(step).write_text(json.dumps({"step": step}))
+
+    def taken_over(seconds: float) -> None:  # policies 1 and 2 are never made here
+        is_made(3)
+        spool.remember_adopted(3)
+
+    is_made(0)
+    monkeypatch.setattr(evaluation.time, "sleep", taken_over)
+    evaluation.evaluate_all(spool)
+    assert [spool.evaluation_path(step).exists() for step in range(4)] == [True, False, False, True]
+
+
 def test_training_waits_for_an_evaluator_that_is_far_behind(tiny_run: RunSpec, tmp_path: Path) -> None:
     run = msgspec.structs.replace(tiny_run, recipe=msgspec.structs.replace(tiny_run.recipe, steps=20))
     spool = Spool(tmp_path)
