@@ -641,11 +641,13 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     """Everything about an envelope that costs no signature; raises MalformedMessage.
 
     One message has one encoding: another envelope around the same payload and signature would be a replay that
-    nobody recognises.
+    nobody recognises. So would another encoding of a judgement, whose bytes nothing signs.
     """
     envelope = _decode(raw, Envelope)
     message = _decode(envelope.payload, _ANY_MESSAGE)
     problem = "it is for another pool" if message.pool != pool else message.fault()
+    if isinstance(message, Judgement) and msgspec.msgpack.encode(message) != envelope.payload:
+        problem = "the judgement is not encoded in the shortest way"
     if msgspec.msgpack.encode(envelope) != raw:
         problem = "the envelope is not encoded in the shortest way"
     if problem:

@@ -133,6 +133,18 @@ def test_a_verdict_signs_everything_that_it_says(change: dict[str, object]) -> N
     assert other.verdict != ISSUED.verdict and work_id(other.verdict) == work_id(ISSUED.verdict)
 
 
+def test_nobody_says_anothers_verdict_again_in_other_bytes() -> None:
+    """Nothing signs the bytes of a judgement: each further encoding would push a real one off its author's shelf."""
+    raw = seal(KEY, DOMAIN, ISSUED)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.decode(raw, type=Envelope).payload)
+    same, turned = (msgspec.msgpack.encode(dict(order)) for order in (fields.items(), reversed(fields.items())))
+    assert open_envelope(DOMAIN, 1, msgspec.msgpack.encode(Envelope(same, b""))).author == KEY.address
+    with pytest.raises(MalformedMessage, match="not encoded in the shortest way"):
+        open_envelope(DOMAIN, 1, msgspec.msgpack.encode(Envelope(turned, b"")))
+    with pytest.raises(MalformedMessage, match="a second time"):
+        open_envelope(DOMAIN, 1, msgspec.msgpack.encode(Envelope(same, bytes(65))))
+
+
 def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
     seal_ = seal_of(ISSUED, KEY.address)
     assert seal_ != seal_of(ISSUED, OTHER.address)
