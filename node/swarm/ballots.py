@@ -351,7 +351,10 @@ class Ballots:
         spoke = votes.keys() - self.quarantined.keys()  # whoever has just come knows nobody alive
         electorate = len(spoke | set(self.electorate()) | set(rechecks))
         result = resolve(votes, rechecks, electorate, case.work.groups, self._audit.logprob_tolerance)
-        if result is None and self._clock() - case.opened > 2 * self._audit.verdict_seconds:
+        late = self._clock() - case.opened > 2 * self._audit.verdict_seconds
+        if result is not None and result.ruling is Ruling.UNRESOLVED and case.work.backlog and not late:
+            return  # whoever has just come hears of the others' looks one after the other
+        if result is None and late:
             result = resolve(votes, rechecks, len(rechecks), case.work.groups, self._audit.logprob_tolerance)
         if result is not None:
             self._conclude(case, result)
