@@ -217,7 +217,10 @@ class _Program:
     def close(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()  # not for the end of its output: a child that left the group may hold that for ever
 
 
 def _from_events(response: HTTPResponse, number: int) -> _Reply:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.registry import load_environment
 from node.environments.server.dial import LOCAL_SERVERS
 from node.environments.server.environment import ServerEnvironment
+from node.environments.server.mcp import _Program
 from protocol.run import EnvironmentSpec
 from tests.node.environments.servers import SECRET, mcp, openenv
 from tests.node.environments.tokens import Characters
@@ -132,6 +134,20 @@ def test_a_program_in_trouble_is_undecided_and_leaves_no_process(tmp_path: Path,
         with pytest.raises(Undecided, match=why):
             environment.step(environment.problem(0), [Segment(Characters().encode("1\n"), sampled=True)])
         assert children() == before
+
+
+def test_an_episode_ends_although_a_child_that_left_its_programs_group_holds_the_output(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with stdio(
+        f"sh -c 'setsid sh -c \"echo \\$\\$ > {told}.new; mv {told}.new {told}; exec sleep 10\" & exec sleep 60'"
+    ):
+        program = _Program("doubles", 1.0)
+        while not told.exists():
+            time.sleep(0.01)
+        program.close()
+    left = int(told.read_text())
+    assert "S (sleeping)" in Path(f"/proc/{left}/status").read_text(), "nobody waited for its end"
+    os.kill(left, signal.SIGKILL)
 
 
 def children() -> str:
