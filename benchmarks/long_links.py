@@ -9,7 +9,7 @@ many kernels shape nothing) that has a rate, a delay, a queue and a seeded loss 
     news   the median and worst time of a gossip message from a source that serves a blob over a slow uplink, without
            and with the fetch; `broken`: connections that ended, `unanswered`: pings without an answer in 20 s
     lossy  seconds for 10 MB at each loss and round trip over a line of 20 Mbit/s, beside one plain TCP connection
-    fair   the part of a clean line that a plain TCP connection keeps beside a fetch
+    fair   what a plain TCP connection carries alone and beside a fetch, on lines that lose nothing and 2 %
 
 TREE: another checkout, measured before this one.
 """
@@ -394,16 +394,22 @@ def lossy(tree: Path, loss: float, rtt: float, size: int, patience: float, conge
     }
 
 
-def fair(tree: Path, rtt: float, seconds: float, congestion: str) -> dict[str, Any]:
+def fair(tree: Path, loss: float, rtt: float, seconds: float, congestion: str) -> dict[str, Any]:
+    """loss: percent; rtt: milliseconds."""
+
     def way(seed: int) -> Way:
-        return Way(LINE_MBIT * MBIT, rtt / 2000, 0, seed)
+        return Way(LINE_MBIT * MBIT, rtt / 2000, loss / 100, seed)
 
     with pair(tree, way(1), way(2), congestion) as both:
+        alone = both.plain(10**10, seconds)
         root = both.source.ask(["make", int(LINE_MBIT * MBIT * (seconds + 5)), 1])
         plain, fetched = both.taker.ask(["both", both.hosts[0].address, both.told[0][2], root, seconds])
         path = both.source.ask(["path"])
     return {
+        "loss": loss,
         "rtt": rtt,
+        "alone_mbit": round(alone[1] / alone[0] / MBIT, 2),
+        "beside_mbit": round(plain / seconds / MBIT, 2),
         "tcp_share": round(plain / max(plain + fetched, 1), 3),
         "of_the_line": round((plain + fetched) / (LINE_MBIT * MBIT * (seconds + 1)), 3),
         "path": next(iter(path.values()), {}),
@@ -420,8 +426,9 @@ def measure(given: argparse.Namespace, tree: Path) -> Iterator[dict[str, Any]]:
             for rtt in given.rtts:
                 yield {"what": "lossy", **lossy(tree, loss, rtt, size, patience, given.congestion)}
     if "fair" in given.only:
-        for rtt in given.rtts:
-            yield {"what": "fair", **fair(tree, rtt, 10 if given.quick else 20, given.congestion)}
+        for loss in (0.0, 2.0):
+            for rtt in given.rtts:
+                yield {"what": "fair", **fair(tree, loss, rtt, 10 if given.quick else 20, given.congestion)}
 
 
 def numbers(text: str) -> list[float]:

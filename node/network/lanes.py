@@ -8,6 +8,8 @@ The sender sees the loss; whoever has dialled the connection there is can dial a
 other side. Knows connections and what the system says of them; which stream goes where, `links` and `hardening` decide.
 """
 
+import math
+
 import structlog
 import trio
 from libp2p.abc import INetConn
@@ -25,17 +27,19 @@ from protocol.identity import Address
 log = structlog.get_logger(__name__)
 
 PROTOCOL = "/intellect-node/lanes/1"
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.1
+STALL_SECONDS = 1.0
 LOSSY = 0.004
 """Share of segments that are sent again."""
-FADES = 0.95
+FADES = 0.98
 """What is left of the segments counted when the next look adds its own."""
 QUEUE_SHARE, QUEUE_SECONDS = 0.1, 0.03
 """How much longer than the shortest a round trip may be while nothing queues."""
-HOLD = 8
-"""Looks after a queue was seen in which loss counts for nothing: it may be of that queue, as a first overshoot is."""
+HOLD_SECONDS, HOLD_TRIPS = 2.0, 12
+"""After a queue was seen, so long and so many round trips loss counts for nothing: it may be of that queue, as a first
+overshoot is, and what was lost of one window is sent again over several round trips."""
 FRESH = 2
-"""Looks with new loss before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
+"""Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two seconds."""
 STEP = 40.0
 """Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A queue that
 they fill is seen before the next are opened, so that the path gets no more of them than it takes to fill it."""
@@ -50,23 +54,28 @@ class Watch:
 
     def __init__(self) -> None:
         self.opening = False
+        self.dialling = 0
+        self.dialled = trio.Event()
         self.retry_at = float("-inf")
         self._seen: list[Tcp] = []
-        self._forget(hold=0)
+        self._forget(hold=0.0)
 
     def look(self, found: list[Tcp]) -> bool:
         """Whether the path loses by itself, by all its connections. Each look has the connections in one order."""
         pairs, self._seen = list(zip(self._seen, found, strict=False)), found
         sent = sum(max(now.segments - was.segments, 0) for was, now in pairs)
         again = sum(max(now.sent_again - was.sent_again, 0) for was, now in pairs)
+        trip = min((each.least_rtt for each in found), default=0.0)
+        self._hold -= LOOK_SECONDS
+        self._quiet += LOOK_SECONDS
         if _queues([now for was, now in pairs if now.segments > was.segments]):
-            self._forget(hold=HOLD)
+            self._forget(hold=max(HOLD_SECONDS, HOLD_TRIPS * trip))
         # A queue that has just gone leaves losses of its own behind: these say nothing of the path.
-        elif self._hold:
-            self._hold -= 1
-        else:
+        elif self._hold <= 0:
             self._sent, self._again = FADES * self._sent + sent, FADES * self._again + again
-            self._fresh += again > 0
+            # What one window lost is one event, however many looks it takes to be sent again.
+            if again and self._quiet >= trip:
+                self._fresh, self._quiet = self._fresh + 1, 0.0
         return self._fresh >= FRESH and self._again > LOSSY * self._sent
 
     @property
@@ -77,10 +86,11 @@ class Watch:
     def opens(self) -> None:
         """Lanes are being opened: more follow only for loss that these meet."""
         self.opening = True
-        self._forget(hold=0)
+        self._forget(hold=0.0)
 
-    def _forget(self, hold: int) -> None:
-        self._hold, self._fresh, self._sent, self._again = hold, 0, 0.0, 0.0
+    def _forget(self, hold: float) -> None:
+        """hold: seconds in which loss counts for nothing."""
+        self._hold, self._quiet, self._fresh, self._sent, self._again = hold, math.inf, 0, 0.0, 0.0
 
 
 def _queues(active: list[Tcp]) -> bool:
@@ -98,7 +108,7 @@ class Lanes:
         self._links = links
         self._requests = requests
         self._watched: dict[ID, Watch] = {}
-        self._bulk: dict[Session, int] = {}
+        self._bulk: dict[Session, tuple[int, float]] = {}
         self._opened: dict[INetConn, float] = {}
         self._nursery: trio.Nursery | None = None
         requests.serve(PROTOCOL, self._asked, max_request=1)
@@ -110,7 +120,7 @@ class Lanes:
                 await trio.sleep(LOOK_SECONDS)
                 now, direct = trio.current_time(), self._links.direct()
                 for peer, connections in direct.items():
-                    if self._sends_bulk(connections):
+                    if self._sends_bulk(connections, now):
                         self._look(peer, connections, now)
                 self._forget(direct)
                 await self._close_idle(now)
@@ -131,16 +141,20 @@ class Lanes:
                 )
         return found
 
-    def _sends_bulk(self, connections: list[INetConn]) -> bool:
-        sessions = [session_of(each) for each in connections]
-        grew = [session for session in sessions if session.bulk != self._bulk.get(session, 0)]
-        for session in grew:
-            self._bulk[session] = session.bulk
-        return bool(grew)
+    def _sends_bulk(self, connections: list[INetConn], now: float) -> bool:
+        """Now, or a moment ago: a connection that waits to send a lost segment again takes nothing meanwhile."""
+        sends = False
+        for session in map(session_of, connections):
+            said, since = self._bulk.get(session, (session.bulk, float("-inf")))
+            if session.bulk != said:
+                since = now
+            self._bulk[session] = (session.bulk, since)
+            sends = sends or now - since < STALL_SECONDS
+        return sends
 
     def _look(self, peer: ID, connections: list[INetConn], now: float) -> None:
         watch = self._watched.setdefault(peer, Watch())
-        lacking = MAX_LANES + 1 - len(connections)
+        lacking = MAX_LANES + 1 - len(connections) - watch.dialling
         if watch.look(_tcp_of(connections)) and lacking > 0 and not watch.opening and now >= watch.retry_at:
             watch.opens()
             self._start(peer, connections, watch)
@@ -154,12 +168,21 @@ class Lanes:
                 self._nursery.start_soon(self._ask, peer, watch)
 
     async def _open(self, peer: ID, connections: list[INetConn], watch: Watch) -> None:
-        """Some more, to the very address that was dialled before."""
-        places = connections[0].get_transport_addresses()
+        """Some more, to the very address that was dialled before.
+
+        Returns once half of them are there. A dial that loses a packet of its own takes one to three seconds longer,
+        and what the others meet says meanwhile whether more are of use.
+        """
+        place = connections[0].get_transport_addresses()[0]
+        lacking = MAX_LANES + 1 - len(connections) - watch.dialling
+        opened = max(min(watch.step, lacking, self._links.spare() - watch.dialling), 0)
         try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(watch.step, MAX_LANES + 1 - len(connections), self._links.spare())):
-                    nursery.start_soon(self._dial, peer, places[0], watch)
+            if self._nursery is not None:
+                watch.dialling += opened
+                for _ in range(opened):
+                    self._nursery.start_soon(self._dial, peer, place, watch)
+            while watch.dialling > opened // 2:
+                await watch.dialled.wait()
         finally:
             watch.opening = False
 
@@ -170,10 +193,15 @@ class Lanes:
         except Exception as error:  # the library's own are many
             log.debug("network.no_lane", peer=str(peer), error=repr(error))
             watch.retry_at = trio.current_time() + PAUSE
+        finally:
+            watch.dialling -= 1
+            watch.dialled.set()
+            watch.dialled = trio.Event()
 
     async def _ask(self, peer: ID, watch: Watch) -> None:
-        """The other side to do that."""
+        """The other side to do that. It answers once half of them are there."""
         member = self._links.known.address_of(peer.to_bytes())
+        before = len(self._links.direct().get(peer, ()))
         try:
             if member is not None:
                 with trio.move_on_after(DIAL_SECONDS):
@@ -181,7 +209,8 @@ class Lanes:
         except NetworkError as error:
             log.debug("network.no_lane", peer=member, error=repr(error))
         finally:
-            watch.retry_at = trio.current_time() + PAUSE / 10
+            if len(self._links.direct().get(peer, ())) <= before:
+                watch.retry_at = trio.current_time() + PAUSE / 10
             watch.opening = False
 
     async def _asked(self, asker: Address, request: bytes) -> bytes:
@@ -195,7 +224,7 @@ class Lanes:
         ours = session_of(connections[0]).is_initiator
         if ours and len(connections) <= MAX_LANES and not watch.opening and now >= watch.retry_at:
             watch.opens()
-            self._start(peer, connections, watch)
+            await self._open(peer, connections, watch)
         return b""
 
     async def _close_idle(self, now: float) -> None:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
-from node.network.lanes import FRESH, HOLD, Watch
+from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, Watch
 from node.network.sockets import Tcp
 from node.network.turns import LEAST_TURN, NEWS_TURNS, TURN_SECONDS, Pace, Turns
 from node.network.yamux import DATA, HEADER, MAX_WRITE, Session
@@ -175,7 +175,14 @@ def test_a_path_that_loses_beside_a_short_round_trip_gets_lanes_and_a_full_line_
     assert not any(looks(Watch(), 0.105, 0.0, 50))
     overshoot = Watch()
     looks(overshoot, 0.19, 0.3, 2)
-    assert not any(looks(overshoot, 0.1, 0.3, HOLD))
+    assert not any(looks(overshoot, 0.1, 0.3, int(HOLD_SECONDS / LOOK_SECONDS) - 1))
+
+
+def test_what_one_window_lost_is_one_event() -> None:
+    burst = Watch()  # two looks, both within one round trip of 300 ms
+    told = [burst.look([Tcp("reno", 0.31, 0.005, 0.3, 100 * n, min(20 * n, 60))]) for n in range(30)]
+    assert not any(told)
+    assert any(burst.look([Tcp("reno", 0.31, 0.005, 0.3, 3000 + 100 * n, 60 + n)]) for n in range(10))
 
 
 def test_a_lost_acknowledgement_is_no_queue_and_more_lanes_follow_fresh_loss_only() -> None:
@@ -183,9 +190,9 @@ def test_a_lost_acknowledgement_is_no_queue_and_more_lanes_follow_fresh_loss_onl
         return [Tcp("reno", rtt, varies, 0.3, sent, sent // 20) for rtt, varies in rtts]
 
     watch = Watch()
-    for sent in range(0, 400, 100):
+    for sent in range(0, 700, 100):
         lossy = watch.look(path(sent, (0.42, 0.08), (0.31, 0.01), (0.32, 0.02)))
     assert lossy and watch.step == 12  # each carries little at 300 ms
     watch.opens()
-    assert not watch.look(path(400, (0.31, 0.01), (0.31, 0.01)))
-    assert not any(watch.look(path(sent, (0.41, 0.01), (0.42, 0.02))) for sent in range(500, 3000, 100))
+    assert not watch.look(path(700, (0.31, 0.01), (0.31, 0.01)))
+    assert not any(watch.look(path(sent, (0.41, 0.01), (0.42, 0.02))) for sent in range(800, 3300, 100))
