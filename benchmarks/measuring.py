@@ -5,7 +5,6 @@ GPU they are those of the clock, once the device has done all that it was given,
 """
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,24 +46,3 @@ def peak(device: str = "cpu") -> float:
         return torch.cuda.max_memory_allocated() / 2**20
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def resident(pid: int) -> dict[str, int]:
-    """KiB of a process' memory by kind, and its threads and open descriptors.
-
-    `rss`; `pss` (shared pages in shares); `anonymous` (heap, stacks); `file` (mapped libraries); `private` (what its
-    end would free).
-    """
-    fields: dict[str, int] = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        name, _, rest = line.partition(":")
-        fields[name] = int(rest.split()[0])
-    return {
-        "rss": fields["Rss"],
-        "pss": fields["Pss"],
-        "anonymous": fields["Anonymous"],
-        "file": fields["Rss"] - fields["Anonymous"],
-        "private": fields["Private_Clean"] + fields["Private_Dirty"],
-        "threads": len(os.listdir(f"/proc/{pid}/task")),
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-    }

@@ -13,9 +13,7 @@ program, with two bootnodes in their network profile. Stretches, each with its s
 
 Leases are 240 s, so that several renewals fall into the silence; the audit window is four times the silence, as a
 day's is many times an hour, and stakes unbond for longer than that. `--rest 20` lets workers rest before each file, so
-that a machine which others use is not filled for an hour. Memory is that of the daemons alone, without their engines;
-`--heap DIR` has each of them as a process of its own that shares no imports, and writes there, every half minute, what
-the system says of their memory (resident.jsonl), and every five minutes what their heaps hold (see `benchmarks.heap`).
+that a machine which others use is not filled for an hour. Memory is that of the daemons alone, without their engines.
 """
 
 import argparse
@@ -29,9 +27,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +38,6 @@ import trio
 import cli.demo.prepare
 import cli.pools
 from benchmarks.live_attacks import prepare as prepare_run
-from benchmarks.measuring import resident
 from cli.api import get_status_async, socket_of
 from cli.daemon_status import DaemonStatus
 from cli.demo.cast import DemoOptions, Scene, cast, join_command
@@ -51,7 +45,7 @@ from cli.demo.chain import open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.snapshot import Snapshot
 from cli.demo.story import demo_environment
-from cli.demo.supervise import Process, Program, Supervisor, start_anew
+from cli.demo.supervise import Program, Supervisor
 from cli.demo.zygote import open_zygote
 from cli.errors import CommandError
 from cli.events import event_rows
@@ -67,7 +61,6 @@ PATIENCE = 600.0
 EVERY = 1.0
 WINDOWS = 4
 """Audit windows are so many silences; stakes unbond for one more, as no window may be longer."""
-SAMPLE_SECONDS, HEAP_SAMPLES = 30.0, 10
 LONGEST_BESIDE = 180.0
 """Seconds of each stretch before and after the silence."""
 VICTIM = "worker 2"
@@ -219,7 +212,7 @@ def _files(story: Story) -> int:
     return status.work.files_committed if status and status.work else 0
 
 
-async def play(minutes: float, work: Path, rest: float, heap: Path | None) -> dict[str, Any]:
+async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
     """All of it."""
     silence = 60.0 * minutes
     cli.pools.LEASE_SECONDS = LEASE  # type: ignore[attr-defined]
@@ -239,10 +232,7 @@ async def play(minutes: float, work: Path, rest: float, heap: Path | None) -> di
                 proxy = Proxy(int(chain.client.url.rpartition(":")[2]), nursery)
                 await proxy.open()
                 profile = _behind(proxy, stage, bootnodes, scene)
-                start = spawn if heap is None else partial(_start_watched, heap)
-                async with swarm(options, scene, stage, profile, environment, start, nursery) as story:
-                    if heap is not None:
-                        nursery.start_soon(watch_memory, story, heap)
+                async with swarm(options, scene, stage, profile, environment, spawn, nursery) as story:
                     found = await _happen(story, proxy, bootnodes, silence)
                 rows = await event_rows(chain.client)
                 nursery.cancel_scope.cancel()
@@ -256,30 +246,6 @@ def _chain(silence: float) -> DevnetOptions:
     deployment = DevnetOptions().deployment
     unbonding = max(deployment.unbonding_seconds, int((WINDOWS + 1) * silence))
     return DevnetOptions(deployment=msgspec.structs.replace(deployment, unbonding_seconds=unbonding))
-
-
-def _start_watched(heap: Path, program: Program) -> Process:
-    """A process of its own, which tells of its heap."""
-    interpreter, flag, _, *words = program.command
-    command = [interpreter, flag, "benchmarks.heap", str(heap), *words]
-    return start_anew(replace(program, command=command))
-
-
-async def watch_memory(story: Story, heap: Path) -> None:
-    """Write down what the daemons' memory is, for as long as they run."""
-    with (heap / "resident.jsonl").open("a") as file:
-        for sample in count():
-            for name, status in list(story.seen.items()):
-                pid = status.node.pid
-                try:
-                    row = {"at": round(trio.current_time(), 1), "name": name, "pid": pid, **resident(pid)}
-                    if sample % HEAP_SAMPLES == 0:
-                        os.kill(pid, signal.SIGUSR2)
-                except (ProcessLookupError, FileNotFoundError):
-                    continue  # it was killed, and its last status is from before
-                file.write(json.dumps(row) + "\n")
-            file.flush()
-            await trio.sleep(SAMPLE_SECONDS)
 
 
 def _engine(rest: float) -> str | None:
@@ -365,7 +331,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of silence")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds before each file, so that it trains slowly")
-    parser.add_argument("--heap", type=Path, help="where to write what the daemons' memory is")
     parser.add_argument("--work", type=Path, help="where all of it lies and stays; default: a temporary directory")
     parser.add_argument("--quick", action="store_true", help="three minutes of silence")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
@@ -377,13 +342,8 @@ def main() -> None:
     if given.bootnode:
         trio.run(be_bootnode)
         return
-    heap = given.heap and given.heap.resolve()
-    if heap:
-        heap.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        found = trio.run(
-            play, 3.0 if given.quick else given.minutes, given.work or Path(folder), given.rest, given.heap
-        )
+        found = trio.run(play, 3.0 if given.quick else given.minutes, given.work or Path(folder), given.rest)
     found["load"] = os.getloadavg()[1]
     if given.json:
         print(json.dumps(found))
