@@ -15,7 +15,6 @@ is this machine's, as its engine says it, any other is made up. --unit: workers 
 process of their own; the validator is where the benchmark runs. Neither unit nor name need be calibrated.
 """
 
-import argparse
 import functools
 import multiprocessing
 import os
@@ -32,8 +31,9 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
+from benchmarks.command import parser_of, save
 from benchmarks.proof_models import WORK, Subject, subjects
-from benchmarks.verification_lab import REGIMES, rules, save, show, under
+from benchmarks.verification_lab import REGIMES, rules, show, under
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.session import Session
@@ -89,15 +89,13 @@ class Seen:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "the small model, honest work and int8, two files")
     parser.add_argument("--models", default="small,large")
     parser.add_argument("--cheats", default="", help="only these, separated by commas")
     parser.add_argument("--files", type=int, default=0, help="per statistical cheat; default 20 small, 4 large")
     parser.add_argument("--says", default="", help="the class that headers state, such as zz/float32/sdpa")
     parser.add_argument("--unit", default="", choices=UNITS, help="the workers' vector unit; default: the machine's")
-    parser.add_argument("--quick", action="store_true", help="the small model, honest work and int8, two files")
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     if a.quick:
         a.models, a.cheats = "small", a.cheats or "(honest),int8"

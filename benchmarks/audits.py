@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.command import parser_of
 from node.audit import desk
 from node.audit.findings import Says
 from node.training.batch import Batch
@@ -49,11 +50,9 @@ CONTROL_EVERY = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "three steps of one leader", "line")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--leaders", nargs="+", choices=list(OF), default=list(OF))
-    parser.add_argument("--quick", action="store_true", help="three steps of one leader")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--audit", nargs=2, metavar=("DIR", "WAY"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.audit:

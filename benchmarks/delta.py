@@ -12,8 +12,6 @@ v = 1.1 (a sign, and now and then a larger step) it is the stricter bound of the
 Speeds are MB of image per second of CPU time on one core, best of several runs; a row's all come from one run.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -29,6 +27,7 @@ import numpy as np
 import zstandard
 from blake3 import blake3
 
+from benchmarks.command import parser_of, save
 from node.weights.images import describe_image, write_patch
 from protocol.delta import apply_patch, encode_patch
 from protocol.policy import bf16_bits, decode_image, policy_root
@@ -187,11 +186,9 @@ def cases(quick: bool) -> Iterator[tuple[str, float, float, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and runs, 8 million weights")
+    parser = parser_of(__doc__, "fewer cases and runs, 8 million weights")
     parser.add_argument("--weights", type=float, help="millions of simulated weights (default 40)")
     parser.add_argument("--images", type=Path, help="a directory with successive images, instead of a short training")
-    parser.add_argument("--json", type=Path, help="write all figures here, too")
     options = parser.parse_args()
     count = int(1e6 * (options.weights or (8 if options.quick else 40)))
     runs = 3 if options.quick else RUNS
@@ -207,8 +204,7 @@ def main() -> None:
         ]
     if real:
         show_real(real)
-    if options.json:
-        options.json.write_text(json.dumps({"simulated": rows, "real": real}, indent=1) + "\n", encoding="utf-8")
+    save(options.json, {"simulated": rows, "real": real})
 
 
 if __name__ == "__main__":

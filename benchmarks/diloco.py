@@ -33,6 +33,8 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from benchmarks.command import parser_of, save
+
 PEERS = 4
 BATCH = 256
 RUN = """
@@ -555,8 +557,7 @@ def show_rewards(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = parser_of(__doc__, "one seed, fewer rounds and methods")
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
     parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
     parser.add_argument("--links", action="store_true", help="only: the share of a round that peers wait; needs root")
@@ -570,7 +571,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default: 20 (--quick: 8); replicas 50, rollouts 25")
     parser.add_argument("--methods", help="names, with ';' between; the first is what others are compared with")
     parser.add_argument("--apply", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if asked.apply:
         print(json.dumps(applied(asked.apply, asked.rounds, asked.seeds)))
@@ -589,8 +589,7 @@ def main() -> None:
         found["links"] = links(
             parameters=asked.parameters / scale, compute=asked.compute / scale, mbit=100, rtt=20, peers=2, rounds=3
         )
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        save(asked.json, found)
         return
     import torch
 
@@ -615,8 +614,7 @@ def main() -> None:
             show(found["losses"])
         if asked.replicas or not (asked.methods or asked.honest or asked.distances or asked.rollouts):
             found["replicas"] = replicas(folder, 5 if asked.quick else 50)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(asked.json, found)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ program's; `margin` what it did before: 1.5 times the largest value seen. The sa
 the calibrations' numbers.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.verification_lab import save
+from benchmarks.command import parser_of, save
 from node.calibration.cuts import FLOORS, hard_cuts
 from protocol.cuts import Cuts
 from protocol.decision import SampleStatistics
@@ -125,12 +123,10 @@ def count(pair: Pair, samples: int, calibrations: int, files: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "one calibration, 200 files")
     parser.add_argument("--samples", type=int, default=64, help="that each calibration sees")
     parser.add_argument("--calibrations", type=int, default=20)
     parser.add_argument("--files", type=int, default=5000, help="judged per calibration")
-    parser.add_argument("--quick", action="store_true", help="one calibration, 200 files")
-    parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     if a.quick:
         a.calibrations, a.files = 1, 200

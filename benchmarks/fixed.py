@@ -7,18 +7,16 @@ two turns taken one after the other; and of how many rows decoding at each batch
 sequence give the same bits. `benchmarks.gpu --only invariance` asks the same of a GPU.
 """
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import Qwen3Config
 
+from benchmarks.command import parser_of, save
 from benchmarks.engine import VOCABULARY, configuration, engine_run, model_of, prompts, rate, read
 from benchmarks.measuring import clock_of
-from benchmarks.verification_lab import save
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
 from node.inference.language_model import LanguageModel
@@ -69,9 +67,7 @@ def decoded(model: LanguageModel, asked: list[Request]) -> list[Completion]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="batches of 1 and 8, 16 tokens")
-    parser.add_argument("--json", type=Path)
+    parser = parser_of(__doc__, "batches of 1 and 8, 16 tokens")
     a = parser.parse_args()
     batches, new, length = ((1, 8), 16, 600) if a.quick else ((1, 8, 64), 64, 1024)
     found: list[Row] = []

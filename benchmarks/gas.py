@@ -7,7 +7,6 @@ training day of 100 workers costs on Base at its minimum fee. Gas does not depen
 """
 
 import argparse
-import json
 import math
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from eth_account import Account
 from eth_hash.auto import keccak
 from web3 import Web3
 
+from benchmarks.command import save
 from contracts.bindings import Contracts, PoolParams
 from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
@@ -303,8 +303,7 @@ def main() -> None:
     print(f"\na day of {WORKERS} workers, {EPOCHS_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
     print(f"{total / 1e6:.1f} M gas,", end=" ")
     print(f"{wei / 1e18:.6f} ETH at {BASE_MINIMUM_FEE / 1e9} gwei (Base's minimum; without the fee for L1 data)")
-    if options.json:
-        options.json.write_text(json.dumps({"gas": gas, "day": {"gas": total, "wei": wei}}, indent=1) + "\n")
+    save(options.json, {"gas": gas, "day": {"gas": total, "wei": wei}})
 
 
 if __name__ == "__main__":

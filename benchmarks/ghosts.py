@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -31,10 +30,11 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import structlog
 import trio
 import trio.testing
 
+from benchmarks.command import parser_of, silence_logs
+from benchmarks.healing import beating
 from node.clock import Clock
 from node.member import Member, open_member
 from node.network.contacts import AddressSet, Contact, Told
@@ -249,7 +249,7 @@ async def real(registered: int, alive: int, seed: int) -> dict[str, Any]:
                 member.membership.joined(address, contact)
             await trio.lowlevel.checkpoint()
             nursery.start_soon(member.listen)
-            nursery.start_soon(_beating(member).run)
+            nursery.start_soon(beating(member, 2.0).run)
         known = trio.current_time()
         linked = in_ = None
         with trio.move_on_after(PATIENCE):
@@ -272,16 +272,6 @@ async def real(registered: int, alive: int, seed: int) -> dict[str, Any]:
 
 def _alive(member: Member) -> list[Address]:
     return member.membership.table.live(trio.current_time())
-
-
-def _beating(member: Member) -> Beating:
-    station: Any = SimpleNamespace(
-        **{"board": member.board, "membership": member.membership, "key": member.key, "pool": 1},
-        clock=Clock(),
-        shelf=SimpleNamespace(newest=None),
-        progress=SimpleNamespace(trouble=print),
-    )
-    return Beating(station, Crew(), "worker", member.network.contacts, 2.0)
 
 
 async def _listen_and_say_nothing(listener: trio.SocketListener) -> None:
@@ -320,7 +310,7 @@ def _row(run: Mapping[str, Any]) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "300 registered, 12 alive, one draw of two minutes", "line")
     parser.add_argument("--registered", type=int, nargs="+")
     parser.add_argument("--alive", type=int, nargs="+")
     parser.add_argument("--validators", type=int, nargs="+", default=[0, 4], help="of the living")
@@ -328,13 +318,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of virtual time")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--real", action="store_true", help="members on loopback")
-    parser.add_argument("--quick", action="store_true", help="300 registered, 12 alive, one draw of two minutes")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args(args)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    silence_logs(logging.CRITICAL)
     if given.quick:
         given.registered, given.alive, given.draws, given.minutes = [300], [12], 1, 2.0
     given.registered = given.registered or ([1000] if given.real else [300, 1000, 3000, 10_000])

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import structlog
 import trio
 
+from benchmarks.command import parser_of, silence_logs
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -115,18 +115,14 @@ def measure(nodes: int, rate: float, seconds: float, checkout: Path) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "four nodes, five seconds", "line")
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--rate", type=float, default=12.0, help="messages per second of all nodes together")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--quick", action="store_true", help="four nodes, five seconds")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--beside", type=Path, metavar="DIRECTORY", help="another checkout, measured before this one")
     given = parser.parse_args()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
+    silence_logs()
     if given.node:
         trio.run(Node(given.rate, given.seconds).run)
         return

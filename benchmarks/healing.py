@@ -17,7 +17,6 @@ during the fault by those who could speak, through gossip or the board's catch-u
 beside the swarm, as on a starved machine.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -33,9 +32,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import structlog
 import trio
 
+from benchmarks.command import parser_of, silence_logs
 from benchmarks.recovery import busy_loops
 from node.clock import Clock
 from node.member import Member, open_member
@@ -112,7 +111,7 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
         await Peers(member, directory).start(nursery)
         nursery.start_soon(Reach(member, ProgressRecord()).run)
         nursery.start_soon(member.listen)
-        nursery.start_soon(_beating(member).run)
+        nursery.start_soon(beating(member, 1.0).run)
         seat = Seat(member, settings["rate"])
         nursery.start_soon(seat.hear)
         nursery.start_soon(seat.post)
@@ -122,18 +121,15 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
             pipe.send_bytes(json.dumps(seat.state(*order)).encode())
 
 
-def _beating(member: Member) -> Beating:
+def beating(member: Member, seconds: float, pool: int = 1) -> Beating:
     """The product's heartbeat, at a place with what it reads."""
     place: Any = SimpleNamespace(
-        key=member.key,
+        **{"key": member.key, "board": member.board, "membership": member.membership, "pool": pool},
         progress=ProgressRecord(),
-        board=member.board,
-        membership=member.membership,
-        pool=1,
         clock=Clock(),
         shelf=SimpleNamespace(newest=None),
     )
-    return Beating(place, Crew(), "worker", member.network.contacts, 1.0)
+    return Beating(place, Crew(), "worker", member.network.contacts, seconds)
 
 
 def _begin(pipe: Connection, settings: dict[str, Any], parent: int) -> None:
@@ -368,16 +364,14 @@ def run(nodes: int, rate: float, faults: Sequence[str], rounds: int, scale: floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "six nodes, a quarter of the seconds", "line")
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--rate", type=float, default=4.5, help="commitments per second of all nodes together")
     parser.add_argument("--only", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="busy loops beside the swarm")
-    parser.add_argument("--quick", action="store_true", help="six nodes, a quarter of the seconds")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    silence_logs()
     nodes, scale = (6, 0.25) if given.quick else (given.nodes, 1.0)
     with busy_loops(given.busy):
         found = run(nodes, given.rate, given.only, given.rounds, scale) | {"busy": given.busy}

@@ -7,14 +7,14 @@ every one looks at all of it, under rules that were calibrated on other problems
 run's files have, drawn from the work at random; a worker is a sequence of 50 such files.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command import parser_of, save
 from benchmarks.proof_models import WORK, Subject, subjects
-from benchmarks.verification_lab import REGIMES, engines, rules, save, show
+from benchmarks.verification_lab import REGIMES, engines, rules, show
 from node.calibration.calibrate import Plan, look_at_honest_work
 from protocol.checks import check_activations, check_sampling
 from protocol.cuts import Cuts
@@ -26,12 +26,10 @@ FILES, WORKERS, FILES_EACH = 50, 40, 50
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "the small model, a quarter of the samples")
     parser.add_argument("--models", default="small,large")
     parser.add_argument("--samples", type=int, default=0, help="per engine; default 384 small, 48 large")
-    parser.add_argument("--quick", action="store_true", help="the small model, a quarter of the samples")
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     if a.quick:
         a.models = "small"

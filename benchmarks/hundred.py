@@ -8,7 +8,6 @@ the last one is on the network; `heard`: from then until everybody holds everybo
 that survivors posted in the ten seconds after the kill. MiB are proportional shares of resident memory, by node.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import structlog
 
+from benchmarks.command import parser_of, silence_logs
 from benchmarks.healing import PATIENCE, POLL, Swarm, settle
 
 AFTER = 10.0
@@ -68,13 +67,11 @@ def _mib(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "nine nodes", "line")
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2.0, help="commitments per second of all nodes together")
-    parser.add_argument("--quick", action="store_true", help="nine nodes")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    silence_logs()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(9 if given.quick else given.nodes, given.rate, Path(folder))
     if given.json:

@@ -7,15 +7,13 @@ which each is one launch or a little more. 64 sequences at a time in bfloat16, t
 small width, by which no operation comes or goes; with CUDA graphs, which count as one launch each, and without.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.command import parser_of, save
 from benchmarks.engine import configuration, model_of, prompts
-from benchmarks.verification_lab import save
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Request
 from tests.pretended_cuda import PretendedGPU, pretended_cuda
@@ -42,9 +40,7 @@ def count(gpu: PretendedGPU, layers: int, *, graphs: bool, rows: int = ROWS) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="4 layers, 8 sequences")
-    parser.add_argument("--json", type=Path)
+    parser = parser_of(__doc__, "4 layers, 8 sequences")
     a = parser.parse_args()
     layers, rows = (4, 8) if a.quick else (LAYERS, ROWS)
     found: dict[str, Any] = {}

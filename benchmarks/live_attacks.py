@@ -11,7 +11,6 @@ Of a file: *rejected* if the quorum's last words refuse it; *agreement*: how man
 that a stale cheat made while there was no older policy are honest and left out.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -29,6 +28,7 @@ from typing import Any
 import msgspec
 import trio
 
+from benchmarks.command import parser_of, save
 from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, liars, quorum_of
 from cli.demo.prepare import OWN_RUN
 from cli.demo.snapshot import Participant, Row, Snapshot
@@ -55,16 +55,14 @@ QUICK = ("int8", "garbage", "own-problems", "zip-bomb")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "four cheats, two liars")
     parser.add_argument("--cheats", default="all", help="separated by commas; 'none'")
     parser.add_argument("--liars", default="all", help=f"of {', '.join([*liars(), *SIGNALS])}; 'none'")
     parser.add_argument("--validators", type=int, default=3)
     parser.add_argument("--per-swarm", type=int, default=4, help="cheats that take part at the same time")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="four cheats, two liars")
     parser.add_argument("--resume", action="store_true", help="play only what the JSON file does not have yet")
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     names = _asked(a.cheats, list(cheats()), QUICK if a.quick else None)
     lies = _asked(a.liars, [*liars(), *SIGNALS], ("false-accuser", "killed") if a.quick else None)
@@ -84,12 +82,12 @@ def main() -> None:
         played = play(a.work / f"cheats-{number}", run["plain"], a.validators, some)
         table["cheats"] += [cheat_row(played, part) for part in played.cast if part.role == "worker" and part.cheat]
         table["swarms"].append(swarm_row(played))
-        _save(a.json, table)
+        save(a.json, table)
     lies = [lie for lie in lies if lie not in {row["lie"] for row in table["liars"]}]
     for lie in lies:
         played = play(a.work / f"liar-{lie}", run["windows"], a.validators, BESIDE, lie)
         table["liars"].append(liar_row(played, lie) | swarm_row(played))
-        _save(a.json, table)
+        save(a.json, table)
     print("\n" + cheats_table(table) + "\n\n" + liars_table(table))
 
 
@@ -407,12 +405,6 @@ def _asked(text: str, known: Sequence[str], quick: Sequence[str] | None) -> list
 
 def _parts(names: Sequence[str], size: int) -> list[Sequence[str]]:
     return [names[i : i + size] for i in range(0, len(names), size)]
-
-
-def _save(path: Path | None, table: dict[str, Any]) -> None:
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 import trio
 
+from benchmarks.command import parser_of, save
 from benchmarks.live_attacks import HONEST, Onlooker, Played, files_of, prepare, swarm_row
 from cli.demo.cast import DemoOptions, Scene, cast, chosen
 from cli.demo.snapshot import Participant, Snapshot
@@ -57,14 +58,12 @@ PLAYS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "copied roots and its control, three steps, 20 s each")
     parser.add_argument("--only", default=",".join(PLAYS), help="separated by commas; a+b: in one swarm")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--validators", type=int, help="default: 1 or 3, as the attack needs")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one swarm, from its first policy")
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--quick", action="store_true", help="copied roots and its control, three steps, 20 s each")
-    parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     if a.quick:
         a.only, a.steps, a.limit = "copied-roots", 3, 20.0
@@ -81,8 +80,7 @@ def main() -> None:
         beside = {cheat for play in plays for cheat in play.beside}
         row = _played(a, run, swarm, validators, (*beside, *names))
         rows.append(row | {"beside_control": _ratio(row, controls[validators])})
-        if a.json:
-            a.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save(a.json, rows)
     print("\n" + table(rows))
 
 

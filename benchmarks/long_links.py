@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 import trio
 
 from benchmarks.children import Child
+from benchmarks.command import parser_of, save, silence_logs
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.host import PING, Libp2pNetwork
@@ -436,21 +436,17 @@ def numbers(text: str) -> list[float]:
 
 
 def main() -> int:
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
+    silence_logs()
     if sys.argv[1:2] == ["--node"]:
         trio.run(Node(sys.argv[2], sys.argv[3]).run)
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "one rate, one loss, one round trip; shorter")
     parser.add_argument("--only", nargs="+", choices=["news", "lossy", "fair"], default=["news", "lossy", "fair"])
     parser.add_argument("--rates", type=numbers, help="Mbit/s of the slow uplink")
     parser.add_argument("--losses", type=numbers, help="percent")
     parser.add_argument("--rtts", type=numbers, help="milliseconds")
     parser.add_argument("--congestion", default="reno", help="the system's own congestion control at both ends")
     parser.add_argument("--beside", type=Path, metavar="TREE")
-    parser.add_argument("--quick", action="store_true", help="one rate, one loss, one round trip; shorter")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.rates = given.rates or ([4.0] if given.quick else [1.0, 4.0, 20.0])
     given.losses = given.losses or ([2.0] if given.quick else [0.0, 1.0, 2.0, 5.0])
@@ -463,9 +459,8 @@ def main() -> int:
         for row in measure(given, tree):
             rows.append({"tree": "here" if tree == ROOT else "beside", **row})
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    if given.json:
-        found = {"schema_version": 1, "congestion": given.congestion, "load": os.getloadavg(), "rows": rows}
-        given.json.write_text(json.dumps(found, indent=1))
+    facts = {"schema_version": 1, "congestion": given.congestion, "load": os.getloadavg(), "rows": rows}
+    save(given.json, facts)
     return 0
 
 

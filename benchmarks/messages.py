@@ -10,8 +10,6 @@ counted: they follow the clock, not the files. CPU is of all nodes together, div
 virtual time, and other work on the machine changes it little.
 """
 
-import argparse
-import json
 import logging
 import random
 import time
@@ -24,10 +22,10 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-import structlog
 import trio
 from trio.testing import MockClock
 
+from benchmarks.command import parser_of, save, silence_logs
 from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
 from node.chain.client import Block
 from node.chain.ledger import Ledger
@@ -365,25 +363,22 @@ def play(plan: Plan, folder: Path) -> Cost:
 def main() -> None:
     import tempfile
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "20 files")
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--step-seconds", type=float, default=1.25, help="a file of each worker in so many seconds")
     parser.add_argument("--epoch-seconds", type=int, default=10)
     parser.add_argument("--window-seconds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="20 files")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
     given = vars(parser.parse_args())
     quick, path = given.pop("quick"), given.pop("json")
     plan = Plan(**given | ({"files": 20} if quick else {}))
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    silence_logs(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         rows = play(plan, Path(folder)).rows()
     for name, value in rows.items():
         print(f"{name:40} {value}")
-    if path:
-        path.write_text(json.dumps({"plan": msgspec.structs.asdict(plan), **rows}, indent=1))
+    save(path, {"plan": msgspec.structs.asdict(plan), **rows})
 
 
 if __name__ == "__main__":

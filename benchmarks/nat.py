@@ -9,9 +9,10 @@ chain's part is played here: every node is told the contact that the others regi
 nodes included. Needs root, `ip` and `iptables`; exit code 77 with the reason without.
 """
 
-import argparse
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,11 +22,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import structlog
 import trio
 
 from benchmarks.children import Child
-from benchmarks.namespaces import Host, conclude, world
+from benchmarks.command import parser_of, silence_logs
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits
 from node.network.host import Libp2pNetwork
@@ -41,6 +41,109 @@ POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
 BEAT = 1.0
 PATIENCE = 90.0
 MIB = 1024**2
+SKIPPED = 77
+"""Exit code where nothing could be measured."""
+PUBLIC = "11.77.0"
+"""Addresses of the internet by their number, so that nobody takes them for private ones; they never leave."""
+
+
+# hosts behind routers that translate addresses: network namespaces, one public net, private nets behind it
+
+
+class Host:
+    """A namespace. prefix: what commands in it start with; address: its own."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.prefix = ("ip", "netns", "exec", name)
+
+    def do(self, *command: str) -> None:
+        _do(*self.prefix, *command)
+
+
+def why_not() -> str | None:
+    """What keeps this machine from making namespaces with translating routers, None if nothing does."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if missing := [tool for tool in ("ip", "iptables") if not shutil.which(tool)]:
+        return f"{' and '.join(missing)} is not installed"
+    name = f"nat{os.getpid()}t"
+    try:
+        _do("ip", "netns", "add", name)
+        _do("ip", "netns", "exec", name, "iptables", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+    except subprocess.CalledProcessError as error:
+        return f"no namespace with a translating router can be made here: {error.stderr.decode().strip()[:200]}"
+    finally:
+        _try("ip", "netns", "del", name)
+    return None
+
+
+@contextmanager
+def world(public: int, hidden: int, *, random_ports: bool = False) -> Iterator[tuple[list[Host], list[Host]]]:
+    """(hosts that everybody can dial, hosts each behind a router of its own that lets only answers in).
+
+    random_ports: the routers give each connection another port, whichever it was made from.
+    """
+    serial = f"n{os.getpid() % 100_000}"
+    with ExitStack() as stack:
+        net = _host(stack, f"{serial}net", "")
+        net.do("ip", "link", "add", "br0", "type", "bridge")
+        net.do("ip", "link", "set", "br0", "up")
+        open_hosts = [_attach(stack, net, f"{serial}p{n}", f"{PUBLIC}.{10 + n}") for n in range(public)]
+        routers = [_attach(stack, net, f"{serial}r{n}", f"{PUBLIC}.{100 + n}") for n in range(hidden)]
+        yield open_hosts, [_behind(stack, router, f"{serial}h{n}", n, random_ports) for n, router in enumerate(routers)]
+
+
+def _host(stack: ExitStack, name: str, address: str) -> Host:
+    _do("ip", "netns", "add", name)
+    stack.callback(_try, "ip", "netns", "del", name)
+    host = Host(name, address)
+    host.do("ip", "link", "set", "lo", "up")
+    return host
+
+
+def _attach(stack: ExitStack, net: Host, name: str, address: str) -> Host:
+    """A host on the public net."""
+    host = _host(stack, name, address)
+    _link(net, f"{name}b", host, "wan")
+    net.do("ip", "link", "set", f"{name}b", "master", "br0", "up")
+    host.do("ip", "addr", "add", f"{address}/24", "dev", "wan")
+    host.do("ip", "link", "set", "wan", "up")
+    return host
+
+
+def _behind(stack: ExitStack, router: Host, name: str, number: int, random_ports: bool) -> Host:
+    """A host on a private net of its own, whose router gives its own address to what goes out."""
+    inside = f"10.{200 + number}.0"
+    host = _host(stack, name, f"{inside}.2")
+    _link(router, "lan", host, "eth")
+    router.do("ip", "addr", "add", f"{inside}.1/24", "dev", "lan")
+    router.do("ip", "link", "set", "lan", "up")
+    router.do("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    ports = ("--random-fully",) if random_ports else ()
+    router.do("iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "wan", "-j", "MASQUERADE", *ports)
+    answers = ("-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED")
+    router.do("iptables", "-A", "FORWARD", "-i", "wan", *answers, "-j", "ACCEPT")
+    router.do("iptables", "-A", "FORWARD", "-i", "wan", "-j", "DROP")
+    router.do("iptables", "-A", "INPUT", "-i", "wan", *answers, "-j", "ACCEPT")
+    router.do("iptables", "-A", "INPUT", "-i", "wan", "-j", "DROP")
+    host.do("ip", "addr", "add", f"{host.address}/24", "dev", "eth")
+    host.do("ip", "link", "set", "eth", "up")
+    host.do("ip", "route", "add", "default", "via", f"{inside}.1")
+    return host
+
+
+def _link(one: Host, at_one: str, other: Host, at_other: str) -> None:
+    _do("ip", "link", "add", at_one, "netns", one.name, "type", "veth", "peer", "name", at_other, "netns", other.name)
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _try(*command: str) -> None:
+    subprocess.run(command, check=False, capture_output=True)
 
 
 # one node
@@ -196,22 +299,22 @@ def _moved(source: Node, sink: Node, mib: int, carried_by: list[Node] | None = N
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "4 MiB", "line")
     parser.add_argument("--mib", type=int, default=32, help="size of the blob")
     parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
     parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
     parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
-    parser.add_argument("--quick", action="store_true", help="4 MiB")
-    return conclude(
-        parser,
-        lambda options: measure(
-            4 if options.quick else options.mib, options.public, options.limit_mib * MIB, options.random_ports
-        ),
-    )
+    given = parser.parse_args()
+    if reason := why_not():
+        print(json.dumps({"skipped": reason}) if given.json else f"skipped: {reason}")
+        return SKIPPED
+    found = measure(4 if given.quick else given.mib, given.public, given.limit_mib * MIB, given.random_ports)
+    print(json.dumps(found) if given.json else "\n".join(f"{name:32} {value}" for name, value in found.items()))
+    return 0
 
 
 if __name__ == "__main__":
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    silence_logs()
     if sys.argv[1:2] == ["--node"]:
         trio.run(be_node, sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:

@@ -16,6 +16,8 @@ waited at most for anything but a processor: on a machine that others use, the s
 
 import argparse
 import gc
+import heapq
+import itertools
 import json
 import os
 import sys
@@ -24,17 +26,16 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
-import structlog
 import trio
 from web3.contract.contract import ContractFunction
 
 from benchmarks.children import Child
-from benchmarks.stalls import Stalls
+from benchmarks.command import parser_of, silence_logs
+from benchmarks.healing import beating
 from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams
 from contracts.deploy import TOKEN
@@ -44,12 +45,9 @@ from node.chain.follower import EventFollower
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, certificates, rpc
 from node.chain.setup import prepare_participant
-from node.clock import Clock
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
-from node.services.base import Crew
-from node.services.heartbeat import Beating
 from node.services.membership.events import Events
 from node.services.membership.peers import Peers
 from node.services.membership.reach import Reach
@@ -61,6 +59,9 @@ AT_ONCE = 100
 """Transactions in one block."""
 PATIENCE = 600.0
 TICK = 0.005
+MOST_STALLS = 12
+WORTH = 0.002
+"""Seconds from which on a step is kept."""
 
 
 # the chain
@@ -168,6 +169,70 @@ class Told(msgspec.Struct):
     longest: list[tuple[float, float, float, str]] = []
 
 
+# what its event loop did in the steps that stopped it longest
+
+
+class Stalls(trio.abc.Instrument):
+    """The longest steps. A step's seconds are its own CPU, waiting for a processor that others had, and the rest:
+    waiting for the interpreter's lock, or for the system."""
+
+    def __init__(self) -> None:
+        self._longest: list[tuple[float, int, float, float, str]] = []
+        self._numbers = itertools.count()
+        self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._began = self._used = self._queued = 0.0
+        self.own = 0.0
+        """CPU seconds of the loop's thread in its most expensive step."""
+        self.stall = self.lock = 0.0
+        """Seconds by which a sleep of TICK was late at most, and what of that was neither the loop's own CPU nor
+        waiting for a processor: the interpreter's lock, in a step or between two."""
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began, self._used = time.perf_counter(), time.thread_time()
+        self._queued = self._queue()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        took = time.perf_counter() - self._began
+        if took < WORTH or not self._began:  # the step that installed this began before it
+            return
+        used = time.thread_time() - self._used
+        self.own = max(self.own, used)
+        queued = self._queue() - self._queued
+        row = took, next(self._numbers), used, queued, f"{task.name} at {_place(task)}"
+        keep = heapq.heappushpop if len(self._longest) >= MOST_STALLS else heapq.heappush
+        keep(self._longest, row)
+
+    async def watch(self) -> None:
+        """Until cancelled, in the loop that is watched."""
+        while True:
+            began, used, queued = time.perf_counter(), time.thread_time(), self._queue()
+            await trio.sleep(TICK)
+            late = time.perf_counter() - began - TICK
+            excused = time.thread_time() - used + self._queue() - queued
+            self.stall, self.lock = max(self.stall, late), max(self.lock, late - excused)
+
+    def longest(self) -> list[tuple[float, float, float, str]]:
+        """(seconds, CPU seconds, seconds without a processor, task and where it waits now), the longest first."""
+        rows = sorted(self._longest, reverse=True)
+        return [(round(took, 4), round(used, 4), round(queued, 4), name) for took, _, used, queued, name in rows]
+
+    def _queue(self) -> float:
+        """Seconds for which this thread wanted a processor and had none, since it began."""
+        return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e9
+
+
+def _place(task: trio.lowlevel.Task) -> str:
+    """The innermost frame of ours in which a task stands after its step."""
+    found = "its end"
+    one = task.coro
+    while one is not None:
+        frame = getattr(one, "cr_frame", None) or getattr(one, "gi_frame", None) or getattr(one, "ag_frame", None)
+        if frame is not None and "/trio/" not in frame.f_code.co_filename:
+            found = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        one = getattr(one, "cr_await", None) or getattr(one, "gi_yieldfrom", None) or getattr(one, "ag_await", None)
+    return found
+
+
 class Newcomer:
     """As `node.daemon` joins, up to where it would obtain the run. trainer: it is the one, and waits for nobody."""
 
@@ -211,19 +276,12 @@ class Newcomer:
             apply(event)
 
         events._apply = counted  # type: ignore[method-assign]
-        place: Any = SimpleNamespace(
-            **{"board": member.board, "membership": member.membership, "key": self.key, "pool": member.pool},
-            clock=Clock(),
-            shelf=SimpleNamespace(newest=None),
-            progress=ProgressRecord(),
-        )
-        beating = Beating(place, Crew(), "worker", member.network.contacts, 1.0)
         async with trio.open_nursery() as nursery:
             await events.start(nursery)
             await Peers(member, self.directory).start(nursery)
             nursery.start_soon(Reach(member, ProgressRecord()).run)
             nursery.start_soon(member.listen)
-            nursery.start_soon(beating.run)
+            nursery.start_soon(beating(member, 1.0, member.pool).run)
             await self._wait(lambda: self._joined > self.events)
             self.told.known = self._since()
             self.told.members, self.told.events = member.membership.table.present(), self._joined
@@ -336,18 +394,14 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "ten members, 1,000 events", "line")
     parser.add_argument("--members", type=int, nargs="+", default=[10, 300])
     parser.add_argument("--events", type=int, default=10_000, help="past Joined events")
     parser.add_argument("--blocks", type=int, default=2_000, help="over which they are spread")
     parser.add_argument("--draws", type=int, default=1, help="newcomers, one after the other")
-    parser.add_argument("--quick", action="store_true", help="ten members, 1,000 events")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--node", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
+    silence_logs()
     if given.node:
         gc.freeze()  # as node.daemon does
         trio.run(Newcomer(json.loads(given.node)).run)

@@ -62,7 +62,7 @@ def _why_not(name: str) -> str | None:
     if name == NEEDS_VLLM and importlib.util.find_spec("vllm") is None:
         return "this interpreter has no vLLM: .venv-vllm/bin/python -m benchmarks.vllm_engine --quick"
     if name == NEEDS_ROOT:
-        from benchmarks.namespaces import why_not
+        from benchmarks.nat import why_not
 
         return why_not()
     return None

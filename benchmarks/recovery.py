@@ -9,7 +9,6 @@ times), a validator's next verdict, the chain's next block. The time that such w
 without a kill.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from benchmarks.command import parser_of
 from cli.api import get_status, socket_of
 from cli.errors import CommandError
 
@@ -162,11 +162,9 @@ def measured(swarm: Swarm, names: tuple[str, ...], rounds: int) -> dict[str, dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "One round, learner and engine only, no busy loops.", "line")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=PROCESSES, action="append", help="Repeatable; default: all of them.")
-    parser.add_argument("--quick", action="store_true", help="One round, learner and engine only, no busy loops.")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     names = tuple(arguments.only or (("learner", "engine") if arguments.quick else PROCESSES))
     rounds = 1 if arguments.quick else arguments.rounds

@@ -8,7 +8,6 @@ public network (time is moved on where they are waited for). Prints every comman
 exit code 1 if the chain, the journal and the books do not agree.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -28,6 +27,7 @@ import msgspec
 from eth_account import Account
 from eth_hash.auto import keccak
 
+from benchmarks.command import parser_of, save
 from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
 from node.chain.cases import (
@@ -425,9 +425,7 @@ def light_keys() -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a block per transaction, and keys that open fast")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = parser_of(__doc__, "a block per transaction, and keys that open fast")
     given = parser.parse_args()
     from cli.devnet import cache_directory
 
@@ -445,9 +443,8 @@ def main() -> int:
     for row in scene.rows:
         print(f"{row['command']:<28} {row['gas']:>10,} gas {row['seconds']:>7.2f} s")
     print(f"{len(scene.rows)} commands that sent something, {total:.1f} s; books and journal agree with the chain")
-    if given.json:
-        facts = {"chain_id": CHAIN_ID, "block_seconds": 0 if given.quick else 2, "seconds": total, "rows": scene.rows}
-        given.json.write_text(json.dumps(facts, indent=2))
+    facts = {"chain_id": CHAIN_ID, "block_seconds": 0 if given.quick else 2, "seconds": total, "rows": scene.rows}
+    save(given.json, facts)
     return 0
 
 

@@ -9,15 +9,13 @@ instructions there, and has its bound in them; what other packages score (mathem
 length of its own, behind what is measured here.
 """
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser_of, save
 from node.environments.math_scorer import final_answer
 from node.environments.programs import last_block
 from node.environments.reasoning.environment import answer_in
@@ -105,9 +103,7 @@ def worst(name: str, score: Callable[[str], Any], size: int, tries: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="texts of a quarter of the length, fewer tries")
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser = parser_of(__doc__, "texts of a quarter of the length, fewer tries")
     arguments = parser.parse_args()
     print(f"{'scorer':50} {'2n':>8} {'slowest text':30} {'ms':>7} {'steepest text':30} {'growth':>6}")
     rows = []
@@ -116,8 +112,7 @@ def main() -> None:
         growth = f"{row['growth']:.2f}" if row["growth"] else "-"
         about = f"{row['slowest']:30} {1e3 * row['seconds']:7.1f} {row['steepest']:30} {growth:>6}"
         print(f"{row['scorer']:50} {row['characters']:8} {about}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    save(arguments.json, rows)
     slow = [row["scorer"] for row in rows if row["growth"] and row["growth"] > MOST]
     if slow != ["(control)"]:
         sys.exit(f"more than {MOST} times as long for twice the length: {', '.join(slow) or 'not even the control'}")

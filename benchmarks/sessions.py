@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.command import parser_of
 from node.environments.guests import guest
 from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi
 from node.sandbox.wasi.settings import OPTIMISED, Settings
@@ -111,9 +112,7 @@ def agreement(count: int, ways: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser = parser_of(__doc__, "fewer sessions", "line")
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
     parser.add_argument("--no-cost", action="store_true", help="agreement alone")
     parser.add_argument("--ways", type=int, default=len(WAYS), help="the first so many; the last one is the slowest")

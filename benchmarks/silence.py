@@ -32,20 +32,20 @@ from typing import Any
 
 import msgspec
 import psutil
-import structlog
 import trio
 
 import cli.demo.prepare
 import cli.pools
+from benchmarks.command import parser_of, silence_logs
 from benchmarks.live_attacks import prepare as prepare_run
 from cli.api import get_status_async, socket_of
 from cli.daemon_status import DaemonStatus
 from cli.demo.cast import DemoOptions, Scene, cast, join_command
 from cli.demo.chain import open_chain
 from cli.demo.prepare import Stage, prepare
-from cli.demo.snapshot import Snapshot
 from cli.demo.story import demo_environment
 from cli.demo.supervise import Program, Supervisor
+from cli.demo.view import PlainView
 from cli.demo.zygote import open_zygote
 from cli.errors import CommandError
 from cli.events import event_rows
@@ -223,7 +223,7 @@ async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
     scene.claim()
     scene.clear()
     environment = demo_environment(scene)
-    view = Plain()
+    view = PlainView(_tell)
     bootnodes = Bootnodes(2)
     try:
         async with open_zygote(environment) as spawn, open_chain(scene, environment, view, _chain(silence)) as chain:
@@ -306,39 +306,19 @@ async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: flo
     return found
 
 
-class Plain:
-    """A view of plain lines."""
-
-    def __enter__(self) -> "Plain":
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        return None
-
-    def say(self, text: str) -> None:
-        _tell(text)
-
-    def show(self, snapshot: Snapshot) -> None:
-        """There is none."""
-
-
 def _tell(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
     sys.stderr.flush()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "three minutes of silence", "line")
     parser.add_argument("--minutes", type=float, default=10.0, help="of silence")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds before each file, so that it trains slowly")
     parser.add_argument("--work", type=Path, help="where all of it lies and stays; default: a temporary directory")
-    parser.add_argument("--quick", action="store_true", help="three minutes of silence")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--bootnode", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-    )
+    silence_logs()
     if given.bootnode:
         trio.run(be_bootnode)
         return

@@ -8,7 +8,6 @@ daemon; journal and disk are bytes in its state directory; status is the time of
 row says the mean of the first and of the last quarter of the time after warming up, and the growth in an hour.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ import msgspec
 import numpy as np
 import psutil
 
+from benchmarks.command import parser_of
 from cli import api
 from cli.errors import CommandError
 from node.config import api_socket_path
@@ -133,13 +133,11 @@ def soak(directory: Path, minutes: float, every: float, workers: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "two minutes, a look every five seconds", "line")
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two looks")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dir", type=Path, help="keep the demo here; default: a directory that goes again")
-    parser.add_argument("--quick", action="store_true", help="two minutes, a look every five seconds")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
     minutes, every = (2.0, 5.0) if given.quick else (given.minutes, given.every)
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,6 @@ Rules are calibrated with other problems and random numbers than those they are 
 directory. Two regimes: `float32` permits fp32 engines with either attention kernel; `mixed` permits bf16 ones, too.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -72,8 +71,3 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
 
 def _text(value: Any) -> str:
     return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def save(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(result, indent=1) + "\n")

@@ -8,7 +8,6 @@ two runs taken in turns. *plain* is vLLM with the same arguments, its own head a
 belongs to. `--json` puts everything on the last line.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
+from benchmarks.command import parser_of
 from benchmarks.engine import LARGE_VOCABULARY, VOCABULARY, Run, beside, prompts, works
 from benchmarks.measuring import clock_of
 from node.inference.engine import Engine, Request, generate
@@ -44,9 +44,7 @@ Qwen2.5-0.5B."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smaller model, shorter sequences")
-    parser.add_argument("--json", action="store_true", help="all figures as one object on the last line")
+    parser = parser_of(__doc__, "the smaller model, shorter sequences", "line")
     parser.add_argument("--only", default="decoding,costs")
     a = parser.parse_args()
     parts: dict[str, Callable[[bool], Any]] = {"decoding": decoding, "costs": costs}

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.command import parser_of, silence_logs
 from benchmarks.simulation import EPOCH
 from benchmarks.simulation.swarm import Swarm
 
@@ -68,13 +69,12 @@ def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of addresses are walked: the same order every time
         again = [sys.executable, "-m", "benchmarks.simulation", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - ourselves
-    import structlog
 
     from benchmarks.simulation.report import described, table
     from benchmarks.simulation.scenario import Costs, Scenario
     from benchmarks.simulation.simulate import simulate
 
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    silence_logs(logging.CRITICAL)
     quick = {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12, "learner_seconds": 90.0} if given.quick else {}
     scenario = Scenario(
         **{
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "60 nodes, 12 minutes", "line")
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--hours", type=float, default=1.0, help="of swarm time")
     parser.add_argument("--churn", type=float, default=0.1, help="share that leaves and comes in an hour")
@@ -140,8 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-work", action="store_true", help="members only talk")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", type=Path, help="where to draw it (PNG)")
-    parser.add_argument("--quick", action="store_true", help="60 nodes, 12 minutes")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     return parser
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.command import parser_of
 from benchmarks.simulation.fetching import GBIT, LATENCY, Swarm, described
 
 COARSE = 512
@@ -101,7 +102,7 @@ def _measured(cases: list[Case], jobs: int) -> Iterable[dict[str, float]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "10 and 100 peers only; of --bounds: 100", "line")
     parser.add_argument("--peers", type=_counts, default=(10, 100, 1000, 10_000), help="with commas between them")
     parser.add_argument("--megabytes", type=float, default=120.0, help="of the blob: a policy's patch")
     parser.add_argument("--origin", type=float, default=1.0, help="Gbit/s")
@@ -109,8 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hoarders", type=float, default=0.0, help="share of the peers that claim and delay")
     parser.add_argument("--hoard", type=float, default=1.9, help="seconds that they keep a request")
     parser.add_argument("--bounds", action="store_true", help="the table of 0.5 and 62 GB")
-    parser.add_argument("--quick", action="store_true", help="10 and 100 peers only; of --bounds: 100")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--jobs", type=int, default=1)
     return parser
 

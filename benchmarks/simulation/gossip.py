@@ -11,7 +11,6 @@ node has it (median, 99 of 100, the last), what never came to a node on its auth
 cost. Messages carry no signature here, and are not parsed.
 """
 
-import argparse
 import gc
 import heapq
 import itertools
@@ -26,6 +25,7 @@ from typing import Any
 
 from libp2p.pubsub.pb import rpc_pb2
 
+from benchmarks.command import parser_of
 from node.network.gossip.trees import TICK, Trees
 from node.network.packets import Cutter
 
@@ -216,14 +216,12 @@ def stretches(
 
 def main() -> None:
     gc.disable()  # millions of small objects, none of them garbage in a circle
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "60 nodes, 10 seconds a stretch", "line")
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--seconds", type=float, default=20.0, help="of swarm time, for each stretch")
     parser.add_argument("--rate", type=float, default=20.0, help="messages a second of all nodes together")
     parser.add_argument("--kill", type=float, default=0.1, help="share of the nodes that die at once")
     parser.add_argument("--silent", type=float, default=0.1, help="share that hands on nothing")
-    parser.add_argument("--quick", action="store_true", help="60 nodes, 10 seconds a stretch")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
     sizes, seconds = ([60], 10.0) if given.quick else (given.nodes, given.seconds)
     rows = []

@@ -16,7 +16,6 @@ CPU is this thread's, all of it, from the first message on; what the script send
 streams and pings, which follow from the number of neighbours and of bytes.
 """
 
-import argparse
 import gc
 import json
 import random
@@ -34,6 +33,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from trio.testing import MockClock
 
+from benchmarks.command import parser_of
 from benchmarks.simulation.seats import EPOCH_BEGAN, key_of
 from node.network.gossip import messages
 from node.network.gossip.gossip import MAX_PACKET, Gossip
@@ -331,11 +331,9 @@ def _collected() -> tuple[int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "10 and 60 nodes, 20 seconds", "line")
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--minutes", type=float, default=2.0, help="of swarm time, at least")
-    parser.add_argument("--quick", action="store_true", help="10 and 60 nodes, 20 seconds")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
     given = parser.parse_args()
     sizes, seconds = ([10, 60], 20.0) if given.quick else (given.nodes, 60 * given.minutes)
     rows = [measure(size, seconds) for size in sizes]

@@ -1,6 +1,8 @@
 """Everybody together: who comes, who goes, who is cut off, who is thrown out, and what is remembered of it."""
 
 import random
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,6 @@ from benchmarks.simulation import CHAIN
 from benchmarks.simulation.doubles import Chain, Truth
 from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.learning import Learning
-from benchmarks.simulation.progress import report
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
 from node.services.judging.judge import Validator
@@ -28,6 +29,10 @@ KNOWS_ALL = 0.95
 LOOK = 5.0
 """Seconds between two looks at what is measured by looking."""
 GIVE_UP = 1800.0
+EVERY = 5.0
+"""Wall seconds between two lines."""
+GLANCE = 2.0
+"""Swarm seconds between two looks at the wall."""
 LOOKED_AT = 4
 """Newcomers that have everything of their own, at once."""
 
@@ -246,3 +251,16 @@ class Swarm:
                 self.all_live = now
             idle = sum(node.worker is not None and node.worker.waiting is not None for node in self.nodes.values())
             self.waiting.append((now, idle))
+
+
+async def report(whole: float) -> None:
+    """Tell whoever waits how far it is, until cancelled. whole: swarm seconds of the simulation."""
+    began = told = time.monotonic()
+    while True:
+        await trio.sleep(GLANCE)
+        now = time.monotonic()
+        if now - told >= EVERY:
+            done, spent = trio.current_time(), now - began
+            left = f"{spent:.0f} s spent, about {spent * (whole - done) / done:.0f} s to go"
+            print(f"{done / 60:6.1f} of {whole / 60:.1f} min of swarm time, {left}", file=sys.stderr, flush=True)
+            told = now

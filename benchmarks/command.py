@@ -1,0 +1,37 @@
+"""What the benchmarks' command lines share: --quick, --json, figures in a file, and no log beside them."""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+
+def parser_of(doc: str | None, quick: str, json: Literal["file", "line"] = "file") -> argparse.ArgumentParser:
+    """Its help is the module's docstring. quick: what --quick does; json: whether --json names a file, or asks for one
+    object on the last line."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    if json == "file":
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    else:
+        parser.add_argument("--json", action="store_true", help="one object on the last line")
+    return parser
+
+
+def save(path: Path | None, found: Any) -> None:
+    """Where --json named a file."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def silence_logs(least: int = logging.ERROR) -> None:
+    """Figures stand on standard output; of what the product logs only what is at `least` so bad, on standard error."""
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
