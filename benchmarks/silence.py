@@ -44,9 +44,8 @@ from cli.demo.cast import DemoOptions, Scene, cast, join_command
 from cli.demo.chain import open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.story import demo_environment
-from cli.demo.supervise import Program, Supervisor
+from cli.demo.supervise import Program, Supervisor, open_zygote
 from cli.demo.view import PlainView
-from cli.demo.zygote import open_zygote
 from cli.errors import CommandError
 from cli.events import event_rows
 from node.chain.devnet import DevnetOptions
@@ -277,7 +276,7 @@ async def swarm(
     try:
         for one in cast(options):
             command = join_command(one, scene, profile, stage.pool, worker_engine=options.worker_engine)
-            supervisor.start(Program(one.name, command, environment, scene.log(one.name), scene.directory))
+            await supervisor.start(Program(one.name, command, environment, scene.log(one.name), scene.directory))
         nursery.start_soon(supervisor.watch)
         nursery.start_soon(story.look)
         yield story

@@ -46,7 +46,7 @@ async def open_chain(
     supervisor = Supervisor(view.say)
     view.say("starting a local chain and deploying the contracts")
     try:
-        supervisor.start(Program(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory))
+        await supervisor.start(Program(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory))
         async with trio.open_nursery() as nursery:
             profile = await _until_up(devnet, supervisor)
             nursery.start_soon(supervisor.watch)

@@ -17,9 +17,8 @@ from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
 from cli.demo.report import write_report
 from cli.demo.snapshot import Participant, Row, Snapshot, Tracker
-from cli.demo.supervise import Program, Spawn, Supervisor, child_environment
+from cli.demo.supervise import Program, Spawn, Supervisor, child_environment, open_zygote
 from cli.demo.view import View
-from cli.demo.zygote import open_zygote
 from cli.errors import RUN, CommandError
 from cli.events import event_rows
 from cli.invocation import until_signalled
@@ -91,13 +90,13 @@ async def _perform(
     def now(phase: str) -> Snapshot:
         return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
 
-    def starting(one: Participant) -> None:
-        supervisor.start(_program(one, scene, stage, environment, options))
+    async def starting(one: Participant) -> None:
+        await supervisor.start(_program(one, scene, stage, environment, options))
 
     try:
         for one in participants:
             if one != latecomer:
-                starting(one)
+                await starting(one)
         view.say(f"{len(participants) - bool(latecomer)} nodes started, each its own process")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
@@ -135,7 +134,7 @@ async def _churn(
     latecomer: Participant,
     scene: Scene,
     supervisor: Supervisor,
-    starting: Callable[[Participant], None],
+    starting: Callable[[Participant], Awaitable[None]],
     view: View,
 ) -> None:
     """Kill a peer while it trains its second round or a later one, for good, and let another come in its place when
@@ -145,7 +144,7 @@ async def _churn(
     view.say(f"{victim.name} is killed while it trains round {killed + 1}")
     here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
     view.say(f"{latecomer.name} joins in round {here + 1}")
-    starting(latecomer)
+    await starting(latecomer)
 
 
 async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
@@ -162,7 +161,7 @@ async def _take_over(
     scene: Scene,
     tracker: Tracker,
     supervisor: Supervisor,
-    starting: Callable[[Participant], None],
+    starting: Callable[[Participant], Awaitable[None]],
     view: View,
 ) -> None:
     """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
@@ -181,7 +180,7 @@ async def _take_over(
     seconds = trio.current_time() - died
     equal = f"{status.chair.equal} of {status.chair.replayed} replayed steps equal"
     view.say(f"{standby.name} leads: policy {status.training.step} came {seconds:.1f} s after the death ({equal})")
-    starting(leader)
+    await starting(leader)
     view.say(f"{leader.name} comes back, as the last standby")
 
 

@@ -69,15 +69,15 @@ class Anew:
 
 
 class _Awaited:
-    """An order without an answer. pid: 0 if there is no child."""
+    """An order without an answer. child: None if there is none."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.pid = 0
+        self.child: ForkedChild | None = None
         self.answered = trio.Event()
 
-    def answer(self, pid: int) -> None:
-        self.pid = pid
+    def answer(self, child: "ForkedChild | None") -> None:
+        self.child = child
         self.answered.set()
 
 
@@ -103,11 +103,11 @@ class ForkServer:
             self._connect()
             task_status.started()
             while self._server and self._link:
-                modules = self._server.modules
+                modules, environment = self._server.modules, self._server.environment
                 await self._listen(self._link)
                 await self._bury()
                 log.warning("forkserver.died")
-                self._server = launch(modules)
+                self._server = launch(modules, environment)
                 self._connect()
             await trio.sleep_forever()
         finally:
@@ -116,26 +116,41 @@ class ForkServer:
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> Child:
         """As `Starter.start`."""
-        order = _order(next(self._numbers), command, environment)
-        if order is not None:
-            async with self._turn:
-                child = await self._forked(order, heard)
-            if child is not None:
-                return child
-        return await Anew().start(command, environment, heard=heard)
+        order = self.order(command, environment)
+        child = await self._piped(order, heard) if order is not None else None
+        return child or await Anew().start(command, environment, heard=heard)
+
+    def order(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str = "",
+        farewell: int = signal.SIGKILL,
+    ) -> Start | None:
+        """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long.
+        directory, farewell: as in `Start`."""
+        if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
+            return None
+        words = (command[2], tuple(command[3:]), dict(environment), directory, int(farewell))
+        order = Start(next(self._numbers), *words)
+        return order if len(encode(order)) <= MAX_PACKET else None
+
+    async def fork(self, order: Start, descriptors: Sequence[int]) -> "ForkedChild | None":
+        """A child with these as its stdin, stdout and stderr, as far as they go; None if the server is gone or has no
+        room for it. The descriptors stay the caller's."""
+        async with self._turn:
+            return await self._ordered(self._link, order, descriptors) if self._link is not None else None
 
     def _connect(self) -> None:
         self._link = trio.socket.from_stdlib_socket(self._server.socket) if self._server else None
 
-    async def _forked(self, order: Start, heard: bool) -> "ForkedChild | None":
-        """The child, None if the server is gone or has no room for it."""
-        if self._link is None:
-            return None
+    async def _piped(self, order: Start, heard: bool) -> "ForkedChild | None":
+        """The child, with pipes for its stdin and, where it is heard, its stdout."""
         source, sink = os.pipe2(os.O_CLOEXEC)
         heard_at, told_at = os.pipe2(os.O_CLOEXEC) if heard else (-1, -1)
         theirs = [source, told_at] if heard else [source]
         try:
-            child = self._children.get(await self._ordered(self._link, order, theirs))
+            child = await self.fork(order, theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -148,8 +163,10 @@ class ForkServer:
             await stdout.aclose()
         return None
 
-    async def _ordered(self, link: trio.socket.SocketType, order: Start, descriptors: list[int]) -> int:
-        """The new child's pid, 0 if there is none. Not cancelled half-way: nobody would own the child."""
+    async def _ordered(
+        self, link: trio.socket.SocketType, order: Start, descriptors: Sequence[int]
+    ) -> "ForkedChild | None":
+        """The new child. Not cancelled half-way: nobody would own it."""
         rights = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
         awaited = self._awaited = _Awaited(order.number)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + START_SECONDS):
@@ -161,7 +178,7 @@ class ForkServer:
         self._awaited = None
         if not awaited.answered.is_set() and self._server:
             os.kill(self._server.process.pid, signal.SIGKILL)  # it hangs: `run` replaces it
-        return awaited.pid
+        return awaited.child  # not looked up by its pid: it may have ended already
 
     async def _listen(self, link: trio.socket.SocketType) -> None:
         """Until the server is gone."""
@@ -181,9 +198,10 @@ class ForkServer:
             if child is not None:
                 child.ended(packet.status)
         elif isinstance(packet, Started) and self._awaited is not None and self._awaited.number == packet.number:
-            if packet.pid:
-                self._children[packet.pid] = ForkedChild(packet.pid)
-            self._awaited.answer(packet.pid)
+            child = ForkedChild(packet.pid) if packet.pid else None
+            if child is not None:
+                self._children[packet.pid] = child
+            self._awaited.answer(child)
 
     async def _bury(self) -> None:
         """The server is gone, or goes; the kernel ends its children with it."""
@@ -198,7 +216,7 @@ class ForkServer:
             child.ended(KILLED)
         self._children.clear()
         if self._awaited is not None:
-            self._awaited.answer(0)
+            self._awaited.answer(None)
 
 
 class ForkedChild:
@@ -222,11 +240,3 @@ class ForkedChild:
     async def wait(self) -> int:
         await self._gone.wait()
         return KILLED if self._status is None else self._status
-
-
-def _order(number: int, command: Sequence[str], environment: Mapping[str, str]) -> Start | None:
-    """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long."""
-    if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
-        return None
-    order = Start(number, command[2], tuple(command[3:]), dict(environment))
-    return order if len(encode(order)) <= MAX_PACKET else None

@@ -33,11 +33,13 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server, importing `modules`, and our end of its socket."""
+    """A running server, importing `modules`, and our end of its socket. environment: what it was started with, None for
+    this process's own."""
 
     process: Process
     socket: socket.socket
     modules: tuple[str, ...]
+    environment: Mapping[str, str] | None = None
 
 
 def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None) -> Server | None:
@@ -53,7 +55,7 @@ def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None)
             start_new_session=True,
             env=environment,
         )
-    return Server(process, ours, tuple(modules))
+    return Server(process, ours, tuple(modules), environment)
 
 
 def fork_or_launch(modules: Sequence[str]) -> Server | None:

@@ -50,7 +50,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_dead_process_is_started_again(program: Callable[..., Program], tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
-    supervisor.start(
+    await supervisor.start(
         program(
             "worker 1",
             """
@@ -77,7 +77,7 @@ async def test_stopping_ends_stubborn_processes_and_their_children(
     program: Callable[..., Program], tmp_path: Path
 ) -> None:
     supervisor = Supervisor(print, grace=0.3)
-    supervisor.start(
+    await supervisor.start(
         program(
             "stubborn",
             """
@@ -106,7 +106,7 @@ def _alive(pid: int) -> bool:
 
 async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(program: Callable[..., Program]) -> None:
     supervisor = Supervisor(print, restarts=1)
-    supervisor.start(
+    await supervisor.start(
         program(
             "worker 1",
             """
@@ -130,7 +130,7 @@ async def test_a_process_that_keeps_dying_ends_the_demo_with_its_own_words(progr
 
 async def test_a_configuration_error_is_not_tried_again(program: Callable[..., Program]) -> None:
     supervisor = Supervisor(print)
-    supervisor.start(program("trainer", "import sys; sys.exit(3)"))
+    await supervisor.start(program("trainer", "import sys; sys.exit(3)"))
     with pytest.raises(CommandError, match="trainer died"), trio.fail_after(10):
         await supervisor.watch()
     await supervisor.stop()
@@ -139,7 +139,7 @@ async def test_a_configuration_error_is_not_tried_again(program: Callable[..., P
 async def test_an_expelled_process_stays_out(program: Callable[..., Program]) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
-    supervisor.start(program("cheat", "import sys; sys.exit(7)"))
+    await supervisor.start(program("cheat", "import sys; sys.exit(7)"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.watch)
         await until(lambda: said)
@@ -153,11 +153,12 @@ def test_processes_end_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
     source = f"""
 import sys, time
 from pathlib import Path
+import trio
 from cli.demo.supervise import Program, Supervisor, child_environment
 here = Path({str(tmp_path)!r})
 supervisor = Supervisor(print)
 command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-supervisor.start(Program("node", command, child_environment(here), here / "log", here))
+trio.run(supervisor.start, Program("node", command, child_environment(here), here / "log", here))
 print(supervisor.states()["node"].pid, flush=True)
 time.sleep(60)
 """
@@ -188,7 +189,7 @@ def test_the_last_error_of_a_log_is_found_and_a_log_without_one_has_none(tmp_pat
 async def test_one_that_the_others_can_do_without_may_fail(program: Callable[..., Program]) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
-    supervisor.start(program("cheat", "import sys; sys.exit(6)", optional=True))
+    await supervisor.start(program("cheat", "import sys; sys.exit(6)", optional=True))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.watch)
         await until(lambda: supervisor.states()["cheat"].state == "stopped")
