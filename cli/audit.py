@@ -12,9 +12,10 @@ from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import AsJson, clean, console, print_json
-from cli.places import complete_directories
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
+    from node.audit.findings import Audit
     from node.services.judging.self_audit import SelfAudit
 
 EXAMPLES = (
@@ -37,10 +38,8 @@ def command(
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--state-dir",
-            help="A node's state directory: its run, and the policies it holds; with `step`, of a node that runs.",
-            autocompletion=complete_directories,
+        state_dir_option(
+            "A node's state directory: its run, and the policies it holds; with `step`, of a node that runs."
         ),
     ] = None,
     policy: Annotated[
@@ -77,18 +76,20 @@ def command(
 
 
 def _audit_step(step: int, directory: Path | None, words: list[str], as_json: bool) -> None:
-    from cli import step_audit
+    """words: NAME=VALUE of [trainer], where others than the trainer's are wanted. Raises TrainingError."""
+    from cli.run_directory import trainer_settings
+    from node.audit.desk import audit_at_desk
 
     if directory is None:
         raise CommandError(
             "which training?", f"step {step} of what?", "give --dir of a `train`, or --state-dir of a node", USAGE
         )
     with _telling(as_json):
-        audit = step_audit.audit_directory(directory, step, words)
+        audit = audit_at_desk(directory, step, trainer_settings(words) if words else None)
     if as_json:
-        print_json(step_audit.as_dict(audit))
+        print_json(_step_as_dict(audit))
     else:
-        step_audit.show(audit)
+        _show_step(audit)
     if audit.broken:
         raise typer.Exit(RUN)
 
@@ -97,7 +98,6 @@ def _audit_in_swarm(step: int, state_dir: Path, as_json: bool) -> None:
     """By a running node, from what others hand over."""
     import msgspec
 
-    from cli import step_audit
     from cli.api import ask, socket_of
     from node.audit.findings import Audit
 
@@ -106,7 +106,7 @@ def _audit_in_swarm(step: int, state_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json(told)
     elif told["audit"] is not None:
-        step_audit.show(msgspec.convert(told["audit"], Audit))
+        _show_step(msgspec.convert(told["audit"], Audit))
     verdict = told["verdict"]
     if not as_json:
         console().print(
@@ -190,3 +190,32 @@ def _show(result: "SelfAudit") -> None:
         grid.add_row(name.replace("_", " "), f"{value:.4g}")
     grid.add_row("not checked here", ", ".join(result.not_checked))
     out.print(grid)
+
+
+# one step of a training, computed again and compared with what was published
+
+
+STYLES = {"holds": "green", "broken": "bold red", "undecided": "yellow"}
+
+
+def _step_as_dict(audit: "Audit") -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(audit)
+    return plain | {"says": str(audit.says), "passed": not audit.broken}
+
+
+def _show_step(audit: "Audit") -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    grid.add_row("step", f"{audit.step}: policy {audit.step} -> policy {audit.step + 1}")
+    same = "the same as here" if not audit.differences else f"here {audit.own}: {'; '.join(audit.differences)}"
+    grid.add_row("class", Text(f"{audit.claimed}, {same}"))
+    for one in audit.findings:
+        numbers = "  ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in one.figures.items())
+        line = Text(f"{one.says.value:<10}", style=STYLES[one.says.value]) + Text(clean(one.text), style="default")
+        grid.add_row(one.test, line + Text(f"\n{'':10}{numbers}" if numbers else "", style="dim"))
+    took = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in audit.seconds.items())
+    grid.add_row("took", took)
+    console().print(grid)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cli.errors import CONFIGURATION, CommandError
 from cli.output import AsJson, clean, console, print_json, quiet_logs
-from cli.places import complete_directories, complete_networks
+from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -112,10 +112,7 @@ def command(
     network: Annotated[
         str | None, typer.Option(help="A network profile (TOML file), or its name.", autocompletion=complete_networks)
     ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option("--state-dir", help="The node's state directory.", autocompletion=complete_directories),
-    ] = None,
+    state_dir: Annotated[Path | None, state_dir_option("The node's state directory.")] = None,
     pool: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain.")] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Also fetch the run from the members and start the engine with it.")

@@ -12,7 +12,7 @@ from rich.table import Table
 from cli import api
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import AsJson, clean, console, print_facts, print_json, quiet_logs
-from cli.places import StateDir, chosen_directory, complete_directories
+from cli.places import StateDir, chosen_directory, state_dir_option
 
 if TYPE_CHECKING:
     from node.environments.package.check import Finding, Report
@@ -107,12 +107,7 @@ def check(
 def publish(
     package: Package,
     state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir",
-            help="A node that shall hold it, and offer it to its pool if it runs.",
-            autocompletion=complete_directories,
-        ),
+        Path | None, state_dir_option("A node that shall hold it, and offer it to its pool if it runs.")
     ] = None,
     mirror: Annotated[
         Path | None, typer.Option(help="A directory to put it into as ROOT.tar, for a web server.")

@@ -10,8 +10,9 @@ import typer
 from cli.config import build_config
 from cli.invocation import IMPORTING
 from cli.keyring import key_file
+from cli.logs import Level
 from cli.output import print_json
-from cli.places import complete_directories, complete_networks
+from cli.places import NetworkName, PoolNumber, state_dir_option
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -32,16 +33,8 @@ class RoleName(StrEnum):
     auto = "auto"
 
 
-class RelayOffer(StrEnum):
-    """When this node carries others."""
-
-    auto = "auto"
-    on = "on"
-    off = "off"
-
-
-class LanChoice(StrEnum):
-    """When members are looked for in the local network; auto: where the chain is in it too."""
+class Choice(StrEnum):
+    """Of relay, auto: while this node can be dialled; of lan, auto: where the chain is in the local network, too."""
 
     auto = "auto"
     on = "on"
@@ -56,36 +49,12 @@ class EngineName(StrEnum):
     vllm = "vllm"
 
 
-class LogLevel(StrEnum):
-    """What goes to the log."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
 def command(
     context: typer.Context,
     role: Annotated[RoleName | None, typer.Option(help="What to do in the swarm. Default: auto.")] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="A network profile (TOML file), or 'local' for this machine's devnet.",
-            autocompletion=complete_networks,
-        ),
-    ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir",
-            help="Key, journal and blobs of this node. One daemon each.",
-            autocompletion=complete_directories,
-        ),
-    ] = None,
-    pool: Annotated[
-        int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
-    ] = None,
+    network: NetworkName = None,
+    state_dir: Annotated[Path | None, state_dir_option("Key, journal and blobs of this node. One daemon each.")] = None,
+    pool: PoolNumber = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); for the trainer.")] = None,
     listen: Annotated[
         list[str] | None,
@@ -99,7 +68,7 @@ def command(
         typer.Option(help="Multiaddr that others shall dial, where it is not one listened on. Repeatable."),
     ] = None,
     lan: Annotated[
-        LanChoice | None,
+        Choice | None,
         typer.Option(help="Dial private addresses and look for members in the local network: on, off, or auto."),
     ] = None,
     password_file: Annotated[
@@ -128,7 +97,7 @@ def command(
         typer.Option(help="A member to dial whatever the chain says: /ip4/HOST/tcp/PORT/p2p/PEER. Repeatable."),
     ] = None,
     relay: Annotated[
-        RelayOffer | None,
+        Choice | None,
         typer.Option(
             help="Carry members who cannot dial each other: on, off, or auto (while this node can be dialled)."
         ),
@@ -169,7 +138,7 @@ def command(
     logs: Annotated[
         bool, typer.Option("--log", "--logs", help="Show the raw log instead of what the node is doing.")
     ] = False,
-    log_level: Annotated[LogLevel | None, typer.Option("--log-level", help="Default: info.")] = None,
+    log_level: Annotated[Level | None, typer.Option("--log-level", help="Default: info.")] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="In the background: returns once it is in, or says why.")
     ] = False,

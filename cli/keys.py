@@ -10,7 +10,7 @@ import typer
 from cli.errors import INTERRUPTED, USAGE, CommandError
 from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
 from cli.output import AsJson, console, print_json
-from cli.places import complete_directories
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
     from protocol.identity import NodeKey
@@ -23,14 +23,7 @@ app = typer.Typer(
 Name = Annotated[
     str | None, typer.Argument(metavar="[KEY]", help="A keystore file, or a name for one in the key directory.")
 ]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        help="Instead of a file: the node with this state directory.",
-        autocompletion=complete_directories,
-    ),
-]
+StateDir = Annotated[Path | None, state_dir_option("Instead of a file: the node with this state directory.")]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(

@@ -147,6 +147,8 @@ MOST_OF_A_VALUE, MOST_OF_A_TRACEBACK = 300, 40
 
 
 class Level(StrEnum):
+    """What goes to the log, or is shown of it."""
+
     debug = "debug"
     info = "info"
     warning = "warning"

@@ -70,6 +70,11 @@ def ether(wei: int) -> str:
     return ("-" if wei < 0 else "") + (f"{whole:,}.{fraction}" if fraction else f"{whole:,}")
 
 
+def rounded(value: Any) -> float | None:
+    """A figure for JSON; None for what is none."""
+    return round(value, 4) if isinstance(value, int | float) else None
+
+
 def clean(text: str, limit: int = 200) -> str:
     """Text from strangers, fit for a terminal: printable characters only, bounded."""
     return "".join(c if c.isprintable() else "?" for c in text[:limit])

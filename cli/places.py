@@ -1,10 +1,10 @@
 """Which node a command is about: the state directory that was named, or the only one that there can be."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,16 @@ def trouble_of(status: DaemonStatus) -> str | None:
     if free < LEAST_FREE:
         return f"the disk of {place} is full: {free // 2**20} MiB are free; log lines are lost, then the journal fails"
     return None
+
+
+def clear(directory: Path, names: Iterable[str]) -> None:
+    """Remove what we have put into a directory; other files stay, and so does what a link leads to."""
+    for name in names:
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -102,13 +112,21 @@ def complete_networks(incomplete: str) -> list[str]:
     return [name for name in network_names(default_home()) if name.startswith(incomplete)]
 
 
+def state_dir_option(help: str) -> Any:
+    return typer.Option("--state-dir", help=help, autocompletion=complete_directories)
+
+
 StateDir = Annotated[
-    Path | None,
+    Path | None, state_dir_option("The node's state directory. Default: that of the only daemon here.")
+]
+NetworkName = Annotated[
+    str | None,
     typer.Option(
-        "--state-dir",
-        help="The node's state directory. Default: that of the only daemon here.",
-        autocompletion=complete_directories,
+        help="A network profile (TOML file), or 'local' for this machine's devnet.", autocompletion=complete_networks
     ),
+]
+PoolNumber = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
 ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
-from cli.output import duration
+from cli.output import duration, rounded
 
 if TYPE_CHECKING:
     from cli.daemon_status import PretrainingPart
@@ -66,12 +66,12 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     last = records[-1] if records else {}
     bits = [r["bits_per_parameter"] for r in records if "bits_per_parameter" in r]
     return {
-        "loss_first": _rounded(losses[0] if losses else None),
-        "loss_last": _rounded(losses[-1] if losses else None),
-        "loss_best": _rounded(min(losses, default=None)),
-        "perplexity": _rounded(last.get("perplexity")),
+        "loss_first": rounded(losses[0] if losses else None),
+        "loss_last": rounded(losses[-1] if losses else None),
+        "loss_best": rounded(min(losses, default=None)),
+        "perplexity": rounded(last.get("perplexity")),
         "tokens": tokens,
-        "bits_per_parameter": _rounded(bits[-1] if bits else None),
+        "bits_per_parameter": rounded(bits[-1] if bits else None),
         "outer_root": last.get("outer_root"),
     }
 
@@ -193,7 +193,3 @@ def traffic(run: Any, parameters: int) -> list[dict[str, Any]]:
         size = int(bits * parameters / 8)
         found.append({"exchange": name, "bits_per_parameter": bits, "bytes": size, "chosen": name == rules.exchange})
     return found
-
-
-def _rounded(value: Any) -> float | None:
-    return round(value, 4) if isinstance(value, int | float) else None

@@ -14,7 +14,7 @@ import typer
 from cli import pretraining
 from cli.demo.plot import running_mean
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import AsJson, duration
+from cli.output import AsJson, duration, rounded
 from node.metrics.journal import ends_of
 from node.state.files import whole_file, write_whole
 
@@ -448,8 +448,8 @@ def summarise(name: str, records: StepRecords) -> dict[str, Any]:
         "name": name,
         "steps": int(last["step"]),
         "seconds": last.get("elapsed"),
-        "reward_first": _rounded(ends.first),
-        "reward_last": _rounded(ends.last),
+        "reward_first": rounded(ends.first),
+        "reward_last": rounded(ends.last),
         "reward_window": ends.window,
         "reward_best": max(values, default=None),
         "entropy": last.get("entropy"),
@@ -581,10 +581,6 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 def _default_target(run: Path) -> Path:
     return (run.parent if run.is_file() else run) / "report"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 def _check_parts() -> None:

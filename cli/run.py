@@ -203,6 +203,17 @@ def can_train() -> bool:
     return all(find_spec(name) for name in ("torch", "transformers"))
 
 
+def require_training(what: str, make: str) -> None:
+    """Raises CommandError where the extra is not installed. what: who misses it; make: what brings it in a clone."""
+    if not can_train():
+        raise CommandError(
+            what,
+            "intellect-node was installed without its extra [train]",
+            f"pip install 'intellect-node[train]', or in a clone: make {make}",
+            RUN,
+        )
+
+
 def without_tables(rows: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
     """The rows with a calibration's tables of counts as one: nobody reads hundreds of numbers on a terminal."""
     measured = [name for name, _, _ in rows if name.startswith(_MEASURED)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
+from cli.places import clear, directory_lock
 from cli.run_template import render_run
 from node.state.files import write_whole
 
@@ -57,14 +58,6 @@ class RunDirectory:
         return self.directory / "begun.toml"
 
     @property
-    def _level_file(self) -> Path:
-        return self.directory / "async-level"
-
-    @property
-    def _peers_file(self) -> Path:
-        return self.directory / "peers"
-
-    @property
     def spool(self) -> Path:
         return self.directory / "spool"
 
@@ -87,8 +80,6 @@ class RunDirectory:
 
     def hold(self) -> AbstractContextManager[None]:
         """Only one process trains in a directory; raises CommandError for the second."""
-        from cli.places import directory_lock
-
         return directory_lock(self.directory, "training")
 
     def claim(self, *, fresh: bool) -> None:
@@ -108,12 +99,7 @@ class RunDirectory:
                 "--resume goes on with it, --fresh deletes it, --dir DIR leaves it alone",
             )
         marker.touch()
-        for name in OURS:
-            path = self.directory / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        clear(self.directory, OURS)
 
     def can_resume(self) -> bool:
         return (self.directory / MARKER).exists() and self.run_file.exists()
@@ -122,24 +108,24 @@ class RunDirectory:
         write_whole(self.run_file, render_run(run).encode())
 
     def write_level(self, level: int) -> None:
-        self._level_file.write_text(f"{level}\n", encoding="ascii")
+        (self.directory / "async-level").write_text(f"{level}\n", encoding="ascii")
 
     def read_level(self, default: int) -> int:
         """The async level that the run was begun with."""
-        try:
-            return int(self._level_file.read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return default
+        return self._number("async-level", default)
 
     def write_peers(self, peers: int) -> None:
-        self._peers_file.write_text(f"{peers}\n", encoding="ascii")
+        (self.directory / "peers").write_text(f"{peers}\n", encoding="ascii")
 
     def read_peers(self) -> int:
         """How many trainers the run was begun with."""
+        return self._number("peers", 1)
+
+    def _number(self, name: str, default: int) -> int:
         try:
-            return int(self._peers_file.read_text(encoding="ascii"))
+            return int((self.directory / name).read_text(encoding="ascii"))
         except (OSError, ValueError):
-            return 1
+            return default
 
     def write_begun(self, run: "RunFile") -> None:
         write_whole(self.begun_file, render_run(run).encode())

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.config import build_config
-from cli.errors import RUN, USAGE, CommandError
-from cli.output import duration
+from cli.errors import USAGE, CommandError
+from cli.output import duration, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
@@ -101,12 +101,13 @@ def command(
     [diloco], --peers trainers learn by themselves and meet once a round.
     """
     from cli.resume import Wishes, begin, go_on, must_hold_a_run
+    from cli.run import require_training
     from cli.run_directory import Means, RunDirectory, quiet_children
     from cli.trainer import how_the_others_come, words_of
     from node.run.file import load_run_file
 
     _check_flags(run, directory, resume, fresh)
-    _check_parts()
+    require_training("training needs torch, which is not installed", "install")
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
     means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
     wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe, peers=peers)
@@ -184,8 +185,8 @@ def summarise(
     last, ends = records[-1] if records else {}, ends_of(rewards)
     how: dict[str, Any] = {"recipe": compiled.spec.recipe.name, "seed": compiled.spec.recipe.seed, "async_level": level}
     learnt: dict[str, Any] = {
-        "reward_first": _rounded(ends.first),
-        "reward_last": _rounded(ends.last),
+        "reward_first": rounded(ends.first),
+        "reward_last": rounded(ends.last),
         "reward_window": ends.window,
         "reward_best": max(rewards, default=None),
     }
@@ -214,7 +215,7 @@ def _ends(records: Sequence[dict[str, Any]], name: str) -> list[float | None]:
     from node.metrics.journal import ends_of
 
     ends = ends_of([record[name] for record in records if isinstance(record.get(name), float)])
-    return [_rounded(ends.first), _rounded(ends.last)]
+    return [rounded(ends.first), rounded(ends.last)]
 
 
 class View:
@@ -366,22 +367,6 @@ def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: 
         raise CommandError("--resume and --fresh contradict", "one goes on, one deletes", "give one of them", USAGE)
 
 
-def _check_parts() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise CommandError(
-            "training needs torch, which is not installed",
-            "intellect-node was installed without its extra [train]",
-            "pip install 'intellect-node[train]', or in a clone: make install",
-            RUN,
-        )
-
-
 def _safe(name: str) -> str:
     """A run's name as that of a directory."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "run"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -13,7 +13,7 @@ import typer
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.merging import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
-from cli.places import complete_directories, complete_networks
+from cli.places import NetworkName, PoolNumber, state_dir_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -30,24 +30,8 @@ app = typer.Typer(
     no_args_is_help=True, help="The policies of a run, as files: list, fetch, verify, export, merge, serve."
 )
 
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        help="The node's state directory; default: all of this machine.",
-        autocompletion=complete_directories,
-    ),
-]
+StateDir = Annotated[Path | None, state_dir_option("The node's state directory; default: all of this machine.")]
 Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB.")]
-NetworkName = Annotated[
-    str | None,
-    typer.Option(
-        help="A network profile (TOML file), or 'local' for this machine's devnet.", autocompletion=complete_networks
-    ),
-]
-PoolNumber = Annotated[
-    int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
-]
 
 
 @app.command(

@@ -7,20 +7,18 @@ import msgspec
 import typer
 
 from cli.contract.frame import Network, PasswordFile, Plan, attest_app, profile_of, read, step, transaction
-from cli.contract.nodes import NodeAddress, signature_of
 from cli.contract.pool import Pool
-from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, moment
+from cli.contract.stake import NodeAddress, signature_of
+from cli.contract.values import MAX_POOL, MAX_UNITS, Moment, address, read_json, when_option
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key
 from cli.output import date, print_json
-from cli.places import complete_directories
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
     from protocol.identity import Address
     from protocol.statements import Attestation
-
-MAX_BYTES = 4096
 
 
 class SignedAttestation(msgspec.Struct, frozen=True):
@@ -46,23 +44,12 @@ def sign(
         int,
         typer.Option(min=0, max=MAX_UNITS, help="Units that you measured; 0 takes back all attestations before it."),
     ],
-    state_dir: Annotated[
-        Path,
-        typer.Option(
-            "--state-dir", help="State directory of the validator's node.", autocompletion=complete_directories
-        ),
-    ],
+    state_dir: Annotated[Path, state_dir_option("State directory of the validator's node.")],
     until: Annotated[
-        Moment,
-        typer.Option(
-            parser=moment, metavar="WHEN", help="Until when it holds, at most 90 days: +30d, a date, or unix seconds."
-        ),
+        Moment, when_option("Until when it holds, at most 90 days: +30d, a date, or unix seconds.")
     ] = "+30d",  # type: ignore[assignment]
     made_at: Annotated[
-        Moment,
-        typer.Option(
-            parser=moment, metavar="WHEN", help="Time of the attestation; all who sign give the same. Default: now."
-        ),
+        Moment, when_option("Time of the attestation; all who sign give the same. Default: now.")
     ] = "+0s",  # type: ignore[assignment]
     network: Network = "local",
     password_file: PasswordFile = None,
@@ -96,7 +83,8 @@ async def send(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `attest sign` printed, of a quorum.")],
 ) -> Plan:
     """Carry the validators' attestation of a node's units to the chain. Anybody may do this."""
-    signed = [_read(file) for file in files]
+    remedy = "make it again: intellect-node contract attest sign"
+    signed = [read_json(file, SignedAttestation, "is no attestation", remedy) for file in files]
     attestation = _statement(signed[0], files[0])
     for file, other in zip(files, signed, strict=True):
         if _statement(other, file) != attestation:
@@ -113,17 +101,6 @@ def _require_order(attestation: "Attestation", now: int) -> None:
     if attestation.made_at > now or attestation.until <= now:
         why = f"made {date(attestation.made_at)}, until {date(attestation.until)}; it is {date(now)} on the chain"
         raise CommandError("these times make no attestation", why, "give other times", USAGE)
-
-
-def _read(path: Path) -> SignedAttestation:
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=SignedAttestation)
-    except OSError as error:
-        raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
-    except msgspec.DecodeError as error:
-        remedy = "make it again: intellect-node contract attest sign"
-        raise CommandError(f"{path} is no attestation", str(error), remedy, USAGE) from None
 
 
 def _statement(signed: SignedAttestation, path: Path) -> "Attestation":

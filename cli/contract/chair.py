@@ -6,7 +6,7 @@ import typer
 
 from cli.contract.frame import Plan, chair_app, question, step, transaction, when
 from cli.contract.pool import Pool
-from cli.contract.values import address, seconds, word
+from cli.contract.values import address, time_option, word
 from cli.errors import USAGE, CommandError
 from cli.output import duration
 
@@ -55,12 +55,8 @@ async def seat(
     me: "Address",
     pool: Pool,
     trainer: Trainers = None,
-    lease: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="After this time without a hold the chair is free.")
-    ] = "10m",  # type: ignore[assignment]
-    grace: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="Wait of each further standby behind the one before it.")
-    ] = "20s",  # type: ignore[assignment]
+    lease: Annotated[int, time_option("After this time without a hold the chair is free.")] = "10m",  # type: ignore[assignment]
+    grace: Annotated[int, time_option("Wait of each further standby behind the one before it.")] = "20s",  # type: ignore[assignment]
 ) -> Plan:
     """As the manager, once: name the trainers. The first leads; the others stand by."""
     trainers = _named(trainer)

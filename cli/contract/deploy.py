@@ -26,7 +26,7 @@ from cli.contract.frame import (
     require_somebody,
     signer_of,
 )
-from cli.contract.values import address, eth, seconds, wei
+from cli.contract.values import address_option, eth, time_option, tokens_option
 from cli.errors import USAGE, CommandError
 from cli.output import AsJson, console, ether, print_facts, print_json, quiet_logs
 from node.state.files import write_whole
@@ -77,35 +77,15 @@ def deploy(
     network: Network = "local",
     key: KeyName = None,
     password_file: PasswordFile = None,
-    token: Annotated[
-        Any, typer.Option(parser=address, metavar="ADDRESS", help="An existing ERC-20. Default: a new test token.")
-    ] = None,
-    treasury: Annotated[
-        Any,
-        typer.Option(parser=address, metavar="ADDRESS", help="Who gets what slashes do not burn. Default: nobody."),
-    ] = None,
-    arbiter: Annotated[
-        Any,
-        typer.Option(parser=address, metavar="ADDRESS", help="Who may undo a quorum's slash. Default: the deployer."),
-    ] = None,
-    unbonding: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="How long stake stays slashable after unstake.")
-    ] = "7d",  # type: ignore[assignment]
-    appeal: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="How long a quorum's slash stays frozen.")
-    ] = "24h",  # type: ignore[assignment]
-    base_stake: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="What every provider with nodes must bond besides.")
-    ] = "0",  # type: ignore[assignment]
-    stake_per_unit: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="What each unit of a node must bond; no slash takes more.")
-    ] = "100",  # type: ignore[assignment]
-    min_window: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="Least time between an epoch's end and its pay.")
-    ] = "1h",  # type: ignore[assignment]
-    max_slash: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="The most that one slash takes.")
-    ] = "100",  # type: ignore[assignment]
+    token: Annotated[Any, address_option("An existing ERC-20. Default: a new test token.")] = None,
+    treasury: Annotated[Any, address_option("Who gets what slashes do not burn. Default: nobody.")] = None,
+    arbiter: Annotated[Any, address_option("Who may undo a quorum's slash. Default: the deployer.")] = None,
+    unbonding: Annotated[int, time_option("How long stake stays slashable after unstake.")] = "7d",  # type: ignore[assignment]
+    appeal: Annotated[int, time_option("How long a quorum's slash stays frozen.")] = "24h",  # type: ignore[assignment]
+    base_stake: Annotated[int, tokens_option("What every provider with nodes must bond besides.")] = "0",  # type: ignore[assignment]
+    stake_per_unit: Annotated[int, tokens_option("What each unit of a node must bond; no slash takes more.")] = "100",  # type: ignore[assignment]
+    min_window: Annotated[int, time_option("Least time between an epoch's end and its pay.")] = "1h",  # type: ignore[assignment]
+    max_slash: Annotated[int, tokens_option("The most that one slash takes.")] = "100",  # type: ignore[assignment]
     burn_bps: Annotated[
         int, typer.Option(min=0, max=10_000, help="Share of a slash that is burned, in 1/10000.")
     ] = 5000,

@@ -8,8 +8,7 @@ import typer
 
 from cli.contract.frame import OnlyPool, Plan, Rows, app, earnings_app, question, step, transaction, when
 from cli.contract.pool import Pool
-from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address
-from cli.errors import USAGE, CommandError
+from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address, read_json
 from cli.output import ether
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 Node = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
-MAX_BYTES = 64 * 1024
+FORM = "see docs/contracts-cli.md for the form of tables and lines"
 Word = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{64}$")]
 Signature = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{130}$")]
 Total = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOTAL)]
@@ -78,7 +77,7 @@ async def post(
     """Carry a table of earnings that a quorum signed to the chain. Anybody may. (Validators' daemons do it.)"""
     from node.chain.cases import unhex
 
-    given = _read(table, SignedTable)
+    given = read_json(table, SignedTable, "cannot be used", FORM)
     info, posted = await chain.pool(given.pool), await chain.earnings(given.pool)
     more = max(given.total - posted.total, 0)
     says = (
@@ -101,7 +100,7 @@ async def claim(
     """Pay a node's provider what the newest table owes the node. Anybody may. (The node's daemon does it by itself.)"""
     from node.chain.cases import unhex
 
-    given = _read(line, Line)
+    given = read_json(line, Line, "cannot be used", FORM)
     info, paid = await chain.pool(pool), await chain.claimed(pool, node)
     provider, due = (await chain.node_info(node)).owner, max(given.units - paid, 0)
     says = f"up to {ether(due * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
@@ -166,19 +165,3 @@ async def claims_of(chain: "ChainClient", who: "Address", pool: int | None) -> l
         for event in events
         if who in (event.node, event.provider)
     ]
-
-
-def _read(path: Path, kind: Any) -> Any:
-    """Strictly, and not more than `MAX_BYTES`."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
-    try:
-        if len(raw) > MAX_BYTES:
-            raise msgspec.DecodeError(f"it has more than {MAX_BYTES} bytes")
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
-        remedy = "see docs/contracts-cli.md for the form of tables and lines"
-        raise CommandError(f"{path} cannot be used", str(error), remedy, USAGE) from None

@@ -20,7 +20,7 @@ from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.options import Options, command_of
 from cli.output import AsJson, clean, console, date, duration, print_facts, print_json, quiet_logs
-from cli.places import complete_directories, complete_networks
+from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient, Leftover, Receipt
@@ -53,14 +53,7 @@ KeyName = Annotated[
         autocompletion=_keys,
     ),
 ]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        help="Instead of --key: the node with this state directory signs.",
-        autocompletion=complete_directories,
-    ),
-]
+StateDir = Annotated[Path | None, state_dir_option("Instead of --key: the node with this state directory signs.")]
 PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of that key (mode 0600).")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Simulate: what it would cost, or why it would fail.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before sending.")]

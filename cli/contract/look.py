@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.contract.frame import Network, OnlyPool, Rows, app, profile_of, question, read
-from cli.contract.nodes import amount_rows, amounts_of
+from cli.contract.stake import amount_rows, amounts_of
 from cli.contract.values import address
 from cli.errors import CommandError
 from cli.output import AsJson, clean, console, duration, ether, print_json, quiet_logs, short

@@ -7,11 +7,21 @@ import typer
 
 from cli.contract.frame import Network, Plan, Rows, app, pool_app, profile_of, question, read, step, transaction, when
 from cli.contract.stake import Amount, approve_steps
-from cli.contract.values import MAX_POOL, MAX_TOTAL, MAX_UNITS, Moment, address, moment, seconds, wei, word
+from cli.contract.values import (
+    MAX_POOL,
+    MAX_TOTAL,
+    MAX_UNITS,
+    Moment,
+    address,
+    time_option,
+    tokens_option,
+    when_option,
+    word,
+)
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
 from cli.output import clean, duration, ether, print_json
-from cli.places import complete_directories
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
     from contracts.bindings import PoolParams
@@ -44,30 +54,14 @@ async def create(
     validator: Validators = None,
     validator_state: Annotated[list[Path] | None, typer.Option(help="Or its state directory; repeatable.")] = None,
     threshold: Threshold = 1,
-    reward: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens per 1000 units (output tokens).")
-    ] = "1",  # type: ignore[assignment]
-    fund: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens to put into the pool at once.")
-    ] = "1000",  # type: ignore[assignment]
-    slash: Annotated[
-        int, typer.Option(parser=wei, metavar="TOKENS", help="Tokens that an objective fault costs.")
-    ] = "100",  # type: ignore[assignment]
-    epoch: Annotated[
-        int | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Length of an epoch. Default: 1m on local, else 1h."),
-    ] = None,
+    reward: Annotated[int, tokens_option("Tokens per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
+    fund: Annotated[int, tokens_option("Tokens to put into the pool at once.")] = "1000",  # type: ignore[assignment]
+    slash: Annotated[int, tokens_option("Tokens that an objective fault costs.")] = "100",  # type: ignore[assignment]
+    epoch: Annotated[int | None, time_option("Length of an epoch. Default: 1m on local, else 1h.")] = None,
     window: Annotated[
-        int | None,
-        typer.Option(
-            parser=seconds,
-            metavar="TIME",
-            help="Time between an epoch's end and its pay. Default: the profile's window_seconds.",
-        ),
+        int | None, time_option("Time between an epoch's end and its pay. Default: the profile's window_seconds.")
     ] = None,
-    lease: Annotated[
-        int, typer.Option(parser=seconds, metavar="TIME", help="How long a membership lasts without a renewal.")
-    ] = "24h",  # type: ignore[assignment]
+    lease: Annotated[int, time_option("How long a membership lasts without a renewal.")] = "24h",  # type: ignore[assignment]
     max_units: Annotated[
         int, typer.Option(min=1, max=MAX_UNITS, help="Most units paid per node, epoch and declared unit.")
     ] = 10**8,
@@ -281,13 +275,8 @@ def invite(
     pool: Pool,
     node: Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="Who may join.")],
     key: Annotated[str | None, typer.Option("--key", help="The manager's keystore: a file or a name.")] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir", help="Instead: the manager's state directory.", autocompletion=complete_directories
-        ),
-    ] = None,
-    until: Annotated[Moment, typer.Option(parser=moment, metavar="WHEN", help="+7d, a date, or unix seconds.")] = "+7d",  # type: ignore[assignment]
+    state_dir: Annotated[Path | None, state_dir_option("Instead: the manager's state directory.")] = None,
+    until: Annotated[Moment, when_option("+7d, a date, or unix seconds.")] = "+7d",  # type: ignore[assignment]
     network: Network = "local",
     password_file: Annotated[Path | None, typer.Option("--password-file", help="Password (mode 0600).")] = None,
 ) -> None:
@@ -322,10 +311,7 @@ async def join(
     invitation: Annotated[
         str | None, typer.Option(help="For an invited pool: the 130 hex digits of `pool invite`.")
     ] = None,
-    deadline: Annotated[
-        Moment | None,
-        typer.Option(parser=moment, metavar="WHEN", help="Deadline of that invitation, as `pool invite` printed it."),
-    ] = None,
+    deadline: Annotated[Moment | None, when_option("Deadline of that invitation, as `pool invite` printed it.")] = None,
 ) -> Plan:
     """As a node: join a pool, renew the lease, or tell a new contact. (The daemon does this by itself.)"""
     says = (
@@ -339,7 +325,7 @@ async def join(
         raise CommandError(
             "until when?", "--invitation needs its --deadline", "give both, as `pool invite` told", USAGE
         )
-    from cli.contract.nodes import signature_of
+    from cli.contract.stake import signature_of
 
     until = deadline((await chain.block()).timestamp)
     call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))

@@ -1,13 +1,17 @@
-"""Stake: bond, unbond, rebond, withdraw; and the faucet of test networks."""
+"""Stake: bond, unbond, rebond, withdraw; the faucet of test networks; providers and nodes: who answers for whom."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from cli.contract.frame import Plan, app, step, transaction
-from cli.contract.values import address, wei
+from cli.contract.frame import Network, Plan, Rows, app, node_app, provider_app, question, read, step, transaction, when
+from cli.contract.values import MAX_UNITS, Moment, address, address_option, read_json, wei, when_option
 from cli.errors import USAGE, CommandError
-from cli.output import duration, ether
+from cli.keyring import open_node_key
+from cli.output import duration, ether, print_json
+from cli.places import state_dir_option
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -41,9 +45,7 @@ async def stake(
     chain: "ChainClient",
     me: "Address",
     amount: Amount,
-    provider: Annotated[
-        Any, typer.Option(parser=address, metavar="ADDRESS", help="Whose stake; default: the signer's own.")
-    ] = None,
+    provider: Annotated[Any, address_option("Whose stake; default: the signer's own.")] = None,
 ) -> Plan:
     """Bond tokens as a provider's stake; it answers for all of that provider's nodes."""
     whose = provider or me
@@ -106,3 +108,198 @@ async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address",
 async def _unbonding(chain: "ChainClient") -> str:
     period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
     return f"{period // 86_400} days" if period >= 2 * 86_400 else duration(period)
+
+
+# providers and nodes: a node consents by its own signature, wherever its key lies
+
+
+Units = Annotated[int, typer.Option(min=1, max=MAX_UNITS, help="How much the node can do; each unit needs stake.")]
+NodeAddress = Annotated[Any, typer.Argument(parser=address, metavar="NODE", help="The node's address.")]
+PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Password of the node's key (mode 0600).")]
+
+
+@transaction(provider_app, "register", example="provider register --units 2 --network base-sepolia --key provider")
+async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> Plan:
+    """Become a provider: bond what the contract asks for `units` more than your nodes have now."""
+    required, bonded = await chain.required_stake(me, units), (await chain.stake_of(me)).bonded
+    missing = required - bonded
+    if missing <= 0:
+        raise CommandError(
+            "the stake is large enough already",
+            f"{ether(bonded)} tokens are bonded, {ether(required)} are needed",
+            "register the node",
+        )
+    says = (
+        f"{ether(missing)} tokens of {me} become its stake, which is then enough for {units} more unit(s). The "
+        "contract takes from it when a node of yours cheats."
+    )
+    return Plan(says, f"{ether(missing)} tokens bonded for {me}", await bond_steps(chain, me, me, missing))
+
+
+@transaction(provider_app, "remove", example="provider remove --network base-sepolia --key provider")
+async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
+    """Stop: remove all your nodes, and begin to unbond the whole stake."""
+    nodes, bonded = await _nodes_of(chain, me), (await chain.stake_of(me)).bonded
+    steps = [step("remove the nodes", chain.contracts.remove_provider(nodes))] if nodes else []
+    steps += [step("unbond stake", chain.contracts.unbond(bonded))] if bonded else []
+    if not steps:
+        raise CommandError("there is nothing to remove", f"{me} has no nodes and no stake", "nothing to do")
+    says = (
+        f"your {len(nodes)} node(s) are removed and cannot work any more; {ether(bonded)} tokens of stake begin to "
+        "unbond (withdraw them later). Work that was committed is still paid."
+    )
+    return Plan(says, f"{len(nodes)} node(s) removed, {ether(bonded)} tokens unbonding", steps)
+
+
+async def amounts_of(chain: "ChainClient", account: "Address") -> dict[str, str]:
+    """Coin, tokens and stake of an account, in wei, JSON-ready."""
+    balances, bond = await chain.balances(account), await chain.stake_of(account)
+    amounts = {"coin_wei": balances.coin, "token_wei": balances.token, "bonded_wei": bond.bonded}
+    amounts |= {"unbonding_wei": bond.unbonding, "frozen_wei": bond.frozen}
+    amounts |= {"required_wei": await chain.required_stake(account)}
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+def amount_rows(amounts: dict[str, str]) -> list[tuple[str, Any]]:
+    return [(name.removesuffix("_wei"), ether(int(amount))) for name, amount in amounts.items()]
+
+
+@question(provider_app, "show", example="provider show 0xAb.. --network local --json")
+async def provider_show(
+    chain: "ChainClient",
+    provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="The provider's address.")],
+) -> tuple[dict[str, Any], Rows]:
+    """A provider: coin, tokens, stake, and its nodes."""
+    amounts, bond, nodes = (
+        await amounts_of(chain, provider),
+        await chain.stake_of(provider),
+        await _nodes_of(chain, provider),
+    )
+    now = (await chain.block()).timestamp
+    facts = {"provider": provider, **amounts, "withdrawable_at": bond.withdrawable_at, "nodes": nodes, "now": now}
+    rows = [("provider", provider), *amount_rows(amounts)]
+    if bond.unbonding:
+        rows.append(("withdrawable", when(bond.withdrawable_at, now)))
+    return facts, [*rows, *(("node", node) for node in nodes)]
+
+
+@node_app.command(
+    "consent",
+    epilog="Example:  intellect-node contract node consent 0xProvider --state-dir nodes/a > consent.json",
+)
+def node_consent(
+    provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="Who may register this node.")],
+    state_dir: Annotated[Path, state_dir_option("State directory of the node.")],
+    units: Units = 1,
+    until: Annotated[Moment, when_option("+24h, a date, or unix seconds.")] = "+24h",  # type: ignore[assignment]
+    network: Network = "local",
+    password_file: PasswordFile = None,
+) -> None:
+    """Where the node runs: sign that a provider may register it. Prints JSON for `node register --consent`."""
+    key = open_node_key(state_dir, password_file)
+
+    async def sign(chain: "ChainClient") -> tuple[int, bytes]:
+        deadline = until((await chain.block()).timestamp)
+        return await chain.register_node_signature(key, provider, units, deadline=deadline)
+
+    deadline, signature = read(network, sign)
+    facts = {"node": key.address, "provider": provider, "units": units, "deadline": deadline}
+    print_json(facts | {"signature": "0x" + signature.hex()})
+
+
+@transaction(node_app, "register", example="node register --node-state nodes/a --network base-sepolia --key provider")
+async def node_register(
+    chain: "ChainClient",
+    me: "Address",
+    node_state: Annotated[
+        Path | None, typer.Option("--node-state", help="State directory of the node; its key consents.")
+    ] = None,
+    consent: Annotated[
+        Path | None, typer.Option("--consent", help="Or the node's consent, from `node consent` on its machine.")
+    ] = None,
+    units: Units = 1,
+) -> Plan:
+    """Register a node under your provider: your stake answers for it."""
+    if (node_state is None) == (consent is None):
+        raise CommandError("which node?", "give --node-state or --consent, one of them", "see --help", USAGE)
+    if node_state is not None:
+        key = open_node_key(node_state)
+        node, (deadline, signature) = key.address, await chain.register_node_signature(key, me, units)
+    else:
+        node, units, deadline, signature = _read_consent(consent or Path(), me)
+    call = chain.contracts.register_node(node, units, deadline, signature)
+    says = (
+        f"the node {node} joins your provider {me} with {units} unit(s), for good: it can never have another provider. "
+        "From now on your stake answers for what it does."
+    )
+    return Plan(says, f"node {node} registered under {me}", [step("register the node", call)])
+
+
+@transaction(node_app, "remove", example="node remove 0xNode --network base-sepolia --key provider")
+async def node_remove(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+    """Remove a node of yours; its committed work is still paid."""
+    says = f"the node {node} can no longer work for you; the stake that it needed becomes free to unbond"
+    return Plan(says, f"node {node} removed", [step("remove the node", chain.contracts.remove_node(node))])
+
+
+@transaction(node_app, "expel", example="node expel 0xNode --network base-sepolia --key anybody")
+async def node_expel(chain: "ChainClient", me: "Address", node: NodeAddress) -> Plan:
+    """End the membership of a node whose provider's stake no longer covers it. Anybody may do this."""
+    says = f"the node {node} loses its place in its pool, because its provider's stake is too small"
+    return Plan(says, f"node {node} expelled", [step(f"expel {node}", chain.contracts.expel(node))])
+
+
+@question(node_app, "show", example="node show 0xNode --network local --json")
+async def node_show(chain: "ChainClient", node: NodeAddress) -> tuple[dict[str, Any], Rows]:
+    """A node: its provider, its units, its pool, and its coin for gas."""
+    info, balances, now = await chain.node_info(node), await chain.balances(node), (await chain.block()).timestamp
+    facts = {"node": node, "provider": info.provider, "registered": info.registered, "units": info.units}
+    facts |= {"pool": info.pool or None, "lease_until": info.lease_until, "nonce": info.nonce}
+    facts |= {"coin_wei": str(balances.coin), "now": now}
+    rows = [(name, facts[name]) for name in ("node", "provider", "units", "pool")]
+    rows += [("lease", when(info.lease_until, now))] if info.pool else []
+    return facts, [*rows, ("coin", ether(balances.coin))]
+
+
+async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]":
+    """Present nodes, from the registrations ever told."""
+    from contracts.bindings import NodeRegistered, parse_log, topic_of
+
+    head = await chain.block()
+    topics = ["0x" + topic_of(NodeRegistered).hex(), "0x" + provider.removeprefix("0x").lower().rjust(64, "0")]
+    logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
+    events = [parse_log(log, chain.profile.contracts) for log in logs]
+    seen = dict.fromkeys(event.node for event in events if isinstance(event, NodeRegistered))
+    infos = [await chain.node_info(node) for node in seen]
+    return [info.node for info in infos if info.provider == provider]
+
+
+class Consent(msgspec.Struct, frozen=True):
+    """What `node consent` prints. deadline: unix seconds; signature: 65 bytes in hex."""
+
+    node: str
+    provider: str
+    units: Annotated[int, msgspec.Meta(ge=1, le=MAX_UNITS)]
+    deadline: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    signature: str
+
+
+def _read_consent(path: Path, me: "Address") -> tuple[Any, int, int, bytes]:
+    told = read_json(path, Consent, "is no consent", "make it again: intellect-node contract node consent")
+    if address(told.provider) != me:
+        raise CommandError(
+            "this consent is for another provider", f"it names {told.provider}, the signer is {me}", "sign with its key"
+        )
+    return address(told.node), told.units, told.deadline, signature_of(told.signature)
+
+
+def signature_of(text: str) -> bytes:
+    """65 bytes in hex."""
+    digits = text.removeprefix("0x")
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        raw = b""
+    if len(raw) != 65:
+        raise CommandError(f"{text[:40]!r} is no signature", "it must be 65 bytes", "give 130 hex digits", USAGE)
+    return raw

@@ -4,7 +4,11 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
 
 from cli.errors import USAGE, CommandError
 
@@ -21,6 +25,8 @@ MAX_TOTAL = 2**56 - 1
 """What a pool's escrow can hold, in units."""
 MAX_SECONDS = 10**11
 """Beyond any date that people mean, within what the contracts hold."""
+MAX_BYTES = 64 * 1024
+"""Of a file that a command reads whole."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Moment = Callable[[int], int]
@@ -100,3 +106,33 @@ def eth(amount: int) -> str:
     """Wei of the chain's coin for people: enough digits to see a layer-2 fee."""
     whole = Decimal(amount) / TOKEN
     return f"{whole:.12f}".rstrip("0").rstrip(".") or "0"
+
+
+def time_option(help: str) -> Any:
+    return typer.Option(parser=seconds, metavar="TIME", help=help)
+
+
+def tokens_option(help: str) -> Any:
+    return typer.Option(parser=wei, metavar="TOKENS", help=help)
+
+
+def when_option(help: str) -> Any:
+    return typer.Option(parser=moment, metavar="WHEN", help=help)
+
+
+def address_option(help: str) -> Any:
+    return typer.Option(parser=address, metavar="ADDRESS", help=help)
+
+
+def read_json(path: Path, kind: Any, what: str, remedy: str) -> Any:
+    """A small file as a struct, strictly. what: said of a file of another form, such as "is no consent"."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise msgspec.DecodeError(f"it has more than {MAX_BYTES} bytes")
+        return msgspec.json.decode(raw, type=kind)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}", error.strerror or str(error), "check the path", USAGE) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} {what}", str(error), remedy, USAGE) from None

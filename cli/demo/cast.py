@@ -4,7 +4,6 @@ import ast
 import difflib
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import msgspec
 
 from cli.demo.snapshot import Participant
 from cli.errors import RUN, USAGE, CommandError
+from cli.places import clear
 
 MARKER = ".intellect-node-demo"
 OURS = ("home", "nodes", "model", "logs", "report", "run.toml", "pool", "cast.json", ".matplotlib")
@@ -79,12 +79,7 @@ class Scene:
 
     def clear(self) -> None:
         """Remove what an earlier demo left; other files stay."""
-        for name in OURS:
-            path = self.directory / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        clear(self.directory, OURS)
 
     @property
     def can_resume(self) -> bool:

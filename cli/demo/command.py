@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import RUN, USAGE, CommandError
+from cli.errors import USAGE, CommandError
 from cli.output import console, duration, ether
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def command(
             raise CommandError("this run can be trained at a desk only", why, remedy, USAGE)
     from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
     from cli.demo.story import run_demo
+    from cli.run import require_training
 
     before = Casting() if fresh else remembered(Scene(directory.resolve()))
     honest = no_cheat or (pretrains and not cheat)  # a default cheat makes rollouts, of which such a run has none
@@ -98,7 +99,7 @@ def command(
         raise CommandError(
             "a run with [pretraining] takes no --trainers", "its peers have no leader", "leave --trainers out", USAGE
         )
-    _check_parts()
+    require_training("the demo trains a model here, and torch is not installed", "demo")
     options = DemoOptions(
         directory=directory,
         workers=before.workers if workers is None else workers,
@@ -208,16 +209,3 @@ def _paid(summary: dict[str, Any]) -> str:
 def _can_draw() -> bool:
     size = console().size
     return sys.stdout.isatty() and size.width >= SMALLEST and size.height >= 20
-
-
-def _check_parts() -> None:
-    """What a demo needs besides the core; said before anything starts."""
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise CommandError(
-            "the demo trains a model here, and torch is not installed",
-            "intellect-node was installed without its extra [train]",
-            "pip install 'intellect-node[train]', or in a clone: make demo",
-            RUN,
-        )

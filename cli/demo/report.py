@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cli.daemon_status import PretrainingPart
 from cli.demo.plot import running_mean
 from cli.demo.snapshot import Snapshot
+from cli.output import rounded
 from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
 from node.training.spool import Spool
@@ -33,8 +34,8 @@ def summarise(
         "schema_version": SCHEMA_VERSION,
         "run": snapshot.run_name,
         "seed": seed,
-        "reward_first": _rounded(ends.first),
-        "reward_last": _rounded(ends.last),
+        "reward_first": rounded(ends.first),
+        "reward_last": rounded(ends.last),
         "reward_window": ends.window,
         "target": snapshot.target,
         "steps": snapshot.step,
@@ -81,9 +82,9 @@ def _rounds(part: PretrainingPart | None) -> dict[str, Any] | None:
     losses = [loss for _, loss in part.losses]
     return {
         "rounds": part.round,
-        "loss_first": _rounded(losses[0] if losses else None),
-        "loss_last": _rounded(losses[-1] if losses else None),
-        "eval_loss": _rounded(part.eval_loss),
+        "loss_first": rounded(losses[0] if losses else None),
+        "loss_last": rounded(losses[-1] if losses else None),
+        "eval_loss": rounded(part.eval_loss),
         "bits_per_parameter": part.bits_per_parameter,
         "outer_root": part.outer_root,
         "replicas": {"equal": part.replicas.equal, "of": part.replicas.of},
@@ -220,7 +221,3 @@ def _draw(axes: Any, snapshot: Snapshot) -> None:
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

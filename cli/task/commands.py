@@ -321,7 +321,7 @@ def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
 
 
 def _tell_result(directory: Path, task: dict[str, Any], given: dict[str, Any], as_json: bool) -> None:
-    from cli.task.telling import complete, make, tell
+    from cli.task.asking import complete, make, tell
     from node.tasks.records import TaskFolder
 
     folder = TaskFolder(Path(task["path"]))

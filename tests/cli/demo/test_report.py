@@ -8,9 +8,9 @@ import pytest
 
 from cli.demo.command import say_goodbye
 from cli.demo.report import summarise, write_report
-from cli.demo.screenshot import sample_snapshot
 from cli.demo.snapshot import Snapshot
 from protocol.policy import encode_image
+from tests.cli.demo.screenshot import sample_snapshot
 
 
 def image(step: int) -> bytes:

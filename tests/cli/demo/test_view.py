@@ -23,10 +23,10 @@ from cli.daemon_status import (
 )
 from cli.demo.plot import plot, running_mean
 from cli.demo.report import summarise
-from cli.demo.screenshot import draw, sample_snapshot
 from cli.demo.snapshot import Disbelief, Participant, ProcessState, Snapshot, Tally, Tracker
 from cli.demo.view import LiveView, PlainView, last_step_shown, render
 from cli.errors import CommandError
+from tests.cli.demo.screenshot import draw, sample_snapshot
 
 
 def text(snapshot: Snapshot, width: int = 110, height: int = 50) -> str:

@@ -1,4 +1,4 @@
-"""`python -m cli.demo.screenshot OUT.svg [SNAPSHOT.json]`: the demo's terminal as an SVG picture.
+"""`python -m tests.cli.demo.screenshot OUT.svg [SNAPSHOT.json]`: the demo's terminal as an SVG picture.
 
 A demo leaves its last picture's data as report/snapshot.json; without one, made-up numbers are drawn.
 """
