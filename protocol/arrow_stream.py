@@ -16,6 +16,7 @@ from protocol.errors import ProtocolError
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
 _SCHEMA, _RECORD_BATCH = 1, 3
+# A schema of ten columns has some 2 KiB; the rest is for headers.
 MAX_METADATA = 64 * 1024
 _TYPE_CODES = {"int32": 2, "int64": 2, "float": 3, "binary": 4, "string": 5, "bool": 6, "list": 12}
 _NUMBERS = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8"), "float": np.dtype("<f4")}
@@ -42,6 +43,7 @@ def read_stream(
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them;
     optional: columns behind the others, each of which may be there or not. Raises MalformedStream."""
+    # Always at the first byte: a file has one beginning, and so one root.
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
         raise MalformedStream("a schema with a body")
@@ -66,6 +68,7 @@ class _Table:
 
     def place(self, field: int) -> int | None:
         """Where a field's value stands, None if it has none."""
+        # A flatbuffer leaves out fields that have their default, from the end of the table.
         if field >= self._slots:
             return None
         offset = _number(self.raw, self._vtable + 4 + 2 * field, 2)
@@ -148,6 +151,7 @@ def _read_schema(schema: _Table, columns: Sequence[Column], header_key: bytes) -
         raise MalformedStream("its byte order is not that of the format")
     for field, (name, kind) in zip(fields, columns, strict=True):
         _check_field(field, name.encode(), kind)
+    # Exactly one: further entries would be bytes that no check reads, and many files would say the same.
     (entry,) = schema.tables(2, 1)
     if entry.text(0) != header_key:
         raise MalformedStream("its header is not that of the format")
@@ -166,6 +170,7 @@ def _there(schema: _Table, certain: int, optional: Sequence[Column]) -> list[Col
 def _check_field(field: _Table, name: bytes | None, kind: str) -> None:
     outer, _, inner = kind.rstrip(">").partition("<")
     children = field.tables(5, bool(inner))
+    # Field 4 is a dictionary: values by reference, which could be any size once unpacked.
     right = field.number(2, 1) == _TYPE_CODES[outer] and field.place(4) is None
     if not right or field.number(1, 1) or (name is not None and field.text(0) != name):
         raise MalformedStream("its columns are not those of the format")
@@ -203,6 +208,7 @@ class _Batch:
             raise MalformedStream("a buffer is missing")
         offset, length = self._buffers[self._buffer]
         self._buffer += 1
+        # Buffers may overlap or stand in any order; what matters is that each read stays inside.
         if offset < 0 or length < least or offset + length > len(self._body):
             raise MalformedStream("a buffer beyond the body")
         return self._body[offset : offset + length]
@@ -252,6 +258,7 @@ def _read_column(source: _Batch, kind: str, rows: int) -> list[Any]:
         return parts if kind == "binary" else [_text(part) for part in parts]
     inner = kind[len("list<") : -1]
     count = source.length()
+    # The child column's length is a number of its own, which the file may have wrong.
     if offsets[-1] > count:
         raise MalformedStream("a list beyond its values")
     source.buffer(0)

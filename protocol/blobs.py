@@ -14,10 +14,12 @@ from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 
 DEFAULT_PIECE_SIZE = 256 * 1024
+# Below it the list of hashes would be a noticeable part of the blob itself.
 MIN_PIECE_SIZE = 16 * 1024
 MAX_PIECE_SIZE = 64 * 1024 * 1024
 MAX_PIECES = 65_536
 MAX_BLOB_SIZE = 128 * 1024**3
+# 32 bytes of hash and msgpack's two or three before each.
 MAX_INFO_BYTES = 40 * MAX_PIECES + 256
 _CONTEXT = "intellect-node blob v1"
 
@@ -60,6 +62,7 @@ def choose_piece_size(size: int) -> int:
 
 
 def root_of(size: int, piece_size: int, pieces: Iterable[bytes]) -> bytes:
+    # Sizes are hashed in: the same pieces cut otherwise, or with a shorter end, are another root.
     header = size.to_bytes(8, "little") + piece_size.to_bytes(4, "little")
     return blake3(header + b"".join(pieces), derive_key_context=_CONTEXT).digest()
 
@@ -79,8 +82,10 @@ def describe(data: bytes, piece_size: int | None = None) -> BlobInfo:
 
 def verify_piece(info: BlobInfo, index: int, data: bytes) -> bool:
     """Whether `data` is piece `index`."""
+    # The length before the hash: hashing is what a stranger with too many bytes would like us to do.
     if not 0 <= index < len(info.pieces) or len(data) != info.span(index)[1]:
         return False
+    # Piece by piece, so that the one who sent a wrong one is known at once, and only it is fetched again.
     return blake3(data).digest() == info.pieces[index]
 
 

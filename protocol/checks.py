@@ -81,6 +81,7 @@ OBJECTIVE = frozenset(
     }
 )
 
+# DISTANCE is not here: it compares two arithmetics by a measured bound, and a bound that is measured can be wrong.
 STEP_PROOF = frozenset({Reason.STATE, Reason.RULE})
 """What of a trainer's step is proof: whoever has its public bytes sees the same. The rest is measured between classes
 and costs the term, never a stake."""
@@ -138,6 +139,7 @@ def check_identity(batch: RolloutBatch, commitment: WorkCommitment) -> Fault | N
     header = batch.header
     inside = (header.pool, header.node, header.policy_root, header.index)
     outside = (commitment.pool, commitment.node, commitment.policy_root.hex(), commitment.index)
+    # The file's header is not signed by itself: without this a copied file would pass under any commitment.
     if inside != outside:
         return Fault(Reason.WRONG_IDENTITY, "the file names another pool, node, policy or index than its commitment")
     return None
@@ -170,11 +172,14 @@ def check_form(
     if objection:
         return Fault(Reason.MALFORMED, f"made with the engine {engine[:80]!r}: {objection}")
     for row in batch.rows:
+        # Before any model sees it: lengths decide how much memory a prefill takes.
         if not 1 <= len(row.prompt) <= rollout.max_prompt_tokens:
             return Fault(Reason.MALFORMED, f"a prompt of {len(row.prompt)} tokens", row.group)
+        # Turns come before units: what counts as sampled follows from how the output is cut.
         odd = _segments_fault(row, rollout, turns)
         if odd:
             return Fault(Reason.MALFORMED, odd, row.group)
+        # One hash for each time that the environment spoke, which is every second segment.
         if row.states and len(row.states) != STATE_BYTES * (len(row.segments) // 2):
             return Fault(Reason.MALFORMED, f"{len(row.states)} bytes of states", row.group)
         if not 1 <= row.units <= rollout.max_output_tokens:
@@ -247,15 +252,18 @@ def check_termination(
     """
     for row in batch.rows:
         limit = limits[row.group] if limits else run.rollout.max_output_tokens
+        # Each turn but the last ends because the policy said so; only the last one may be cut by the limit.
         *earlier, last = (answer for answer, sampled in segments.pieces(row.output, row.segments) if sampled)
         if not all(_first_end(answer, eos) == len(answer) - 1 for answer in earlier):
             return Fault(Reason.TERMINATION, f"a turn in group {row.group} does not end at its end token", row.group)
         end = _first_end(last, eos)
         finished = end is not None
+        # Tokens behind the end are units that nobody sampled from the policy, and would be paid.
         if finished and end != len(last) - 1:
             return Fault(Reason.TERMINATION, f"tokens after the end of text in group {row.group}")
         if row.units > limit or (not finished and row.units != limit):
             return Fault(Reason.TERMINATION, f"an output of {row.units} tokens stops without an end token")
+        # The flag is the worker's word; learners mask by it, so it must be what the tokens say.
         if row.finished != finished:
             return Fault(Reason.TERMINATION, "the finished flag contradicts the tokens")
     return None
@@ -332,6 +340,7 @@ def sampling_statistics(distances: NDArray[np.float64]) -> tuple[float, float]:
 def check_sampling(distances: NDArray[np.float64], cuts: Cuts) -> Fault | None:
     """distances: float64[tokens of the file], from sampling.distance."""
     mean, outside = sampling_statistics(distances)
+    # Not finite: logits of NaN compare false with everything, and would pass a plain `>`.
     if not np.isfinite(mean) or mean > cuts.sampling_mean or outside > cuts.sampling_outside:
         return Fault(
             Reason.SAMPLING, f"tokens were not drawn from this policy: distance {mean:.3g}, {outside:.1%} outside"
@@ -364,6 +373,7 @@ def check_freshness(batch: RolloutBatch, expected: str) -> Fault | None:
 
 def check_membership(node: str, member: bool) -> Fault | None:
     """The worker is a member of the pool at this moment."""
+    # Membership is hearsay: a joining may be some blocks old here, and not there.
     return None if member else Fault(Reason.NOT_A_MEMBER, f"{node} is not a member of the pool")
 
 
@@ -391,6 +401,7 @@ def check_gap(index: int, known: Collection[int]) -> Fault | None:
     known: indices of the same node and policy that have been heard of. Absence cannot be proven to others, so
     it costs the file, not the stake.
     """
+    # Best-of-many, again: a worker could make ten files, look at the rewards, and commit to the best.
     missing = next((one for one in range(index) if one not in known), None)
     if missing is not None:
         return Fault(Reason.GAP, f"submission {index} without submission {missing}")
@@ -402,6 +413,7 @@ def check_staleness(policy_step: int, newest_step: int, run: RunSpec) -> Fault |
 
     newest_step: when the commitment was *heard*, not when somebody found the time to judge it.
     """
+    # Steps, not seconds: what an old policy's samples are worth depends on how often it was changed since.
     age = newest_step - policy_step
     if age > run.recipe.max_staleness:
         return Fault(Reason.STALE, f"made by policy {policy_step}, {age} steps before {newest_step}")

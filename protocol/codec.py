@@ -23,9 +23,11 @@ def decode_json(data: bytes, kind: type[T], *, limit: int, error: type[ProtocolE
 def _decode(
     decoder: Callable[..., T], data: bytes, kind: type[T], limit: int, error: type[ProtocolError], what: str
 ) -> T:
+    # Before the decoder sees it: an array of 2^32 entries takes five bytes to announce.
     if len(data) > limit:
         raise error(what, f"{len(data)} bytes is more than {limit}")
     try:
         return decoder(data, type=kind)
+    # Deeply nested input ends in RecursionError, which no caller would expect of a parser.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise error(what, str(cause)[:300]) from cause

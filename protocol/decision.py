@@ -40,6 +40,7 @@ from protocol.engines import pair
 from protocol.errors import ProtocolError
 from protocol.toploc import ProofErrors
 
+# Finer near zero, where honest engines lie; farther out bins widen in proportion, as what they tell apart does.
 PROOF_EDGES = (0.03, 0.0625, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 """Upper ends of the bins of `proof_distance`; the last bin is open."""
 TOKEN_EDGES = (0.0, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -49,6 +50,7 @@ TOKEN_BINS = len(TOKEN_EDGES) + 1
 MAX_TABLES = 144
 """Twelve classes, each seen by each; what a run has bytes for decides before."""
 
+# A bf16 number has seven mantissa bits.
 _BINADE = 128.0
 """Mantissa steps in a factor of two: what a differing exponent counts."""
 # Counts of empty bins (`_log_share`): what calibration never saw is rare, and not impossible.
@@ -59,6 +61,7 @@ ANYTHING = "anything"
 _TOKEN_CAP = math.log(20.0)
 _PROOF_CAP = math.log(100.0)
 _SAMPLE_CAP = math.log(100.0)
+# A logarithm of zero would be minus infinity, from which no later evidence brings a record back.
 _LEAST_RATIO = 1e-30
 _PROOFS = np.array(PROOF_EDGES)
 _TOKENS = np.array(TOKEN_EDGES)
@@ -149,6 +152,7 @@ class DecisionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def floor(self) -> float:
         """Log odds (negative) at which a worker is cleared, and below which no record falls."""
+        # Wald's lower bound serves twice: it clears a worker, and it is all the credit that a good record can earn.
         return math.log(self.false_negative / (1 - self.false_positive))
 
 
@@ -223,6 +227,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def odds(self) -> float:
         """To one that this worker cheats, against honest; capped at 1e300."""
+        # exp(709.8) is the largest float64.
         return math.exp(min(self.log_odds, 690.0))
 
 
@@ -247,6 +252,7 @@ def after(record: WorkerRecord, evidence: Evidence, spec: DecisionSpec) -> Worke
     """The record once `evidence` is added. Ways of cheating that the run does not list are ignored."""
     cap = math.log(spec.file_cap)
     odds: dict[str, float] = {}
+    # Walked by the run's own list: a verifier's message cannot bring in a way that nobody calibrated.
     for name in spec.ways:
         ratio = evidence.log_ratios.get(name, 0.0)
         # The floor keeps a long honest history from paying for later cheating; the cap, one file from convicting.

@@ -36,6 +36,7 @@ CHUNK = 1 << 22
 """Elements that are coded together: bounds the memory of both sides."""
 WINDOW = 1 << 17
 """Elements that are handed out together: 256 KiB, which stay in the processor's cache, and never more than a piece."""
+# 128 GiB of bf16: as large as a blob may be.
 MAX_ELEMENTS = 1 << 36
 HEADER_BYTES = 4 + 8 + 1
 _MAGIC = b"IND\x02"
@@ -45,9 +46,11 @@ _BYTE = struct.Struct("<B")
 _SAME, _SPARSE8, _SPARSE16, _DENSE, _RAW = range(5)
 _STEPS, _BITS = range(2)
 _ZERO, _ONE, _SIGN, _TOP = np.uint16(0), np.uint16(1), np.uint16(15), np.uint16(0x8000)
+# Steps of -7 to 7 fill fifteen of a nibble's values; the sixteenth says that the step is elsewhere.
 _NEAR = 7
 _FAR = 15
 _BLOCK = 1 << 18
+# Shares of changes at which the forms cross; a wrong guess costs bytes and never the result.
 _VERY_FEW, _FEW, _MOST = 1 / 400, 1 / 5, 1 / 3
 
 
@@ -97,6 +100,7 @@ def patched(base: U16, patches: Sequence[bytes | memoryview], *, before: int = 0
     base = _flat(base)
     readers = [Reader(patch) for patch in patches]
     try:
+        # Patches that change nothing are no layer: a chain of many steps often leaves a tensor alone.
         layers = [reader for reader in readers if _header(reader, base.size)]
         # Two rooms by turns: a layer reads what the one before has put together.
         room = [np.empty(min(CHUNK, base.size), dtype=np.uint16) for _ in layers[1:3]]
@@ -147,6 +151,7 @@ def _flat(tensor: U16) -> U16:
 
 def _ordered(bits: U16) -> U16:
     """Bit patterns -> integers in the order of the numbers: a negative number's bits are turned round."""
+    # For a negative number all bits turn, for a positive one the sign only: the usual way to sort floats by bits.
     return bits ^ ((_ZERO - (bits >> _SIGN)) | _TOP)
 
 
@@ -309,9 +314,11 @@ def _windows(changes: Changes, base: U16, room: U16, before: int) -> Iterator[U1
 def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
     """Strictly ascending positions below `size`."""
     (changes,) = cast(tuple[int], reader.unpack(_COUNT))
+    # No changes at all are written as _SAME: an empty list would be a second spelling.
     if not 1 <= changes <= size:
         raise PatchError(f"{changes} changes in {size} elements")
     most = 0xFFFF if wide else 0xFF
+    # No honest list has more skips than fit the tensor, so this bounds what is unpacked.
     longest = changes + size // most
     gaps = _decode_planes(reader, changes, longest) if wide else _stream(reader, changes, longest)
     skip = gaps == most
@@ -323,6 +330,7 @@ def _decode_positions(reader: Reader, size: int, wide: bool) -> Positions:
     else:
         positions = np.cumsum(advance, dtype=np.intp)
     positions -= 1
+    # The last gap must end at a change: a trailing skip would be bytes that say nothing.
     if positions.size != changes or skip[-1] or positions[-1] >= size:
         raise PatchError("its positions reach beyond the tensor, or are fewer or more than it says")
     return positions
@@ -335,6 +343,7 @@ def _decode_steps(reader: Reader, base: U16, positions: Positions | None) -> U16
     codes = np.empty(2 * pairs.size, dtype=np.uint8)
     np.bitwise_and(pairs, 15, out=codes[::2])
     np.right_shift(pairs, 4, out=codes[1::2])
+    # The odd nibble is padding: let it be anything, and one patch has sixteen encodings.
     if count % 2 and codes[-1]:
         raise PatchError("a step too many")
     codes = codes[:count]

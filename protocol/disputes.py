@@ -47,6 +47,7 @@ def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) 
     """
     if work_id(first.verdict) != work_id(second.verdict):
         return None
+    # What one had not heard yet is no lie about what the other had.
     if hearsay(first) or hearsay(second):
         return None
     outcomes = (first.verdict.outcome, second.verdict.outcome)
@@ -92,6 +93,7 @@ def _accusation(accepting: Judgement, accusing: Judgement, groups: int) -> Findi
     if _objective(accusing):
         what = f"one accepted what the other accuses of {reason}, which all can see"
         return Finding(Conflict.CONTRADICTION, what, True)
+    # An accepting verdict that recomputed everything has looked at the accused group, whichever that is.
     if accusing.group in looked or len(looked) == groups:
         return Finding(Conflict.CONTRADICTION, f"both recomputed group {accusing.group}; one accuses it of {reason}")
     return Finding(Conflict.UNSEEN, f"one accuses a group of {reason} that the other did not draw")
@@ -100,11 +102,13 @@ def _accusation(accepting: Judgement, accusing: Judgement, groups: int) -> Findi
 def _compare_values(first: Judgement, second: Judgement, groups: int, tolerance: float) -> Finding | None:
     rewards = [_rewards(one, groups) for one in (first, second)]
     for group, (a, b) in enumerate(zip(*rewards, strict=True)) if all(rewards) else ():
+        # A busy machine's timeout is no opinion about a reward.
         if a != b and UNDECIDED not in (a, b):
             return Finding(Conflict.CONTRADICTION, f"they computed different rewards for group {group}", True)
     ours, theirs = group_means(first, groups), group_means(second, groups)
     for group in sorted(ours.keys() & theirs.keys()):
         gap = abs(ours[group] - theirs[group])
+        # Not `gap > tolerance`: a mean of NaN must count as a difference.
         if not gap <= tolerance:
             return Finding(Conflict.CONTRADICTION, f"their log-probabilities of group {group} differ by {gap:.3g}")
     return None
@@ -132,6 +136,7 @@ def values_complete(message: Judgement, groups: int, most: int) -> bool:
     looked = unpack_groups(message.checked, groups)
     if looked is None or len(message.rewards) != DIGEST * groups or len(message.logprobs) != 4 * len(looked):
         return False
+    # The logarithm of a probability is never above 0: a positive mean is made up.
     return all(math.isfinite(mean) and mean <= 0.0 for mean in group_means(message, groups).values())
 
 
@@ -166,6 +171,7 @@ def resolve(
     sides = _sides(rechecks, groups, tolerance)
     nobody: dict[Address, Judgement] = {}
     largest = max(sides, key=len, default=nobody)
+    # Of the whole electorate, not of those who spoke: silence must not help whoever is quickest.
     if 2 * len(largest) <= electorate or len(largest) < 2:
         complete = len(rechecks) >= electorate
         return Resolution(Ruling.UNRESOLVED, {}) if complete else None
@@ -183,10 +189,12 @@ def _sides(rechecks: Mapping[Address, Judgement], groups: int, tolerance: float)
     """Re-checks that agree with each other, side by side; hearsay takes no side, nor does who could not replay a turn
     that another calls forged."""
     sides: list[dict[Address, Judgement]] = []
+    # In order of addresses, so that everybody forms the same sides from the same words.
     for author, message in sorted(rechecks.items()):
         if hearsay(message) or any(_could_not_replay(message, other, groups) for other in rechecks.values()):
             continue
         for side in sides:
+            # With all of a side: agreement within a tolerance is not transitive.
             if all(compare(message, other, groups, tolerance) is None for other in side.values()):
                 side[author] = message
                 break

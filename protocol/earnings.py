@@ -19,6 +19,7 @@ from protocol.run import RunSpec
 from protocol.statements import Accepted, Rechecked, Verdict, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
+# Far beyond what a node makes in an epoch; it bounds how many signatures a stranger's blob makes us check.
 MAX_WORKS = 65_536
 """Works of one node in one epoch that a blob may name."""
 MAX_SHOWN_BYTES = 16 * 2**20
@@ -50,7 +51,10 @@ def of_judgement(run: RunSpec, validator: Address, verdict: Verdict, checked: in
     file's names the file, and no units: one judgement is one work, whatever is said of its size.
     """
     id = work_id(verdict)
+    # Capped: a validator that recomputes everything in every file would else be paid without end for work that nobody
+    # asked.
     paid = min(checked / groups, run.pay.judged_share)
+    # Shifted by one bit: an index stays below 2^63, which is what SQLite and readers of JSON can hold.
     place = (verdict.policy_root, int.from_bytes(id[:8]) >> 1, id, 0, verdict.epoch)
     work = work_id(WorkCommitment(verdict.pool, validator, *place))
     return Accepted(verdict.pool, validator, verdict.epoch, work, int(run.pay.judging * verdict.units * paid))
@@ -103,6 +107,7 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 def encode_certificates(node: Address, epoch: int, works: Iterable[ShownWork]) -> bytes:
     """The blob that a node shows of an epoch."""
+    # One order, so that the same certificates are the same blob, whoever shows them.
     ordered = sorted(works, key=lambda one: one.work)[:MAX_WORKS]
     return msgspec.msgpack.encode(Shown(address_bytes(node), epoch, tuple(ordered)))
 
@@ -114,6 +119,7 @@ def decode_certificates(data: bytes, node: Address, epoch: int) -> Shown:
     shown = decode_msgpack(data, Shown, limit=MAX_SHOWN_BYTES, error=ProtocolError, what=what)
     if shown.node != address_bytes(node) or shown.epoch != epoch:
         raise ProtocolError(what, "they are another node's or another epoch's")
+    # Strictly rising: one comparison finds both a wrong order and a work that is shown twice.
     if any(one.work >= two.work for one, two in zip(shown.works, shown.works[1:], strict=False)):
         raise ProtocolError(what, "the works are doubled or not in order")
     return shown

@@ -25,11 +25,14 @@ from numpy.typing import NDArray
 from protocol.errors import ProtocolError
 
 SEED_BYTES = 32
+# 16384 keeps the docstring's bounds: 64 * 16384 is far below 2^24, and one challenge is 8.8 TFLOP: below a second
+# for a GPU, minutes for a processor.
 LEAST_SIZE, MOST_SIZE = 64, 16384
 """Of a side; a multiple of NIBBLES."""
 NIBBLES = 16
 """Entries in one word of 64 bits."""
 ROWS = 16
+# Eight bytes a row: all digests of the largest product are 128 KiB, a single answer on a slow line.
 DIGEST_BYTES = 8
 CHUNK = 256
 """Rows of B that a verifier has in memory at a time: 32 MB of float64 at most."""
@@ -84,9 +87,11 @@ def mixed(words: Words) -> Words:
 def rows_of(key: int, size: int, rows: NDArray[np.int64]) -> Entries:
     """Some rows of a matrix: int8[len(rows), size], entries -8..7, the lowest four bits of each word first."""
     per_row = size // NIBBLES
+    # A counter, not a running state: any row can be made without those before it, which is all that a verifier needs.
     places = rows[:, None].astype(np.uint64) * np.uint64(per_row) + np.arange(per_row, dtype=np.uint64)
     words = mixed(np.uint64(key) + (places + np.uint64(1)) * np.uint64(GAMMA))
     low = np.ascontiguousarray(words.astype("<u8")).view(np.uint8).reshape(len(rows), -1)
+    # Spelled out by bytes, so that a machine of the other byte order expands the same matrix.
     both = np.stack([low & 15, low >> 4], axis=-1).reshape(len(rows), size)
     return both.astype(np.int8) - np.int8(8)
 
@@ -123,10 +128,13 @@ def check_product(challenge: Challenge, digests: Words, asked: Sequence[int], ro
     randomness: 32 bytes that the prover does not know. Takes O(n^2): call from a thread.
     """
     places, keys = np.array(asked, dtype=np.int64), challenge.keys
+    # First, since it is cheap, and since only rows that were fixed before the question prove that all were computed.
     if not np.array_equal(row_digests(keys.digest, rows), digests[places]):
         raise _bad("a row is not the one whose digest was told before it was asked for")
+    # Drawn after the rows came: a prover that knew it could answer with any row that has the right product with it.
     vector = np.random.default_rng(int.from_bytes(randomness, "little")).integers(VECTOR_BELOW, size=challenge.size)
     wanted = rows_of(keys.a, challenge.size, places).astype(np.float64) @ _times(keys.b, challenge.size, vector)
+    # Without this bound a prover could send huge entries whose float64 sums round to the wanted ones.
     if np.abs(rows.astype(np.int64)).max() > 64 * challenge.size:
         raise _bad("a row has entries that no product of such matrices has")
     if not np.array_equal(rows.astype(np.float64) @ vector.astype(np.float64), wanted):

@@ -32,8 +32,10 @@ def parse_address(text: str) -> Address:
     Remembered: a pool's history names the same few hundred again and again, and a checksum is a hash.
     """
     body = text[2:] if text[:2] in ("0x", "0X") else ""
+    # Not int(text, 16): that takes underscores, blanks and digits of other scripts, too.
     if len(body) != 40 or any(c not in "0123456789abcdefABCDEF" for c in body):
         raise InvalidIdentity("not an Ethereum address", f"{text[:64]!r} is not 0x and 40 hex digits")
+    # Of one case only, an address has no checksum to compare: EIP-55 asks for none then.
     mixed = body not in (body.lower(), body.upper())
     if mixed and not is_checksum_address(text):
         raise InvalidIdentity("not an Ethereum address", f"the checksum of {text} is wrong (a typing error?)")
@@ -54,6 +56,7 @@ def address_bytes(address: Address) -> bytes:
 
 def address_of_public_key(compressed: bytes) -> Address:
     """compressed: the 33-byte public key."""
+    # The first byte says "uncompressed"; an Ethereum address is the hash of the 64 bytes behind it.
     return address_from_bytes(keccak(_public_key(compressed).format(compressed=False)[1:])[12:])
 
 
@@ -64,6 +67,7 @@ def peer_id_of_public_key(compressed: bytes) -> PeerId:
 
 def address_of_peer(peer_id: str) -> Address:
     """The address that a secp256k1 peer id stands for; raises InvalidIdentity for any other kind."""
+    # Decoding base58 takes time with the square of the length.
     if len(peer_id) > 64:
         raise InvalidIdentity("not a node's peer id", "too long")
     try:
@@ -83,6 +87,7 @@ def recover(digest: bytes, signature: bytes) -> Address:
     """
     if len(digest) != 32 or len(signature) != SIGNATURE_BYTES or signature[64] not in (27, 28):
         raise InvalidSignature("bad signature", "not 65 bytes ending in 27 or 28")
+    # Anybody can turn (r, s) into (r, -s): with both taken, a stranger could make a second message of somebody's words.
     if int.from_bytes(signature[32:64]) > _CURVE_ORDER // 2:
         raise InvalidSignature("bad signature", "s is in the upper half of the curve order")
     try:

@@ -16,8 +16,10 @@ import msgspec
 from protocol.identity import Address
 from protocol.tasks import TaskId, TaskSpec, by_weight, rank, weight
 
+# Longer than gossip takes to reach everybody, also over a slow uplink.
 CLASH_SECONDS = 5.0
 """Two claims that are no further apart may have been made without knowing of each other."""
+# Who could hold more would reserve a task's end, and let it wait for the slowest.
 MOST_HELD = 2
 """Shards of one task that one node may hold at a time: the one at hand, and the next."""
 STRIKES = 3.0
@@ -28,6 +30,7 @@ OF_A_DEATH = 0.25
 stall that makes all workers look dead for a moment must not bar them all, or the task would end with them."""
 FORGIVEN_AFTER = 10.0
 """Lease times without a strike after which there are none any more: else a bad hour of all nodes would end a task."""
+# Claims and results travel by different ways, so a result may come first; a bound, since anybody can say one.
 EARLY = 16
 """Results of one node that may be heard before their claims."""
 REMEMBERED = 8

@@ -13,16 +13,20 @@ import msgspec
 from protocol.identity import Address
 from protocol.messages import Heartbeat
 
+# Three: one lost beat and a late one are an ordinary evening; eight are two minutes for a swarm of 300.
 MISSED_UNHEALTHY = 3.0
 MISSED_DEAD = 8.0
+# The chain may list more: whoever pays for many leases must not choose how much memory every node spends.
 MAX_MEMBERS = 16_384
 """In the table at once."""
 MAX_LEFT = 1024
 """Who left that is still known: the newest."""
+# A bound on the search: with a full table of living members each newcomer would otherwise walk all of it.
 LOOKED_AT = 64
 """Members that have been silent for longest, of which the first that is not alive gives its place to a newcomer."""
 BEATS_PER_SECOND = 20.0
 """What all members together may send per second: intervals stretch with the swarm."""
+# What replaces an older message is ordered by its author's time: one from years ahead would stand for years.
 AHEAD = 300.0
 """Seconds that an author's clock may be ahead of ours: what is from further on is refused."""
 
@@ -38,6 +42,7 @@ class MemberState(StrEnum):
 
 def heartbeat_interval(members: int, shortest: float = 1.0) -> float:
     """Seconds between two heartbeats of one node so that the swarm's total stays bounded."""
+    # Linear in the members: each node hears all of them, so what a node hears in a second stays the same.
     return max(shortest, members / BEATS_PER_SECOND)
 
 
@@ -117,6 +122,7 @@ class Members:
     def remove(self, address: Address, how: MemberState) -> None:
         """The chain says that it left or was evicted. Eviction is final."""
         member = self._members.get(address)
+        # Leaving must not wash off an eviction: who was thrown out could leave, and join again.
         if member and member.gone is not MemberState.EVICTED:
             member.gone = how
             self._left.pop(address, None)
@@ -140,6 +146,7 @@ class Members:
         member = self._members.get(address)
         if member is None or member.gone is not None:
             return False
+        # An old beat that somebody repeats would make a dead member look alive.
         if member.beat is not None and beat.number <= member.beat.number:
             return False
         member.heard(beat, now)

@@ -15,6 +15,7 @@ from protocol.audit import RATE_ONE
 from protocol.identity import Address, address_bytes
 
 SECRET_BYTES = 32
+# A bitmap of as many groups is 8 KiB, which still fits a gossip message.
 MAX_GROUPS = 65_536
 _LOT = "intellect-node lot v1"
 _FILE = "intellect-node file lot v1"
@@ -45,6 +46,7 @@ def window_secret(master: bytes, pool: int, window: int) -> bytes:
 
 def secret_hash(secret: bytes, validator: Address, pool: int, window: int) -> bytes:
     """What is pledged: binds the secret to its owner, pool and window, so that nobody can pledge another's."""
+    # The owner is hashed in, or a validator could repeat another's pledge and reveal that one's secret as its own.
     place = address_bytes(validator) + pool.to_bytes(32, "little") + window.to_bytes(8, "little")
     return blake3(secret + place, derive_key_context=_PLEDGE).digest()
 
@@ -56,7 +58,9 @@ def drawn_groups(secret: bytes, work: bytes, groups: int, rate: int) -> tuple[in
     """
     if not 0 <= groups <= MAX_GROUPS or not 0 <= rate <= RATE_ONE:
         raise ValueError(f"{groups} groups at rate {rate} is out of range")
+    # One stream for all groups: the lot of a file is fixed at once, and cannot be drawn group by group until it suits.
     words = blake3(secret + work, derive_key_context=_LOT).digest(8 * groups)
+    # Whole numbers only: with floats two machines could differ at the border, and one would call the other a liar.
     limit = rate * (2**64 // RATE_ONE)
     return tuple(g for g in range(groups) if int.from_bytes(words[8 * g : 8 * g + 8], "little") < limit)
 
@@ -89,6 +93,7 @@ def unpack_groups(bitmap: bytes, groups: int) -> tuple[int, ...] | None:
     if len(bitmap) != -(-groups // 8):
         return None
     chosen = tuple(group for group in range(8 * len(bitmap)) if bitmap[group // 8] >> group % 8 & 1)
+    # Stray bits behind the last group would give one set two encodings, so two verdicts that say the same.
     return chosen if not chosen or chosen[-1] < groups else None
 
 
@@ -108,10 +113,12 @@ def broken_promise(
     """
     if secret_hash(secret, validator, pool, pledge.window) != pledge.hash:
         return "the secret is not the pledged one"
+    # Pledged is the least: who draws more does more work than promised, which hurts nobody.
     if rate < pledge.rate:
         return f"drawn with rate {rate}, pledged were {pledge.rate}"
     said = unpack_groups(checked, groups)
     if said is None:
         return "its list of groups has another length than the file"
+    # A lot that was drawn and not looked at is the fault, whatever the verdict says of the groups that were.
     missing = set(drawn_groups(secret, work, groups, min(rate, RATE_ONE))) - set(said)
     return f"{len(missing)} drawn groups were not recomputed" if missing else None

@@ -21,6 +21,7 @@ from protocol.statements import WorkCommitment, work_id
 from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
 
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+# As many files as a step of 65,536 prompts has, four to a file.
 MAX_WORKS = 16_384
 MAX_REPORTS = 32
 """Of one file: each validator's and the trainer's own."""
@@ -71,6 +72,7 @@ class Arithmetic(_Row, frozen=True):
     @property
     def name(self) -> str:
         """16 hex digits that stand for the class."""
+        # A short name for people and tables; where it matters the fields themselves are compared.
         return blake3(msgspec.msgpack.encode(self), derive_key_context=_ARITHMETIC).hexdigest(8)
 
     def differences(self, other: "Arithmetic") -> list[str]:
@@ -184,6 +186,7 @@ class UsedWork(_Row, frozen=True):
     def fault(self, step: int) -> str | None:
         if len(self.node) != 20 or len(self.policy_root) != 32 or len(self.file_root) != 32:
             return "a work is not named in form"
+        # Work of a policy that does not exist yet cannot have been made.
         if not 0 <= self.policy_step <= step or not 0 < self.size <= MAX_FILE_BYTES:
             return "a file is of a later policy, or its size is none"
         if not (0 <= self.index < 2**64 and 0 <= self.units < 2**32 and 0 <= self.epoch < 2**64):
@@ -197,6 +200,7 @@ class UsedWork(_Row, frozen=True):
 
     def blobs(self) -> Iterator[tuple[bytes, int, bytes]]:
         """(root, size, who made it) of all that its groups are made from; who: 20 bytes, empty for the trainer."""
+        # The worker first: whoever wants the file asks its author before anybody else.
         yield self.file_root, self.size, self.node
         for one in self.reports:
             yield one.root, one.size, one.author
@@ -208,6 +212,7 @@ class UsedWork(_Row, frozen=True):
 
     def _bitmap_fault(self) -> str | None:
         maps = (self.used, self.flat, *(one.groups for one in self.reports))
+        # Bitmaps of one file have one length; another length is of another file.
         if len({len(each) for each in maps}) != 1 or not any(self.used) and not any(self.flat):
             return "its bitmaps are of several files, or no group of a work is used"
         given = 0

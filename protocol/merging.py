@@ -26,10 +26,13 @@ from protocol.policy import U16
 
 WINDOW = 1 << 16
 """Numbers that are merged together: the buffers stay in the processor's cache."""
+# Five standard errors of a share are then 0.7 % at most, so little is left to gather between the bounds.
 SAMPLE = 1 << 17
 """Numbers that say between which bounds TIES' threshold lies."""
 MAX_MODELS = 64
+# bf16 has 8 bits of significand: times 14 bits it is still exact in float32's 24.
 MAX_WEIGHT = 1 << 14
+# All but the sign.
 _SIZE = np.uint32(0x7FFFFFFF)
 _DRAW = "intellect-node merge draw v1"
 F32 = NDArray[np.float32]
@@ -162,6 +165,7 @@ def _average(merge: Merge, parts: Sequence[U16], use: _Room) -> None:
         _widen(part, use.several[0])
         _times(use.several[0], weight)
         _add_to(use.total, use.several[0], place)
+    # A division by 1 would change nothing but a NaN's bits.
     if sum(merge.weights) != 1:
         np.divide(use.total, np.float32(sum(merge.weights)), out=use.total)
 
@@ -201,6 +205,7 @@ def _elect(merge: Merge, parts: Sequence[U16], least: Sequence[int], use: _Room)
         np.bitwise_and(other, down, out=other)
         np.bitwise_or(agrees, other, out=agrees)
         _keep(values, agrees)
+        # Adding 0 turns -0 into +0: the sum must not depend on which model was the first to be kept.
         np.add(use.total, values, out=use.total) if place else np.add(values, np.float32(0), out=use.total)
         several = agrees.view(np.uint8)
         if weight != 1:
@@ -229,6 +234,7 @@ def _least(base: U16, model: U16, kept: int) -> int:
         else:
             found.append(sizes.take(np.flatnonzero(few)))
             between += len(found[-1])
+    # The bounds are a guess; counting says whether it held. So the result is exact whatever the sample was.
     if not above < kept <= above + between:
         return _counted(base, model, kept)  # the sample was not like the rest
     return int(low) if low == high else int(low) + int(_largest(np.concatenate(found), kept - above))
@@ -292,10 +298,12 @@ def _sizes(base: U16, model: U16, window: int = 0) -> Iterator[NDArray[np.uint32
 
 def _draw(merge: Merge, name: str, parts: Sequence[U16], begin: int, use: _Room) -> None:
     """Into use.total."""
+    # The density as it is drawn: dividing by the asked one would leave a bias of up to 2^-17.
     words = round(merge.density * (1 << 16))
     rest = np.float32(words / (1 << 16))
     for number, (part, weight) in enumerate(zip(parts, merge.weights, strict=True)):
         place = merge.seed.to_bytes(8, "little") + number.to_bytes(2, "little") + name.encode()
+        # BLAKE3 can be read from any place, so a shard of a tensor is merged without what stands before it.
         stream = blake3(place, derive_key_context=_DRAW).digest(2 * len(use.total), seek=2 * begin)
         _widen(part, use.several[0])
         np.subtract(use.several[0], use.before, out=use.several[0])

@@ -35,16 +35,19 @@ from protocol.statements import (
 )
 from protocol.tasks import MAX_SHARDS, MAX_SPEC_BYTES
 
+# Gossip carries each message to everybody: what is larger is announced by its root, and fetched by whoever wants it.
 MAX_MESSAGE_BYTES = 16 * 1024
 ENVIRONMENT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 MAX_PACKAGE_BYTES = 64 << 20
 MAX_ABOUT = 200
 """Characters of one line about an environment."""
+# A relayed multiaddr with two peer ids has some 150 characters.
 MAX_CONTACT = 160
 MAX_CONTACTS_EACH = 4
 """Of one node: its contact and the further ones."""
 MAX_GATEWAY = 300
 MAX_DETAIL = 300
+# Of this window and the next ones: a pledge must be known before its window's first policy exists.
 MAX_PLEDGES = 4
 MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 """An envelope of a verdict: two of them fit one dispute."""
@@ -60,6 +63,7 @@ MAX_ENTRIES = 32
 """Seals, certificates, and messages in one: each verdict is a signature to check, on the event loop."""
 OVERHEAD = 256
 """Bytes of a message around its entries, at most."""
+# A verdict has few possible values: without a salt its seal could be opened by trying them all.
 SALT_BYTES = 16
 _CONTEXT = "intellect-node message v1"
 _WHAT = "malformed message"
@@ -131,12 +135,14 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
         return self.at
 
     def fault(self) -> str | None:
+        # Whole numbers have no bound in Python; in SQLite and in most readers of JSON they have this one.
         if not all(0 <= each < 2**63 for each in (self.boot, self.count, self.at)):
             return "a number is out of range"
         if len(self.lots) > MAX_PLEDGES or not all(pledge.well_formed() for pledge in self.lots):
             return "the pledges are too many or not in form"
         if len(self.also) >= MAX_CONTACTS_EACH or any(len(each) > MAX_CONTACT for each in self.also):
             return "the contacts are too many or too long"
+        # NaN is not ordered, and JSON has no word for it: pages and sums would break far from here.
         if not (math.isfinite(self.rate) and math.isfinite(self.reward or 0.0)):
             return "the rate or the reward is no number"
         if not -1 <= self.seat < MAX_CUT or len(self.outer) not in (0, 32):
@@ -145,6 +151,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
             return "a text is too long"
         if len(self.contact) > MAX_CONTACT or len(self.gateway) > MAX_GATEWAY:
             return "a text is too long"
+        # Others wait some of these intervals before they call a node dead: a long one would be a way to live for ever.
         return None if 0.1 <= self.interval <= 3600 else "the interval is out of bounds"
 
 
@@ -184,6 +191,7 @@ class PolicyAnnounced(_Message, frozen=True):
             if len(self.signature) != 65 or not 0 <= self.batch_size <= MAX_MANIFEST_BYTES:
                 return "the statement's signature is not 65 bytes, or its manifest too long"
             return self.statement.fault() if self.statement else None
+        # Half a statement would look like one to a program that forgets to ask for the signature.
         return "parts of a statement without its signature" if self.parent or self.batch_root else None
 
 
@@ -222,6 +230,8 @@ class RolloutCommitted(_Message, frozen=True):
     size: int
 
     def fault(self) -> str | None:
+        # The commitment has a signature of its own: put into another pool's message it would be somebody's true word
+        # there.
         if self.commitment.pool != self.pool or self.size <= 0:
             return "the commitment is for another pool, or the size is not positive"
         return _statement_fault(self.commitment)
@@ -256,6 +266,8 @@ class Judgement(_Message, frozen=True):
     def fault(self) -> str | None:
         if len(self.report_root) not in (0, 32) or len(self.detail) > MAX_DETAIL or self.verdict.pool != self.pool:
             return "a root or text has the wrong length"
+        # The contract sees the hash only. What a verdict says beside it must be bound, or its author could say it in
+        # two ways.
         if self.verdict.values != values_hash(self):
             return "its values are not those that its verdict signs"
         return _statement_fault(self.verdict) or _values_fault(self)
@@ -311,6 +323,7 @@ class CertificatesShown(_Message, frozen=True):
     shown: tuple[EpochShown, ...]
 
     def fault(self) -> str | None:
+        # Twice one epoch: readers would take one of the two, and not all the same.
         if not 0 < len(self.shown) <= MAX_SHOWN or len({one.epoch for one in self.shown}) != len(self.shown):
             return "the epochs are too many, none, or one stands twice"
         if any(len(one.root) != 32 or not 0 <= one.epoch < 2**63 or one.size <= 0 for one in self.shown):
@@ -348,10 +361,12 @@ class ValidatorSaid(_Message, frozen=True):
 
     def fault(self) -> str | None:
         many = len(self.seals), len(self.certificates), len(self.carried)
+        # Empty ones cost a signature and say nothing.
         if not any(many) or max(many) > MAX_ENTRIES:
             return "its entries are none or too many"
         if any(len(one.work) != 32 or len(one.seal) != 32 for one in self.seals):
             return "a work or a seal is not 32 bytes"
+        # A certificate of nothing can never be paid, but takes a place among those that can.
         if any(not one.units or len(one.signature) != 65 for one in self.certificates):
             return "a certificate is of no units, or its signature not 65 bytes"
         statements = (one.statement(self.pool) for one in self.certificates)
@@ -383,6 +398,7 @@ class CutSigned(_Message, frozen=True):
             return "a number is out of range"
         if len(self.files) > MAX_CUT or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
             return "the contributions are too many, or a root is not 32 bytes"
+        # In one order: a cut is compared by its bytes, and everybody adds in this order.
         rising = all(one < two for one, two in zip(self.files, self.files[1:], strict=False))
         return None if rising else "the contributions are doubled or not in order"
 
@@ -431,6 +447,7 @@ class StepJudged(_Message, frozen=True):
         if not -1 <= self.window < 2**63 or not 0 <= self.rate <= RATE_ONE:
             return "the window or the rate is out of range"
         if self.outcome not in (0, 1, 2) or (self.outcome == 0) != (self.reason == 0):
+            # An acceptance with a reason, or a refusal without one, would count for either side.
             return "its outcome is none, or its reason does not fit it"
         return self.statement.fault() or _statement_fault(self.verdict)
 
@@ -517,6 +534,8 @@ class EnvironmentPublished(_Message, frozen=True):
         return self.sequence
 
     def fault(self) -> str | None:
+        # Names are shown on terminals and pages and become file names: letters, digits and two signs, nothing that
+        # looks alike.
         if not ENVIRONMENT_NAME.fullmatch(self.name) or self.determinism not in ("exact", "bounded", "judged"):
             return "its name or class is none"
         if len(self.root) != 32 or not 0 < self.size <= MAX_PACKAGE_BYTES or not 1 <= self.turns <= 64:
@@ -600,12 +619,15 @@ def topic(domain: Domain, pool: int) -> str:
 
 
 def _digest(domain: Domain, payload: bytes) -> bytes:
+    # With the domain: a message of one chain and contract is nobody's word on another.
     return blake3(domain.separator() + payload, derive_key_context=_CONTEXT).digest()
 
 
 def seal(key: NodeKey, domain: Domain, message: Message) -> bytes:
     """Encode and sign; raises MalformedMessage if it would be too long to send."""
     payload = msgspec.msgpack.encode(message)
+    # A judgement's own signature is the one that a contract takes; a second one would be another envelope of the same
+    # word.
     signature = b"" if isinstance(message, Judgement) else key.sign_hash(_digest(domain, payload))
     raw = msgspec.msgpack.encode(Envelope(payload, signature))
     if len(raw) > MAX_MESSAGE_BYTES:
@@ -645,9 +667,11 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     """
     envelope = _decode(raw, Envelope)
     message = _decode(envelope.payload, _ANY_MESSAGE)
+    # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
     if isinstance(message, Judgement) and msgspec.msgpack.encode(message) != envelope.payload:
         problem = "the judgement is not encoded in the shortest way"
+    # msgpack has long and short forms of one number: the envelope written anew must give the same bytes.
     if msgspec.msgpack.encode(envelope) != raw:
         problem = "the envelope is not encoded in the shortest way"
     if problem:
@@ -667,6 +691,7 @@ def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
             raise MalformedMessage(_WHAT, "the envelope of a judgement is signed a second time")
         return Signed(signer_of(domain, message.verdict, message.signature), message, parsed.raw)
     author = recover(_digest(domain, envelope.payload), envelope.signature)
+    # Otherwise anybody could repeat a commitment in a message of their own, and use up its author's places.
     if isinstance(message, RolloutCommitted) and message.commitment.node != author:
         raise MalformedMessage(_WHAT, "the commitment is not the author's own")
     return Signed(author, message, parsed.raw)
@@ -690,6 +715,8 @@ def with_carried(signed: Signed[Message]) -> Iterator[Signed[Message]]:
     if isinstance(signed.message, ValidatorSaid):
         for one in signed.message.carried:
             raw = msgspec.msgpack.encode(Envelope(msgspec.msgpack.encode(one), b""))
+            # A verdict is put into an envelope of its own: as evidence it must stand without the message that brought
+            # it.
             yield Signed(signed.author, one, raw if isinstance(one, VerdictIssued) else signed.raw)
 
 
@@ -746,6 +773,7 @@ def _values_fault(message: Judgement) -> str | None:
         return "the rate or the group is out of range"
     if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % DIGEST or groups > MAX_VALUES:
         return "the recomputed values are too many"
+    # Means are matched to groups by their order in the bitmap, so there must be as many.
     if len(message.logprobs) not in (0, 4 * checked) or checked > MAX_VALUES and message.logprobs:
         return "the recomputed values do not belong to the groups"
     return None

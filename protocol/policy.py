@@ -24,11 +24,14 @@ from protocol.errors import ProtocolError
 from protocol.stretches import Layout
 
 U16 = NDArray[np.uint16]
+# A model with 128 experts in 100 layers has some 40,000.
 MAX_TENSORS = 65_536
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_DIMENSIONS = 16
+# Who was away for more steps than that fetches an image.
 MAX_PATCHES = 512
+# Past a quarter, fetching the image once is nearly as quick and needs nothing to be held.
 PATCH_SHARE = 4
 """Patches that a manifest lists have together at most the bytes of an image divided by this."""
 _WEIGHTS = "intellect-node weights v2"
@@ -97,11 +100,13 @@ class PolicyManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The patches that lead from a policy to this one, None if there is no such way."""
         if base_root == self.policy_root:
             return ()
+        # The last of them: a chain that comes back to weights it had before would otherwise be walked twice.
         starts = [place for place, patch in enumerate(self.patches) if patch.base_root == base_root]
         return self.patches[starts[-1] :] if starts else None
 
     def _tensor_fault(self) -> str | None:
         names = [tensor.name for tensor in self.tensors]
+        # One order only, or the same weights would have as many roots as orders.
         if not 0 < len(names) <= MAX_TENSORS or names != sorted(set(names)):
             return "tensor names are missing, repeated or not in order"
         if any(len(root) != 32 for root in (self.run_root, self.policy_root, self.image_root)):
@@ -215,6 +220,7 @@ def raw(tensor: U16) -> memoryview | bytes:
 
 def image_header(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
     """The bytes before the tensors, which follow without gaps in the same (name) order."""
+    # What transformers asks for, before it takes a file for torch's.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes:
@@ -267,6 +273,7 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
     offset = 0
     for name, entry in entries:
         shape = tuple(entry["shape"])
+        # type(), not isinstance: True and 1.0 would pass, and be written differently again.
         if any(type(size) is not int for size in shape):
             raise MalformedPolicy("bad policy image", f"{name[:80]} has a size that is no whole number")
         if len(shape) > MAX_DIMENSIONS:

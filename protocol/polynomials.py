@@ -17,6 +17,7 @@ MAX_POINTS = 4096
 
 _P = np.uint32(PRIME)
 _ONE_OVER_P = float(np.nextafter(1 / PRIME, 1))  # a little too large: see _reduce
+# Products of eight factors by hand are quicker than FFTs of that size.
 _GROUP = 8
 
 F64 = NDArray[np.float64]
@@ -41,6 +42,7 @@ class _Scratch(threading.local):
 
     def _piece(self, purpose: str, shape: Shape, kind: type[Any]) -> NDArray[Any]:
         size = math.prod(shape)
+        # Small arrays come from numpy's own cache; large ones would keep megabytes for each thread.
         if not _LEAST_KEPT <= size <= _MOST_KEPT:
             return np.empty(shape, dtype=kind)
         if purpose not in self._pieces or self._pieces[purpose].size < size:
@@ -93,6 +95,7 @@ def _reduce(values: F64) -> F64:
 
 def _reduce_small(values: U32) -> U32:
     """values mod p, in place. Numpy divides by one number with SIMD, and that is 5 times as fast as `%` on many."""
+    # Below this, setting up the three passes takes longer than dividing.
     if values.size <= 256:
         return np.remainder(values, _P, out=values)
     quotient = np.floor_divide(values, _P, out=_scratch.words("small quotient", values.shape))
@@ -107,6 +110,7 @@ def _powers(x: U32, k: int) -> tuple[F64, U32]:
     width is a power of two near sqrt(k): the baby steps of polynomials of k coefficients.
     """
     count, places = x.shape
+    # Near sqrt(k), where baby and giant steps cost the same.
     width = 1 << ((k - 1).bit_length() + 1) // 2
     powers = _scratch.words("powers", (count, width, places))
     powers[:, 0] = 1
@@ -195,8 +199,10 @@ def _products(polynomials: F64) -> F64:
     whole number is the right one; for 128 it is 0.01.
     """
     size = 1 << (2 * polynomials.shape[-1] - 2).bit_length()
+    # As long as the whole product: a shorter one would add its end to its beginning.
     spectrum = np.fft.rfft(polynomials, size)
     products = np.fft.irfft(spectrum[:, 0::2] * spectrum[:, 1::2], size)
+    # Rounding is what makes it exact: by the bound above the nearest whole number is the true one.
     return np.rint(products, out=products)
 
 

@@ -21,10 +21,12 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.segments import sampled_count, sampled_tokens
 
+# As many bytes may stand in memory for one stranger's file; rows have bounds of their own behind that.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_REPORT_BYTES = 256 * 1024 * 1024
 MAX_HEADER_BYTES = 4096
 _HEADER_KEY = b"intellect-node"
+# Half a hash: what is compared is what the validator's own machine comes to, and nobody gains by a collision with it.
 STATE_BYTES = 16
 VERSION, VERSION_OF_EXPERTS = 1, 2
 H = TypeVar("H", bound=msgspec.Struct)
@@ -141,6 +143,7 @@ _REPORT: Columns = (("group", "int32"), ("sample", "int32"), ("reward", "float")
 
 def encode(batch: RolloutBatch) -> bytes:
     header = msgspec.to_builtins(batch.header)
+    # Only one spelling: with the field empty in some files, equal work would have two roots.
     if not batch.header.heard:
         del header["heard"]  # programs of before know no such field
     header["version"] = VERSION_OF_EXPERTS if any(row.experts for row in batch.rows) else VERSION
@@ -160,6 +163,7 @@ def decode(data: bytes, max_rows: int) -> RolloutBatch:
     header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=_OPTIONAL)
     parsed = _header(header, RolloutHeader)
     version = VERSION_OF_EXPERTS if rows and "experts" in rows[0] else VERSION
+    # The version follows from the columns: a header that says otherwise would be read differently by older programs.
     if parsed.version != version:
         raise MalformedRollout("malformed file", f"version {parsed.version} in a file of the form of {version}")
     return RolloutBatch(parsed, tuple(SampleRow(**row) for row in rows))
@@ -198,6 +202,7 @@ def decode_table(
 ) -> tuple[bytes, list[dict]]:
     """(header bytes, rows as dicts) of a stream with exactly these columns, and those of `optional` that have something
     in a row; raises MalformedRollout."""
+    # Before anything is parsed.
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
     try:
@@ -205,6 +210,7 @@ def decode_table(
     except MalformedStream as error:
         raise MalformedRollout("malformed file", error.why) from None
     for name, _ in optional:
+        # An empty column changes the bytes and says nothing: a second encoding of the same file.
         if rows and name in rows[0] and not any(row[name] for row in rows):
             raise MalformedRollout("malformed file", f"a column of {name} where no rollout has any")
     return header, rows

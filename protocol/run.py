@@ -47,8 +47,10 @@ from protocol.sections import (
     parts_rules,
 )
 
+# Most of it is for calibrated tables, a number for each bin of each pair of engines; all else takes some KiB.
 MAX_RUN_BYTES = 64 * 1024
 MAX_ASSETS = 512
+# No leading dot: neither `..` nor hidden files. Nothing that a shell, a URL or Windows reads in another way.
 _SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -196,6 +198,7 @@ class VerificationSpec(Cuts, frozen=True):
     def at_a_desk(self) -> Self:
         """Where one machine makes and looks at everything, and nothing is at stake: any engine of a permitted type, by
         the loosest cuts."""
+        # Only the type stays: at a desk nobody else looks, but float32 and bfloat16 still train differently.
         types = dict.fromkeys(f"*/{pattern.split('/')[1]}/*" for pattern in self.engines)
         bounds = msgspec.structs.replace(self.decision, honest={}, cheating={}, crossed={})
         return msgspec.structs.replace(self, engines=tuple(types), pairs={}, decision=bounds)
@@ -215,6 +218,7 @@ class VerificationSpec(Cuts, frozen=True):
     def cuts(self, worker: str, verifier: str) -> Cuts:
         """The cuts for a file of one class of engine in the eyes of another. The section's own, a calibrated run's
         loosest, where the pair has none; equality where that is what the class stands for."""
+        # Batch-invariant kernels of one class: honest work is equal to the bit, so any difference is a fault.
         if is_exact(worker, verifier):
             return EXACT
         return self.pairs.get(pair(worker, verifier), self)
@@ -222,6 +226,7 @@ class VerificationSpec(Cuts, frozen=True):
     def rules(self) -> list[Rule]:
         tables = (("pairs", self.pairs), ("decision.honest", self.decision.honest))
         named = "must be named worker's class>verifier's class"
+        # With a pair missing, evidence would be silent for some workers and not for others, by their class.
         lacking = missing_pairs(self.decision.honest)
         return [
             ("verification.toploc_k", 1 <= self.toploc_k <= 1024, "must be 1 to 1024"),
@@ -425,6 +430,7 @@ class RunSpec(RunSections, frozen=True):
 def check_asset_path(path: str) -> None:
     """Raise RunError unless `path` is a plain relative path that stays inside its directory."""
     parts = path.split("/")
+    # A run's owner is a stranger to its members: a path with `..` would write anywhere on their disks.
     if not 1 <= len(parts) <= 4 or not all(_SAFE_PART.fullmatch(part) for part in parts):
         raise RunError("unusable run: assets", f"{path[:80]!r} is not a plain relative path", "rename the file")
 

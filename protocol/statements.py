@@ -166,6 +166,7 @@ _MEMBERS: dict[type[Statement], str] = {
     WorkCommitment: (
         "uint256 pool,address node,bytes32 policyRoot,uint64 index,bytes32 fileRoot,uint32 units,uint64 epoch"
     ),
+    # The same members under two names: the type's name is hashed, so one can never be shown as the other.
     Verdict: _JUDGEMENT,
     Rechecked: _JUDGEMENT,
     Accepted: "uint256 pool,address node,uint64 epoch,bytes32 work,uint32 units",
@@ -209,6 +210,7 @@ def work_id(statement: WorkCommitment | Verdict) -> bytes:
 
 def digest(domain: Domain, statement: Statement) -> bytes:
     """The 32-byte EIP-712 digest; raises ProtocolError if a field is out of its type's range."""
+    # EIP-191 keeps 0x19 free of transactions: a key that signs statements cannot be made to sign a payment.
     return keccak(b"\x19\x01" + domain.separator() + struct_hash(statement))
 
 
@@ -236,8 +238,10 @@ def _hash_as(kind: type[Statement], statement: Statement) -> bytes:
     return keccak(_TYPE_HASHES[kind] + b"".join(words))
 
 
+# One chain and contract for a node's whole life; some more in tests and tools.
 @lru_cache(maxsize=16)
 def _separator(chain_id: int, contract: Address) -> bytes:
+    # Name and version as the contract has them; another word here, and no signature of any node fits.
     words = [keccak(_DOMAIN_TYPE), keccak(b"intellect-node"), keccak(b"1")]
     place = [_uint(32, "chain_id", chain_id), _address("contract", parse_address(contract))]
     return keccak(b"".join([*words, *place]))
@@ -246,6 +250,7 @@ def _separator(chain_id: int, contract: Address) -> bytes:
 def _uint(size: int, name: str, value: int) -> bytes:
     """size: bytes of the type."""
     try:
+        # Numbers and addresses stand at the right of their word, bytes32 fill it: as `abi.encode` does.
         return value.to_bytes(size).rjust(32, b"\0")
     except OverflowError as error:
         raise ProtocolError("unusable statement", f"{name} is not in 0..2**{8 * size}-1") from error

@@ -51,6 +51,7 @@ class Layout:
         self.header = header
         self.sizes = tuple(sizes)
         self.offsets = tuple(offsets)
+        # Cut as any blob of this size, or the image's own hashes could not serve.
         self.piece_size = choose_piece_size(self.size)
 
     def stretches(self, place: int) -> Iterator[Stretch]:
@@ -109,6 +110,7 @@ class TensorHasher:
     def _take(self, now: Stretch, part: memoryview, room: int) -> None:
         self._now, self._filled = now, self._filled + len(part)
         if not now.whole:
+            # At most one stretch at each end is shared; a tensor inside one piece has but one.
             self._shared[not (self._begins_within and now.start == 0)].extend(part)
         if len(part) == now.end - now.start:  # at once, as most are: no hasher of its own
             self._end(now, blake3(part).digest())

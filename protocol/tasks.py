@@ -172,6 +172,7 @@ class TaskSpec(Section, frozen=True):
             check_asset_path(asset.path)
 
     def _rules(self) -> list[Rule]:
+        # What is sampled is proven by activations; what is not needs several nodes that say the same.
         pinned = self.kind in ("judge", "review")
         sizes = 1 <= self.shard_size <= MAX_SHARD_SIZE and 1 <= self.samples <= 256
         return [
@@ -237,6 +238,7 @@ def decode_task(data: bytes) -> TaskSpec:
     """Parse and check; raises TaskError. One task has one encoding: another one would be another id."""
     spec = decode_json(data, TaskSpec, limit=MAX_SPEC_BYTES, error=TaskError, what="unusable task")
     spec.check()
+    # A second spelling would be a second task with its own random numbers: draw until the answers suit.
     if encode_task(spec) != data:
         raise TaskError("unusable task", "it is not written in canonical form", "write it with encode_task")
     return spec
@@ -286,6 +288,7 @@ def by_weight(task: TaskId, shards: int, node: Address) -> list[int]:
 def rank(task: TaskId, shard: int, own: Address, others: Iterable[Address]) -> int:
     """How many of `others` should do a shard rather than `own`."""
     mine = weight(task, shard, own)
+    # Ties need no rule: two words of 64 bits are equal about never, and then two nodes do one shard.
     return sum(weight(task, shard, one) < mine for one in others if one != own)
 
 

@@ -20,6 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.polynomials import PRIME, evaluate, interpolate
 
 DECODE_BATCH = 32
+# Larger than any real difference, and still a number: infinities would poison means and JSON.
 _NO_COMMON_EXPONENT = 2.0**64
 
 _BLOCK = 128
@@ -91,10 +92,12 @@ def top_positions(rows: U16, k: int) -> I64:
     The k-th largest of the block maxima is a lower bound of the k-th largest value, because they are distinct
     elements; so one pass of comparisons leaves few candidates, among which the choice is exact.
     """
+    # Without the sign bit, bf16 patterns order as their magnitudes do.
     magnitude = rows.reshape(-1) & np.uint16(0x7FFF)
     if magnitude.size < k:
         raise _too_few(magnitude.size, k)
     blocks = magnitude.size // _BLOCK
+    # With few blocks the bound would leave nearly all of them: then the exact way is cheaper at once.
     if blocks < 2 * k:
         return _exact_top(magnitude, np.arange(magnitude.size), k)
     highest = magnitude[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)  # strided blocks: a SIMD pass per row
@@ -108,6 +111,7 @@ def _exact_top(magnitude: U16, positions: I64, k: int) -> I64:
     cut = np.partition(magnitude, magnitude.size - k)[magnitude.size - k]
     chosen = magnitude > cut
     level = np.flatnonzero(magnitude == cut)
+    # Ties at the cut by position: both sides must choose the same points, or honest proofs would differ.
     chosen[level[: k - np.count_nonzero(chosen)]] = True
     return positions[chosen].astype(np.int64)
 
@@ -143,6 +147,7 @@ def _moduli(positions: I64) -> I64:
     if not positions.size or 0 <= positions.min() <= positions.max() < PRIME:
         return moduli
     open_rows = np.arange(len(positions))
+    # From above, as the published core does it: the first that fits is the largest. Nearly always the first few do.
     for modulus in range(PRIME, 0, -1):
         rest = np.sort(positions[open_rows] % modulus, axis=1)
         clash = (rest[:, 1:] == rest[:, :-1]).any(axis=1)
@@ -165,6 +170,7 @@ def _encode(positions: I64, bits: I64) -> list[bytes]:
     """positions, bits: int64[n, k] -> encoded proofs."""
     moduli = _moduli(positions)
     x, y = (positions % moduli[:, None]).astype(np.uint32), bits.astype(np.uint32)
+    # Bits above the prime (NaN and the like) have no residue of their own; the published core folds them so.
     y[y >= PRIME] -= np.uint32(PRIME)
     words = np.empty((positions.shape[0], positions.shape[1] + 1), dtype=">u2")
     words[:, 0] = moduli
@@ -231,8 +237,10 @@ def parse_proof(data: bytes, k: int) -> Proof:
         raise MalformedProof("malformed activation proof", f"{len(data)} bytes instead of {proof_size(k)}")
     modulus, *_ = words = struct.unpack(f">{k + 1}H", data)
     coefficients = words[1:]
+    # Below k the points cannot differ mod m: no builder writes such a number, so it was written by hand.
     if not max(1, k) <= modulus <= PRIME:
         raise MalformedProof("malformed activation proof", f"modulus {modulus} is not in [{max(1, k)}, {PRIME}]")
+    # 65497 and 0 are one number: taken both, one proof would have many encodings.
     if max(coefficients, default=0) >= PRIME:
         raise MalformedProof("malformed activation proof", "a coefficient is not reduced mod 65497")
     return Proof(modulus, coefficients)
@@ -276,6 +284,7 @@ def evaluate_proofs(proofs: Sequence[Proof], positions: I64) -> I64:
 def _differences(claimed: I64, actual: I64) -> list[ProofErrors]:
     """claimed, actual: int64[proofs, k] bf16 bits."""
     same = (claimed >> 7 & 0xFF) == (actual >> 7 & 0xFF)
+    # Signs are left out: near zero honest engines differ in them, and large values, which are proven, do not.
     off = np.abs((claimed & 0x7F) - (actual & 0x7F))
     agreeing = np.count_nonzero(same, axis=1)
     ascending = np.sort(np.where(same, off, 0x80).astype(np.uint8), axis=1)  # those that agree come first
