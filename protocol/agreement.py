@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from protocol.identity import Address
 
+# A few times what a word takes to reach all validators over gossip.
 BALLOT_SECONDS = 2.0
 """So long a ballot waits for the words of validators that are alive."""
+# Two minutes of ballots; a bound on what one validator can make others remember of a round.
 MAX_BALLOTS = 64
 
 
@@ -40,6 +42,7 @@ class Word(NamedTuple):
 
 def quorum_of(validators: int, threshold: int) -> int:
     """Words that decide: as many as the pool asks for, and more than half, so that any two quorums meet."""
+    # Two quorums of half could each decide a list of their own.
     return max(threshold, validators // 2 + 1)
 
 
@@ -58,6 +61,7 @@ class Agreement:
             return True
         self._begun.setdefault(word.ballot, now)
         said = self._said.setdefault((word.ballot, word.closed), {})
+        # The first word stands: whoever says two things in one ballot would else be counted for both.
         if said.setdefault(author, word.proposal) != word.proposal:
             return False
         if self.decided is None and word.closed:
@@ -74,6 +78,7 @@ class Agreement:
         if self.decided is not None:
             return None
         mine = self._of(own)
+        # Closing is a promise over restarts, too: it is read from what was said, not from this process's memory.
         locked = max((ballot for ballot, closed in mine if closed), default=-1)
         newest = max((ballot for ballot, _ in mine), default=-1)
         for ballot in sorted({ballot for ballot, _ in self._said}, reverse=True):
@@ -118,6 +123,7 @@ class Agreement:
         for key in sorted(self._said):
             newest |= self._said[key]
         named = Counter(root for one in newest.values() for root in one.files if one.outer == wanted.outer)
+        # With fewer words a list that a quorum wants cannot be told from one that only some do.
         if len(newest) < self._quorum:
             return wanted
         return wanted._replace(files=tuple(sorted(root for root, count in named.items() if count >= self._quorum)))

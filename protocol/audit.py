@@ -13,6 +13,7 @@ import msgspec
 MAX_ANSWER_CHARACTERS = 1 << 20
 """An answer of more scores the floor, unread: scorers take time in proportion to it, so this bounds what one answer may
 cost a validator. A constant and not a clock, because all must come to one reward. About 250,000 tokens of text."""
+# Whole numbers, since both sides compare a hash with it, and must not differ in a last bit.
 RATE_ONE = 1 << 16
 """Rates travel as integers: this many is 'every group'."""
 
@@ -96,6 +97,7 @@ def last_step_of(window: int, spec: AuditSpec) -> int:
 
 def cheated_groups(groups: int, spec: AuditSpec) -> int:
     """How many of a window's groups the cheat that must be seen has falsified: at least one."""
+    # A product such as 0.07 * 100 may lie a hair beside the whole number that it is.
     return max(1, math.floor(groups * spec.cheated_share + 1e-9))
 
 
@@ -133,11 +135,13 @@ def share_of_one(joint: float, validators: int) -> float:
 def share_of_files(validators: int, quorum: int) -> float:
     """The share of all files that one of `validators` looks at: so that one more than the quorum are expected to look
     at each. Who is not enough is filled up (node/services/judging)."""
+    # One more than needed: with just enough, one slow validator would hold up every file.
     return min(1.0, (quorum + 1) / max(1, validators))
 
 
 def as_rate(share: float) -> int:
     """A share as a rate, rounded up so that power is never rounded away."""
+    # Up, never to the nearest: what is pledged must reach the power that the run asks for.
     return min(RATE_ONE, max(0, math.ceil(share * RATE_ONE)))
 
 
@@ -184,5 +188,6 @@ def share_of_file(pledged: float, load: Load | None, verified: int, suspect: boo
     if suspect or load is None or load.is_calm:
         return 1.0
     if verified < spec.probation:
+        # A newcomer has no record yet that a cheat would lose, so it is looked at more closely.
         return min(1.0, 3.0 * pledged)
     return pledged

@@ -19,6 +19,7 @@ from protocol.codec import decode_msgpack
 from protocol.exchange import F32, ContributionError, Form
 from protocol.pretraining import Diloco
 
+# A digest for each stretch of a round: some thousand of 32 bytes.
 MAX_HEADER_BYTES = 1 << 18
 MAX_ARITHMETIC = 400
 MAX_TOKENS = 1 << 40
@@ -137,6 +138,7 @@ def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, ex
     if magic != _MAGIC:
         raise ContributionError("it is none, or one of another version")
     body = view[_FRONT.size :]
+    # The length is the stranger's: compared with what is there before a slice is taken.
     if length > min(len(body), MAX_HEADER_BYTES):
         raise ContributionError(f"it promises a header of {length} bytes")
     header = decode_msgpack(
@@ -146,6 +148,7 @@ def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, ex
         raise ContributionError(why)
     body = body[length:]
     sizes = {name: form.size(math.prod(shapes[name])) for name in sorted(shapes)}
+    # Shapes are the run's: a file cannot say that it has other tensors, only have the wrong length.
     if len(body) != sum(sizes.values()):
         raise ContributionError(f"its tensors have {len(body)} bytes, those of the run's model {sum(sizes.values())}")
     parts: dict[str, memoryview] = {}

@@ -66,6 +66,7 @@ def balance(terms: Terms, checked_share: float, audit: AuditSpec) -> Balance:
     groups = terms.groups_per_window
     detection = detection_power(checked_share, groups, audit)
     pay = terms.units_per_window * terms.reward_per_unit
+    # The cheat that lots are sized against: one that falsifies more is seen sooner.
     falsified = cheated_groups(groups, audit) / max(groups, 1)
     gain = round(pay * falsified * terms.saving)
     least = break_even(gain, detection)

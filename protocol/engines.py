@@ -29,6 +29,7 @@ _PARTS = 6
 
 def is_engine_class(name: str) -> bool:
     """Whether `name` has the form of a class: three to six parts of small letters, digits and _.+-"""
+    # The length first: a pattern is matched in time that grows with the name.
     return len(name) <= MAX_CLASS and _CLASS.fullmatch(name) is not None
 
 
@@ -46,6 +47,7 @@ def permits(patterns: Sequence[str], name: str) -> bool:
 def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
     if not 3 <= len(wanted) <= _PARTS or len(parts) < 3:
         return False
+    # A class without its last parts matches `*` there, and no name.
     padded = [*parts, *[""] * (len(wanted) - len(parts))]
     return all(one in ("*", part) for one, part in zip(wanted, padded, strict=False))
 
@@ -95,4 +97,5 @@ def missing_pairs(known: Iterable[str]) -> list[str]:
     """What lacks until every verifier's class has seen every worker's: no name may lead to where nothing is known."""
     names = list(known)
     workers, verifiers = ({classes(name)[side] for name in names} for side in (0, 1))
+    # All with all: one that is missing would be a place where nothing is known, and cheating has no evidence.
     return sorted({pair(worker, verifier) for worker in workers for verifier in verifiers} - set(names))

@@ -59,6 +59,7 @@ class ProofSubject(msgspec.Struct, frozen=True):
 def binding(subject: ProofSubject, k: int, rows: int) -> bytes:
     """The 32 bytes that tie an envelope to its subject and to the rules it was made by."""
     numbers = (subject.pool, subject.index, subject.group, subject.sample, k, rows)
+    # Both lengths are hashed in: otherwise tokens could move from the prompt's end to the output's beginning.
     place = _PLACE.pack(*numbers, len(subject.prompt), len(subject.output))
     tokens = struct.pack(f"<{len(subject.prompt) + len(subject.output)}i", *subject.prompt, *subject.output)
     content = b"".join((place, address_bytes(subject.node), subject.policy_root, tokens))
@@ -88,8 +89,10 @@ def open_envelope(data: bytes, subject: ProofSubject, k: int, rows: int) -> list
     magic, version, ties, own_k, own_rows, own_count, bound = _HEAD.unpack_from(data)
     if (magic, version, ties) != (_MAGIC, VERSION, TIES_TO_LOWEST):
         raise _malformed("no envelope of version 1")
+    # k and rows are the run's. An envelope that could choose them would be compared by fewer points.
     if (own_k, own_rows, own_count) != (k, rows, count):
         raise _malformed(f"{own_count} proofs of k {own_k} over {own_rows} rows instead of {count} of {k} over {rows}")
+    # Last, since hashing all tokens costs the most of these checks.
     if bound != binding(subject, k, rows):
         raise WrongBinding("misplaced activation proof", "it was made for another policy, request or worker")
     return split_proofs(data[ENVELOPE_BYTES:], k, count)

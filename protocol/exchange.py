@@ -23,6 +23,7 @@ from protocol.errors import ProtocolError
 from protocol.policy import bf16_values
 
 F32 = NDArray[np.float32]
+# Weights are tokens, below 2^40: 256 such contributions still stay below float32's 2^128.
 LARGEST = 2.0**64
 
 
@@ -88,6 +89,7 @@ class Blocks:
         levels = _levels(np.frombuffer(data, dtype="<u2", count=blocks), self._most)
         body = np.frombuffer(data, dtype=np.uint8, offset=2 * blocks)
         whole = body.view(np.int8) if self._bits == 8 else _from_nibbles(body, count)
+        # -128 and -8 have no positive partner: no encoder writes them, so they would be a second spelling.
         if whole.size and whole.min() < -self._most:
             raise ContributionError(f"it has a number below {-self._most}")
         return (_cut(whole.astype(np.float32), self._block) * levels[:, None]).reshape(-1)[:count]
@@ -182,10 +184,12 @@ class Sparse:
         levels = _levels(rows[:, :4].copy().view("<u2").reshape(-1), 1).reshape(chunks, 2)
         bits = np.unpackbits(rows[:, 4:middle], axis=1, bitorder="little")
         codes = np.unpackbits(rows[:, middle:], axis=1, bitorder="little")
+        # Padding that may be anything would give one contribution many ids, and a lot in each of them.
         if bits[:, kept * self._width :].any() or codes[:, 2 * kept :].any():
             raise ContributionError("it has bits set that mean nothing")
         powers = 1 << np.arange(self._width, dtype=np.int64)
         places = bits[:, : kept * self._width].reshape(chunks, kept, self._width) @ powers
+        # A place that stands twice would count once or twice, by how a machine writes into an array.
         if (np.diff(places, axis=1) <= 0).any() or places.max(initial=0) >= length:
             raise ContributionError("its places do not ascend, or lie beyond their chunk")
         return places, levels, codes[:, : 2 * kept].reshape(chunks, kept, 2)
@@ -199,6 +203,7 @@ def form_of(rules: Any) -> Form:
 
 
 def _check_size(form: Form, data: bytes | memoryview, count: int) -> None:
+    # One length for a number of numbers: a longer file would have bytes that nobody reads, a shorter one none to read.
     if len(data) != form.size(count):
         raise ContributionError(f"{len(data)} bytes for {count} numbers, which have {form.size(count)}")
 
@@ -206,6 +211,7 @@ def _check_size(form: Form, data: bytes | memoryview, count: int) -> None:
 def _sound(values: F32) -> F32:
     """Flat. Raises ContributionError."""
     flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    # Not `> LARGEST`: NaN compares false, and one NaN would spread into everybody's outer state.
     if flat.size and not float(np.abs(flat).max()) <= LARGEST:
         raise ContributionError("it has a number that is not finite, or beyond 2^64")
     return flat
@@ -255,6 +261,7 @@ def _largest(sizes: F32, kept: int) -> NDArray[np.int64]:
     rows, length = sizes.shape
     border = np.partition(sizes, length - kept, axis=1)[:, length - kept, None]
     above, equal = sizes > border, sizes == border
+    # Of equal numbers the first ones: which are kept must not depend on how a library partitions.
     room = kept - above.sum(axis=1, keepdims=True)
     above |= equal & (np.cumsum(equal, axis=1) <= room)
     return np.nonzero(above)[1].reshape(rows, kept)
@@ -263,6 +270,7 @@ def _largest(sizes: F32, kept: int) -> NDArray[np.int64]:
 def _threshold(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Between the two levels of each row: Lloyd's steps for two means, from the mean on."""
     border = sizes.mean(axis=1, keepdims=True)
+    # Four steps are near enough; encoders may differ, since only decoding must be alike.
     for _ in range(4):
         high = sizes > border
         border = ((_mean(sizes, ~high) + _mean(sizes, high)) / 2)[:, None]

@@ -12,6 +12,7 @@ import zstandard
 from protocol.errors import ProtocolError
 
 _LENGTHS = struct.Struct("<II")
+# A frame may ask for a window of gigabytes, which a decoder takes before the first byte comes out.
 _MAX_WINDOW = 1 << 24
 
 # Our streams have few repeats but skewed symbols: a tiny match finder leaves nearly all of the work to the entropy

@@ -19,6 +19,7 @@ from blake3 import blake3
 from protocol.exchange import F32
 from protocol.pretraining import Diloco
 
+# A mean is moved by its largest term: without this one peer could make a round its own.
 NORM_FACTOR = 4.0
 """A contribution whose norm is beyond this times the round's median is refused."""
 _STATE = "intellect-node outer state v1"
@@ -44,6 +45,7 @@ def closes_at(opened: float, accepted: Sequence[float], rules: Diloco, *, tried:
 def chosen(authors: Mapping[bytes, bytes], most: int, seed: bytes) -> list[bytes]:
     """Ids of the contributions that are in, in the order in which they are added. authors: id -> who made it; seed:
     root of the cut before. Of more than `most` a lot by author chooses, which nobody's bytes can change."""
+    # By author, not by content: a peer could change its file until the lot is in its favour.
     lots = {one: blake3(seed + author, derive_key_context=_LOT).digest() for one, author in authors.items()}
     return sorted(sorted(authors, key=lambda one: (lots[one], one))[:most])
 
@@ -51,6 +53,7 @@ def chosen(authors: Mapping[bytes, bytes], most: int, seed: bytes) -> list[bytes
 def too_large(norms: Mapping[bytes, float]) -> set[bytes]:
     """Those whose norm is beyond NORM_FACTOR times the median. For those who cut the round, not for those who apply the
     cut: the last bits of a norm depend on the machine."""
+    # The median, since the mean would be moved by the very contributions that are to be found.
     limit = NORM_FACTOR * median(norms.values()) if norms else 0.0
     return {one for one, norm in norms.items() if not norm <= limit}
 
@@ -67,6 +70,7 @@ def fragment(shapes: Mapping[str, tuple[int, ...]], round_: int, fragments: int)
         return []
     parts: list[list[str]] = [[] for _ in range(fragments)]
     sizes = [0] * fragments
+    # By name among equal sizes, so that everybody cuts the model into the same fragments.
     for name in sorted(shapes, key=lambda one: (-math.prod(shapes[one]), one)):
         lightest = sizes.index(min(sizes))
         parts[lightest].append(name)
@@ -82,6 +86,7 @@ class Mean:
         self._tokens = 0
 
     def add(self, values: F32, tokens: int) -> None:
+        # Weighted first and divided once at the end: dividing each would round as often as there are contributions.
         self._sum += values * np.float32(tokens)
         self._tokens += tokens
 

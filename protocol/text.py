@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from protocol.errors import ProtocolError
 
 HEADER_BYTES = 88
+# Beyond any text there is; products of it with a token's width stay within 64 bits.
 MAX_TOKENS = 1 << 40
 _MAGIC = b"INX\x01"
 _HEADER = struct.Struct("<4sB3xIIQ32s32s")
 _MIX = "intellect-node mix of text v1"
 _ORDER = "intellect-node order of rows v1"
+# Four make a strong pseudo-random permutation (Luby, Rackoff 1988); two more cost little.
 _ROUNDS = 6
 
 
@@ -69,6 +71,7 @@ def read_header(data: bytes | memoryview, size: int) -> StreamHeader:
         raise TextError(f"it says that it has {header.tokens} tokens of {header.width} bytes")
     if header.tokens * header.width + HEADER_BYTES != size:
         raise TextError(f"it says that it has {header.tokens} tokens, which is not its size")
+    # A token id beyond the vocabulary would be read outside the embedding table.
     if not 0 <= header.end < header.vocabulary <= 1 << 8 * header.width:
         raise TextError(f"its end token is {header.end} of {header.vocabulary}")
     return header
@@ -99,6 +102,7 @@ class Mix(NamedTuple):
         period, within = divmod(number, sum(self.weights))
         part, before = _period(self.key, self.weights, period)[within]
         epoch, position = divmod(period * self.weights[part] + before, self.rows[part])
+        # Another order in each pass over a data set, the same for everybody.
         key = self.key + part.to_bytes(2, "little") + epoch.to_bytes(8, "little")
         return Place(part, shuffled(position, self.rows[part], key))
 
@@ -135,6 +139,7 @@ def _period(key: bytes, weights: tuple[int, ...], period: int) -> list[tuple[int
     """(data set, how often it came before in this period) of each place of a period."""
     parts = [part for part, weight in enumerate(weights) for _ in range(weight)]
     stream = blake3(key + period.to_bytes(8, "little"), derive_key_context=_MIX).digest(8 * len(parts))
+    # Stable, so that two equal words, once in many trillions, do not depend on the library's sort.
     order = np.argsort(np.frombuffer(stream, dtype="<u8"), kind="stable")
     seen = [0] * len(weights)
     found: list[tuple[int, int]] = []

@@ -93,6 +93,7 @@ T = TypeVar("T", Export, Looks)
 def subject(run: RunSpec) -> str:
     """What a measurement is about: the model's and the problems' files, and all that decides what is measured."""
     parts = (run.assets, run.environment, run.rollout, run.verification.toploc_k, run.verification.toploc_batch)
+    # Sorted keys: the same run gives the same subject on every machine.
     return blake3(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 

@@ -38,6 +38,7 @@ AGREEMENT = 0.05
 """Mantissa mean up to which two engines agree in a proof: a few values that rounded the other way at the end."""
 TAIL, LEAST_OF_TAIL = 0.2, 12
 """The share of samples whose excesses a tail is fitted to, and how many they are at least."""
+# Of so few samples the largest says little about the next one.
 MARGIN = 1.5
 WIDER = 2.0
 """Standard errors that a fitted scale is widened by."""
@@ -122,6 +123,7 @@ def _cuts_of(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) -> Cu
 
     def cut(name: str) -> float:
         worst = [max(getattr(error, name) for error in sample.errors) for sample in proven]
+        # 2^64 stands for no common exponent: as a number it would be the whole tail.
         usable = np.array([value for value in worst if value < 128], dtype=np.float64)
         chance = REFUSED / run.rollout.samples_per_file
         return max(FLOORS[name], rarely_exceeded(usable, chance) if usable.size else 0.0)
@@ -166,4 +168,5 @@ def _sampling_cut(run: RunSpec, samples: Sequence[SampleStatistics], seed: int) 
 def _neat(value: float) -> float:
     """Rounded up to two significant digits."""
     scale = 10 ** (math.floor(math.log10(value)) - 1)
+    # Up, so that rounding never refuses what was measured as honest.
     return float(f"{math.ceil(value / scale) * scale:.2g}")

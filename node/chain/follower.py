@@ -180,6 +180,7 @@ class EventFollower:
                 if self.healthy or self.block is None:
                     log.warning("chain.unreachable", why=error.why, pool=self._pool)
                 self.healthy, self.unanswered = False, True
+                # All members wait for one endpoint: those that ask ever more slowly let it come back.
                 backoff = min(backoff * 2, MAX_BACKOFF)
                 await trio.sleep(backoff)
                 continue
@@ -195,6 +196,7 @@ class EventFollower:
         remembered = await trio.to_thread.run_sync(store.blocks)
         first = remembered[0][0] + 1 if remembered else self._client.profile.deployed_block
         target = await self._client.settled_block(latest)
+        # Only blocks that are deep enough are read: what is shallow may be replaced, and would have to be taken back.
         if first > target:
             self._reached(latest)
             return False
@@ -233,6 +235,7 @@ class EventFollower:
         if not remembered:
             return True
         kept = -1
+        # Newest first: nearly always the very first one matches, and one question is all.
         for number, known in remembered:
             if number <= latest.number and (await self._client.block(number)).hash == known:
                 kept = number
@@ -294,6 +297,7 @@ def _outdated(logs: Sequence[RawLog], now: int) -> list[RawLog]:
         last = told[-1]
         # `lease_until` is the second word of a Joined event's data.
         gone = last.topics[0] != _COMINGS[0] or int.from_bytes(last.data[32:64]) + GRACE < now
+        # The first joining stays: it says since when somebody is a member.
         useless += told if gone else told[1:-1]
     return useless
 

@@ -69,6 +69,7 @@ class Ledger:
             case Slashed(node=node):
                 self._slashes.setdefault(node, []).append(event)
             case SlashOverturned(case_id=case):
+                # The slash stays on record beside it: a replaced block may take the overturning back.
                 self._overturned.add(case)
 
     def undo(self, event: Event) -> None:

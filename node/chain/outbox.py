@@ -65,6 +65,8 @@ class Outbox:
         self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, timeout=10)
         if path is not None:
             self._db.execute("PRAGMA journal_mode=WAL")
+            # A transaction that was sent and is not on the disk would be signed again after a power cut, under another
+            # number.
             self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
 

@@ -19,6 +19,7 @@ from web3.types import RPCEndpoint, RPCResponse
 from node.chain.answers import BadAnswer, parse_answer
 from node.chain.errors import RpcUnreachable, WrongChain
 
+# The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
 MAX_RESPONSE = 32 * 1024 * 1024
 log = structlog.get_logger()
 
@@ -43,6 +44,7 @@ class FallbackProvider(JSONBaseProvider):
         self._urls = tuple(urls)
         self._chain_id = chain_id
         limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
+        # A host that is gone shows at the connect; one that computes may take longer to answer.
         patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
         self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
         self._lock = threading.Lock()
@@ -86,6 +88,8 @@ class FallbackProvider(JSONBaseProvider):
             try:
                 response = self._post(url, payload, method)
             except _EndpointFailed as failure:
+                # It may have taken the request and lost only its answer: for a transaction that is not the same as a
+                # refusal.
                 self._thread.unanswered = True
                 causes[url] = str(failure)
                 self._distrust(url)
@@ -104,6 +108,7 @@ class FallbackProvider(JSONBaseProvider):
         if "result" not in answer:
             raise _EndpointFailed("it does not tell its chain id")
         found = int(answer["result"], 16)
+        # Before anything is believed or signed for: the same contract address may exist on another chain.
         if found != self._chain_id:
             raise WrongChain(url, self._chain_id, found)
         with self._lock:
@@ -131,6 +136,7 @@ class FallbackProvider(JSONBaseProvider):
             answer = parse_answer(method, body)
         except BadAnswer as error:
             raise _EndpointFailed(f"HTTP {response.status_code} {error}") from error
+        # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
         if response.status_code == 429 or (response.status_code >= 500 and "error" not in answer):
             raise _EndpointFailed(f"HTTP {response.status_code}")
         return answer

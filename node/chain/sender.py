@@ -44,9 +44,12 @@ from node.chain.transactions import (
 from protocol.identity import Address, NodeKey
 
 GAS_MARGIN = 1.25
+# Each raises the fee by an eighth or more, and each variant is one more that may be mined.
 MAX_BUMPS = 5
+# Another program with our key may be sending, too; it needs a moment to get its own through.
 NONCE_TRIES = 4
 FEE_TRIES = 4
+# Above the ten per cent that nodes ask of a replacement, also where their view of the fees is older than ours.
 UNDERPRICED_FACTOR = 1.5
 ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
@@ -212,6 +215,7 @@ class Sender:
                 fields = self._raised({**fields, **self._fees()}, UNDERPRICED_FACTOR)
                 continue
             return sent
+        # Not for ever: behind this may be an endpoint that refuses whatever it is given.
         raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
     def _fees(self) -> dict[str, Any]:
@@ -386,6 +390,7 @@ class Sender:
                 groups.setdefault(pending.nonce, []).append(pending)
         if not groups:
             return []
+        # Once for all of them: each would be a request, and the count cannot fall between.
         done = count(self._web3, sender)
         return [self._recover(variants, done) for _, variants in sorted(groups.items())]
 
@@ -417,6 +422,7 @@ class Sender:
 
     def _bump(self, sent: _Sent, key: NodeKey, action: str) -> None:
         better = self._raised(sent.fields)
+        # The cap cut it: what pays less than a real raise is refused, and would only be noise.
         if better["maxFeePerGas"] < raise_fee(sent.fields)["maxFeePerGas"]:
             log.warning("chain.fee_at_cap", action=action, nonce=sent.nonce, fee=sent.fields["maxFeePerGas"])
             return  # no endpoint takes a replacement that pays less than a tenth more
@@ -459,9 +465,11 @@ class Sender:
         pause = self._limits.poll
         while time.monotonic() - started < self._limits.give_up:
             try:
+                # Looking may be abandoned at a cancellation: it changes nothing that is not written down.
                 receipt = await self._run(partial(self._guarded, partial(self._look, sent), action), abandon=True)
                 pause = self._limits.poll
             except RpcUnreachable:
+                # An endpoint that is down is not hurried by being asked five times a second.
                 receipt, pause = None, min(pause * 2, 5.0)
             if receipt is not None:
                 return receipt
@@ -555,6 +563,7 @@ def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
     """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
     try:
         head = int(web3.eth.block_number)
+        # Older states are on archive nodes only.
         low, high = max(0, head - REMEMBERED_BLOCKS), head
         if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
             return None

@@ -17,6 +17,7 @@ from protocol.run import RunSpec
 
 MEMORY_SHARE = 0.5
 """Of the memory that is free: the rest is for weights, activations and other programs."""
+# Slow enough that one file on a busy machine does not change the class, quick enough for ten to do so.
 SMOOTHING = 0.7
 CACHE_BYTES = 4
 """Per number in the cache: the engines compute in fp32 on a CPU; a GPU engine's bf16 needs half of that."""
@@ -62,6 +63,7 @@ class CapacityGauge:
     def capacity(self) -> int:
         """The class for the next file."""
         targets = self._run.length_budget.targets
+        # Targets ascend, so those that fit are the first ones.
         return max(sum(self._fits(target) for target in targets) - 1, 0)
 
     def _fits(self, target: int) -> bool:

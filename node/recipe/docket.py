@@ -50,6 +50,7 @@ class Docket:
     @property
     def files(self) -> list[Unjudged]:
         """Those that wait, the freshest policy first."""
+        # The freshest first: the others may be stale before their judges have spoken.
         return sorted(self._files.values(), key=lambda file: -file.step)
 
     def put(self, file: Unjudged) -> None:

@@ -32,6 +32,7 @@ def join(
     except ValueError as error:
         raise _unusable(str(error)) from None
     name = name or root
+    # 48 bits of the name and room for 16,384 groups: a number that SQLite, Arrow and torch hold as int64.
     key = int.from_bytes(name[:6]) << 14
     rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
     labels: dict[int, str] = {}
@@ -39,6 +40,7 @@ def join(
         value = values.get((sample.group, sample.sample))
         if value is None:
             continue
+        # Before it reaches the learner: one NaN in a batch is a NaN in every weight.
         _check_numbers(sample, value.reward, value.logprobs)
         target = targets[sample.group] if targets else None
         length = sample.units
@@ -77,6 +79,7 @@ def _values(root: bytes, batch: RolloutBatch, report: Report) -> dict[tuple[int,
     if report.header.file_root != root.hex() or report.header.policy_root != batch.header.policy_root:
         raise _unusable("it is not about this file")
     values = {(row.group, row.sample): row for row in report.rows}
+    # Named twice, a sample would have two rewards, and the last one would win.
     if len(values) != len(report.rows):
         raise _unusable("it names a sample twice")
     checked = {group for group, _ in values}

@@ -16,6 +16,7 @@ from protocol.manifest import JudgedTask
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
+# What differs by rounding only carries no signal: dividing by its spread would make an advantage of a last bit.
 ALIKE = 1e-9
 """Rewards that differ by no more than this are equal."""
 
@@ -109,6 +110,7 @@ class RolloutPool:
     def add(self, groups: Iterable[Group]) -> None:
         """A group that is there already stays as it is."""
         for group in groups:
+            # The first report counts: a second one of the same group must not change what a manifest already names.
             self._groups.setdefault(group.key, group)
 
     def forget(self, name: bytes) -> int:

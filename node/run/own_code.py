@@ -13,6 +13,7 @@ from pathlib import Path
 from node.errors import RunFileError
 from protocol.own_code import is_import_path, source_asset
 
+# Parsing takes memory of many times the text.
 MAX_SOURCE_BYTES = 1 << 20
 
 
@@ -72,6 +73,7 @@ def _check_defines(source: Path, function: str, text: str, run_file: Path) -> No
     try:
         if source.stat().st_size > MAX_SOURCE_BYTES:
             raise ValueError(f"larger than {MAX_SOURCE_BYTES} bytes")
+        # Parsed and not imported: looking at a run file must not run what it names.
         names = _names(ast.parse(source.read_bytes(), str(source)))
     except OSError as error:
         why = f"{text!r}: cannot read {source}: {error.strerror or error}"

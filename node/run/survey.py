@@ -29,6 +29,7 @@ from protocol.pretraining import Diloco, Pretraining
 from protocol.run import EnvironmentSpec, EvaluationSpec, RunSpec
 
 T = TypeVar("T")
+# Each round of mending finds one wrong value; a file that is wrong everywhere is told this much of it.
 MOST_VALUES = 64
 _UNKNOWN, _PLACE = re.compile(r"unknown field `([^`]+)`"), re.compile(r"at `\$\.([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")

@@ -21,6 +21,7 @@ from protocol.pretraining import Diloco, Pretraining, TextPart
 from protocol.text import HEADER_BYTES, StreamHeader, TextError, read_header, tokens_of
 
 TOKENS = ".tokens"
+# Tokenizers take memory of many times their text.
 PIECE = 1 << 20
 """Characters of a document that are encoded together, cut at the end of a line."""
 BATCH = 256
@@ -104,8 +105,10 @@ def _stream_of(source: Path, tokenizer: TextTokenizer) -> Path:
         known = _header(target) if target.exists() else None
     except RunFileError:
         known = None
+    # Both by hash: a file's date says nothing after a copy.
     if known is not None and (known.tokenizer, known.source) == (tokenizer.digest, digest):
         return target
+    # Half the bytes for every peer to fetch, where ids fit.
     width, count = 2 if tokenizer.vocabulary <= 1 << 16 else 4, 0
     header = StreamHeader(width, tokenizer.end, tokenizer.vocabulary, 0, tokenizer.digest, digest)
     try:
@@ -118,6 +121,7 @@ def _stream_of(source: Path, tokenizer: TextTokenizer) -> Path:
                     file.write(np.array(ended, dtype=f"<u{width}").tobytes())
                     count += len(ended)
             file.seek(0)
+            # Written over the first one, which has the same length: the count is known at the end only.
             file.write(header._replace(tokens=count).encode())
     except OSError as error:
         why = error.strerror or str(error)

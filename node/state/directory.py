@@ -11,6 +11,7 @@ from node.state.locks import FileLock
 
 JOURNAL_NAME = "journal.sqlite"
 FACT = "pool"
+# The journal must be able to grow: a node that cannot write a promise down may not make it.
 MIN_FREE_BYTES = 256 * 1024 * 1024
 
 

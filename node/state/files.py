@@ -26,6 +26,7 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     path.parent.mkdir(parents=True, exist_ok=True)
     # a random name: two writers never share a half-written file
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    # O_EXCL: a link that somebody put there beforehand is not written through.
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -35,9 +36,11 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
         if replace:
             os.replace(partial, path)
         else:
+            # A link fails where the name is taken; a rename would replace it without a word.
             os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+    # The file's bytes are on the disk; without this its name may not be after a power cut.
     sync_directory(path.parent)
 
 

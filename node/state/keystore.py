@@ -52,6 +52,7 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
     try:
         key = NodeKey(bytes(Account.decrypt(data, password)))
         claimed = claimed_address(data)
+        # The address is outside of what is encrypted: changed, a user would fund an account that nobody has the key of.
         if claimed is not None and claimed != key.address:
             raise ValueError("the address in the file is not that of the key")
     except Exception as error:  # eth-keyfile raises many unrelated types for a damaged file
@@ -68,6 +69,7 @@ def claimed_address(data: dict[str, Any]) -> Address | None:
     """What a keystore says without its password; proved only when it is opened. ValueError if it is none."""
     if "address" not in data:
         return None
+    # Keystores of other programs write it without 0x, in any case.
     return parse_address("0x" + str(data["address"]).removeprefix("0x").lower())
 
 

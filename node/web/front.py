@@ -92,8 +92,10 @@ class ApiServer:
     def _bind(self) -> socket.socket:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # /tmp is everybody's: a directory that somebody else made there first would hand them the socket.
             if self._path.parent.stat().st_uid != os.getuid():
                 raise PermissionError(f"{self._path.parent} belongs to somebody else")
+            # A killed daemon leaves its file; one that answers is another daemon's, and is not ours to remove.
             if self._path.exists() and not _answers(self._path):
                 self._path.unlink()
             return bind_path(self._path)

@@ -30,8 +30,10 @@ class OwnHosts:
 
     def _fault(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
+        # Two Host headers: a proxy may look at one and the browser's script have chosen the other.
         if len(headers.getlist("host")) != 1 or not self._is_ours(host_name(host)):
             return "this host name is not one of this node's: name it in the setting page_hosts"
+        # A link from another site may be followed; its scripts may not fetch.
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return "asked for by another site"
         origin = headers.get("origin")
@@ -46,6 +48,7 @@ class OwnHosts:
 def host_name(host: str) -> str:
     """A Host header without its port, in lower case; empty for what is none."""
     try:
+        # These characters end a host name in some parsers and not in others.
         return (urlsplit(f"//{host}").hostname or "") if host and not set(host) & set("/?#@\\ ") else ""
     except ValueError:
         return ""

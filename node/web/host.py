@@ -49,6 +49,7 @@ class HttpHost:
         if self._nursery is None:
             raise RuntimeError("the host does not run")
         known = self._listeners.get(address)
+        # Port 0 is another port each time, so two who ask for it do not share one.
         if known is None or address.endswith(":0"):
             known = self._listeners[address] = Listener(bind(address, what, flag), tls)
             self._nursery.start_soon(known.run)
@@ -64,6 +65,7 @@ def bind(address: str, what: str, flag: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise AddressUnusable(what, address, "it is not of the form HOST:PORT", flag)
+    # No host means this machine only: nobody opens a port to the world by leaving something out.
     host = host.strip("[]") or "127.0.0.1"
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

@@ -80,6 +80,7 @@ class Listener:
     async def _take(self, raw: trio.SocketStream) -> None:
         if len(self._open) >= MAX_CONNECTIONS:
             self.refused += 1
+            # Unread and at once: an answer would cost what the bound is there to save.
             raw.socket.close()
             return
         stream = PatientStream(raw)
@@ -114,6 +115,7 @@ def _config() -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = IDLE
     config.ssl_handshake_timeout = 15
+    # HTTP/2 brings many streams to one connection, past the count of connections.
     config.alpn_protocols = ["http/1.1"]
     return config
 

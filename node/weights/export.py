@@ -36,6 +36,7 @@ from protocol.policy import (
 )
 from protocol.policy_patch import forms
 
+# As Hugging Face cuts them: loaders then map one file after the other.
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -169,6 +170,7 @@ def _indexed(index: Path) -> list[str]:
         names = sorted({str(name) for name in data["weight_map"].values()})
     except (OSError, msgspec.MsgspecError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"cannot read {index}", str(error)[:200], "fetch or export the model again") from error
+    # An index is a stranger's file: `../../x` in it would read, and hash, whatever lies there.
     if not names or any(Path(name).name != name for name in names):
         raise WeightsError(f"cannot use {index}", "it names files outside its directory", "do not trust its source")
     return names
@@ -179,6 +181,7 @@ def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[
     tensors: dict[str, U16] = {}
     for file in files:
         for name, tensor in decode_image(mapped(file)).items():
+            # Two files with one name: which of them is loaded depends on the loader.
             if name in tensors:
                 raise MalformedPolicy("bad policy", f"{name[:80]} stands in two files")
             tensors[name] = tensor
@@ -206,6 +209,7 @@ def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Po
                 raise MalformedPolicy(
                     "not the policy", f"{info.name[:80]} is missing or another than the one signed for"
                 )
+        # Tensors on top would be loaded by some architectures, and nobody signed them.
         if len(ours) != len(record.manifest.tensors):
             raise MalformedPolicy("not the policy", "it has tensors that the policy does not have")
     return weights_root(infos), record

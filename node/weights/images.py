@@ -36,7 +36,9 @@ from protocol.policy import (
 from protocol.policy_patch import forms, framed, policy_patch_header, split_policy_patch
 from protocol.stretches import HashedTensor, ImageHasher, Layout, TensorHasher
 
+# Beyond that the disk or the memory bus is what is waited for.
 MAX_THREADS = 8
+# Below, starting threads takes longer than the work.
 PARALLEL_BYTES = 32 * 1024**2
 """Images below this size are worked on by one thread."""
 Item = TypeVar("Item")
@@ -73,6 +75,7 @@ def in_order(
         try:
             for item in items:
                 ahead.append(pool.submit(work, item))
+                # One more than there are threads, so that none waits for the one who takes the results.
                 if len(ahead) > workers:
                     yield ahead.popleft().result()
             while ahead:
@@ -168,12 +171,14 @@ def write_patch(
 
     Raises PatchTooLong beyond `most` bytes, PatchError if their tensors differ in name or shape.
     """
+    # Positions in a patch are positions in a tensor: of another shape they would mean other numbers.
     if forms(base_infos) != forms(infos):
         raise PatchError("the tensors of the two policies have other names or shapes")
     old, new = decode_image(mapped(base)), decode_image(mapped(target))
 
     def encode(pair: tuple[TensorInfo, TensorInfo]) -> bytes:
         before, after = pair
+        # Digests say it without a pass over both tensors; in late training many stand still.
         if before.digest == after.digest:
             return unchanged(new[after.name].size)
         return encode_patch(old[before.name], new[after.name])
@@ -215,6 +220,7 @@ def build_image(
 
     def check(place: int, found: HashedTensor) -> None:
         info = manifest.tensors[place]
+        # Tensor by tensor: a wrong patch is found at the first, and not after gigabytes.
         if found.digest != info.digest:
             raise PatchError(f"{info.name[:80]} is not the tensor that the manifest names")
 
@@ -257,6 +263,7 @@ def _write(
 ) -> HashedTensor:
     """Write a tensor to a file from `offset` on, each window while it is in the processor's cache."""
     for window in windows:
+        # Between windows: a node that is to stop does not wait for a model to be written.
         if stop is not None and stop.is_set():
             raise Stopped
         data = memoryview(raw(window))
@@ -272,6 +279,7 @@ def _set_aside(descriptor: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
+        # Other errors mean that this file system cannot set room aside; writing may still succeed.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
 

@@ -85,6 +85,7 @@ class PolicyShelf:
 
     def put(self, policy: HeldPolicy) -> None:
         """Add one; the oldest that nobody works with goes when there are too many."""
+        # Pins are counted once: a second one would never be taken back.
         if policy.root in self._held:
             return
         self._held[policy.root] = policy
@@ -106,6 +107,7 @@ class PolicyShelf:
 
     def make_room(self) -> bool:
         """Let go of the oldest policy, or at last of what is kept for others only; False if there is nothing left."""
+        # The newest stays: a node without any policy has nothing to work with, and nothing to give to others.
         if len(self._held) > 1:
             self._let_go_of(self.held[0])
             return True

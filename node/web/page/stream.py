@@ -21,6 +21,7 @@ PULSE = 5.0
 """Seconds after which a viewer hears that nothing has changed: one that hears nothing has lost us."""
 RETRY = 2000
 """Milliseconds before a browser tries again."""
+# Each is a connection that stays; the listener's other 192 remain for those who come and go.
 MAX_VIEWERS = 64
 
 
@@ -92,6 +93,7 @@ class EventStream(Response):
             with trio.move_on_after(PULSE) as quiet:
                 await self._audience.news()
             if quiet.cancelled_caught:
+                # Also how a viewer that is gone is noticed: writing to it fails.
                 await self._write(send, event("pulse", msgspec.json.encode(round(time.time(), 1))))
 
     def _events(self, version: int) -> bytes:
@@ -112,6 +114,7 @@ def event(name: str, data: bytes, mark: str = "") -> bytes:
 def _seen(request: Request, mark: str) -> int:
     """The newest change that a viewer has of this start; 0 for none."""
     said = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    # Cut first: what a viewer says it has seen may be of any length.
     start, _, number = said[:64].partition(".")
     return int(number) if start == mark and number.isascii() and number.isdecimal() else 0
 
