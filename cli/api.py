@@ -15,6 +15,7 @@ from cli.daemon_status import DaemonStatus, parse_status
 from cli.errors import NETWORK, RUN, USAGE, CommandError
 from node.config import api_socket_path
 
+# Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 * 1024 * 1024
 
 
@@ -106,6 +107,7 @@ def _is_ours(socket: Path) -> bool:
 
 def _answers(path: Path) -> bool:
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        # A daemon that hangs lets callers queue: to open the socket must not hang with it.
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))

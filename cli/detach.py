@@ -71,6 +71,7 @@ def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], N
     from cli.stop import pid_of
 
     pid = pid_of(directory)
+    # The daemon would refuse by its lock as well, but into a log that nobody is shown.
     if pid is not None:
         raise CommandError(
             f"a daemon runs in {directory} already",
@@ -139,6 +140,7 @@ def _status(directory: Path, pid: int) -> "DaemonStatus | None":
         status = api.get_status(socket, timeout=2.0)
     except CommandError:
         return None
+    # The socket may still be that of a daemon that is just going: its word is not about the one that was started.
     return status if _session_of(status.node.pid) == pid else None
 
 
@@ -155,6 +157,7 @@ def _failed(code: int, log: Path) -> CommandError:
     from cli.demo.supervise import last_error
 
     printed = last_error(log)
+    # Codes that our commands give; another one, as of a signal, would say something false to a script.
     known = code if 1 < code < 8 else UNEXPECTED
     if printed is not None:
         return CommandError(*printed, known)

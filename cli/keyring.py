@@ -27,6 +27,7 @@ def read_password(
 
     if file is not None:
         return read_password_file(file)
+    # An empty one counts as none: services often set variables that nobody has filled in.
     if from_environment := os.environ.get(variable):
         return from_environment
     if not sys.stdin.isatty():
@@ -42,6 +43,7 @@ def open_key(file: Path, password_file: Path | None) -> "NodeKey":
     """Decrypt a keystore file."""
     from node.state.keystore import load_key, require_private
 
+    # Before it is opened: a key that others can read may be stolen already, and its owner should know.
     require_private(file)
     variable = NODE_PASSWORD if file.name == NODE_KEY else KEY_PASSWORD
     return load_key(file, read_password(password_file, variable=variable))

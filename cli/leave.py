@@ -46,15 +46,19 @@ def command(
     directory = chosen_directory(state_dir)
     where = network or _last_network(directory)
     key = _node_key(directory, password_file)  # before anything is stopped: without it nothing can be told the chain
+    # Asked while the daemon still runs: it is the only one that can still get these into a table.
     unclaimed = _unclaimed(directory)
     if unclaimed:
         say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
+        # A script goes on with the warning alone: to leave loses no stake, and the units can still be had by joining
+        # again.
         if not (yes or as_json) and sys.stdin.isatty() and not typer.confirm("Leave all the same?", err=True):
             raise CommandError(
                 "the node stays in the pool", "the answer was no", "wait for the next table of earnings", USAGE
             )
     stopped, pool = None, 0
     if pid_of(directory) is not None:
+        # Before it is stopped: afterwards the chain no longer says which pool it was.
         pool = _pool_now(directory)
         say("the daemon finishes what is under way, and leaves")
         stopped, _ = stop(directory, patience, say)
@@ -112,6 +116,7 @@ class Outcome:
     def steps(self) -> list[str]:
         """Commands, in their order."""
         remove = [f"intellect-node contract node remove {self.node.node}"] if self.node.registered else []
+        # Without the commas that people are shown: the line is to be copied into a terminal.
         unstake = [f"intellect-node contract unstake {ether(self.free).replace(',', '')}"] if self.free else []
         unbonding = self.stake is not None and self.stake.unbonding
         withdraw = ["intellect-node contract withdraw"] if unstake or unbonding else []
@@ -182,6 +187,7 @@ async def _look(chain: "ChainClient", address: "Address", left: int, directory: 
     if node.owner is None:
         return Outcome(node, left, None, 0, period, now, key)
     stake = await chain.stake_of(node.owner)
+    # As it will be once the node is removed, which is the first of the steps that are told.
     less = -node.units if node.registered else 0
     free = max(stake.bonded - await chain.required_stake(node.owner, less), 0)
     return Outcome(node, left, stake, free, period, now, key)

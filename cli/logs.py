@@ -18,6 +18,7 @@ from cli.errors import CommandError
 from cli.output import clean, print_json
 from cli.places import StateDir, chosen_directory
 
+# A line without an end, as of a damaged file, is read in such pieces.
 MAX_LINE = 1 << 20
 POLL = 0.25
 """Seconds between two looks for new lines."""
@@ -62,6 +63,7 @@ class Follower:
         self._directory = directory
         self._file = self._open(log_files(directory)[0])
         if self._file is not None:
+            # What stands there is shown by `last_events`, which knows how much of it is wanted.
             self._file.seek(0, os.SEEK_END)
 
     def events(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[Event]:
@@ -122,6 +124,7 @@ def _inode(path: Path) -> int | None:
 def _events(file: IO[bytes], *, whole: bool = False) -> Iterator[Event]:
     """Every line from here on; with `whole` a last one that is still being written is left for the next look."""
     while line := file.readline(MAX_LINE):
+        # The daemon is in the middle of a line: half of it would be no JSON.
         if whole and not line.endswith(b"\n") and len(line) < MAX_LINE:
             file.seek(-len(line), os.SEEK_CUR)
             return
@@ -207,4 +210,5 @@ def rendered(event: dict[str, Any]) -> list[str]:
 
 def _value(value: Any) -> str:
     text = clean(str(value), MOST_OF_A_VALUE)
+    # Quoted, so that one field's words cannot pass for another's.
     return repr(text) if " " in text else text

@@ -51,7 +51,9 @@ def print_error(error: Description) -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of standard output, with its schema's version."""
+    # First in the object, for whoever reads with the eye.
     line = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()
+    # Not by rich, which would wrap at the terminal's width; flushed, because a pipe's reader waits for it.
     print(line, file=sys.stdout, flush=True)
 
 
@@ -66,6 +68,7 @@ def print_facts(rows: Sequence[tuple[str, Any]]) -> None:
 def ether(wei: int) -> str:
     """Amount of an 18-decimal token, for people: 1500000000000000000 -> '1.5'."""
     whole, rest = divmod(abs(wei), 10**18)
+    # Integers throughout: a float has 16 digits, and an amount may need 27.
     fraction = f"{rest:018d}".rstrip("0")[:6]
     return ("-" if wei < 0 else "") + (f"{whole:,}.{fraction}" if fraction else f"{whole:,}")
 

@@ -39,6 +39,7 @@ def clear(directory: Path, names: Iterable[str]) -> None:
     """Remove what we have put into a directory; other files stay, and so does what a link leads to."""
     for name in names:
         path = directory / name
+        # rmtree refuses a link, and what one leads to may be anything.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -87,6 +88,7 @@ def chosen_directory(given: Path | None) -> Path:
     """
     if given is not None:
         return given
+    # Those that run first: a command is mostly about them, and old directories pile up.
     for found in (running_directories(), known_directories()):
         if len(found) == 1:
             return found[0]
@@ -135,6 +137,7 @@ def _told_directories() -> Iterator[Path]:
 
     for socket in api.known_sockets():
         try:
+            # Short: this is asked for completion as well, while somebody waits at a prompt.
             told = api.get_status(socket, timeout=2.0).node.state_dir
         except CommandError:
             continue

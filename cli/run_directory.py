@@ -85,6 +85,7 @@ class RunDirectory:
     def claim(self, *, fresh: bool) -> None:
         """Make an empty directory ours, or clear an old run of ours if `fresh`. Raises CommandError otherwise."""
         marker = self.directory / MARKER
+        # The lock is held already, and matplotlib may have made its cache: neither is anybody's work.
         held = [entry.name for entry in self.directory.iterdir() if entry.name not in (MARKER, ".lock", ".matplotlib")]
         if held and not marker.exists():
             raise CommandError(
@@ -98,7 +99,9 @@ class RunDirectory:
                 "it may be unfinished, or its results may still be wanted",
                 "--resume goes on with it, --fresh deletes it, --dir DIR leaves it alone",
             )
+        # Before anything is cleared: a claim that is cut short must still find the directory to be ours.
         marker.touch()
+        # By name, never the whole directory: what a person has put beside a run stays.
         clear(self.directory, OURS)
 
     def can_resume(self) -> bool:
@@ -135,6 +138,7 @@ class RunDirectory:
         for name, source in compiled.files.items():
             target = self.assets / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            # Else a changed file would be written through the link into the one that it was linked to.
             target.unlink(missing_ok=True)
             try:
                 os.link(source.resolve(), target)
@@ -180,6 +184,7 @@ def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
         try:
             values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
+            # Words without quotes are meant as text: nobody types TOML's quotes through a shell's gladly.
             values[name.strip()] = text.strip()
     return read_settings(values)
 
@@ -190,6 +195,7 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # By descriptor, not by sys.stdout: child processes and C libraries write there directly.
     saved = [os.dup(1), os.dup(2)]
     with log.open("ab") as file:
         for number in (1, 2):
@@ -251,7 +257,9 @@ def assemble(
         _refuse_machines(means)
         kind = partial(LocalSeats, peers=home.read_peers())
     observer = open_observer(compiled.spec, home.directory, means.sinks)
+    # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
+    # Engine, learner and evaluator all import torch: once instead of three times.
     children = ForkServer(launch((*ENGINE, *LEARNER)))
     spool = Spool(home.spool, means.settings.milestones)
     local = kind(

@@ -73,6 +73,7 @@ def pid_of(directory: Path) -> int | None:
 def _stages(patience: float) -> list[tuple[str, tuple[signal.Signals, ...], float]]:
     """What becomes of it, with which signals, and how long to wait for that."""
     drain = [("drained", (signal.SIGTERM,), patience)]
+    # A second SIGTERM is what the daemon takes for "at once"; SIGKILL leaves its lock and journal to the next start.
     return [*drain, ("cut", (signal.SIGTERM,), AFTER_CUT), ("killed", (signal.SIGKILL,), AFTER_KILL)]
 
 
@@ -98,6 +99,7 @@ def _guardian_of(pid: int) -> int | None:
     try:
         daemon = psutil.Process(pid)
         parent = daemon.parent()
+        # By its words: a shell or a service manager that started the daemon is its parent too, and must live.
         return parent.pid if parent is not None and parent.cmdline() == daemon.cmdline() else None
     except psutil.Error:
         return None

@@ -307,6 +307,7 @@ def _state_dirs(given: Path | None) -> list[Path]:
         return [given]
     from cli import api
 
+    # Those that do not run, too: their policies are as good.
     found = {path.parent.parent for path in default_home().glob("nodes/*/*/weights/held")}
     for socket in api.known_sockets():
         try:
@@ -333,6 +334,7 @@ def _assets(directory: Path, record: "PolicyRecord") -> dict[str, Path]:
     return {
         path.relative_to(model).as_posix(): path
         for path in files
+        # Not the first weights, nor their index: the export writes its own of the policy.
         if path.suffix != ".safetensors" and not path.name.endswith((".safetensors.index.json", ".partial"))
     }
 
@@ -386,8 +388,10 @@ class _Signer:
 
         signed = open_envelope(self.domain, self.pool, record.announcement)
         message, manifest = signed.message, record.manifest
+        # A good signature alone says little: the author must be whom the chain names, and the message about policies.
         if not isinstance(message, PolicyAnnounced) or signed.author != self.trainer:
             raise ProtocolError("not signed by the pool's trainer", f"its author is {signed.author}", "do not use it")
+        # Else an announcement of an early step could be laid beside the weights of a later one.
         if (message.step, message.policy_root) != (manifest.step, manifest.policy_root):
             raise ProtocolError("the signature is for another policy", f"for step {message.step}", "do not use it")
         return signed.author
@@ -462,6 +466,7 @@ def _profile(network: str | None, pool: int | None) -> Any:
 
 
 def _must_not_exist(out: Path) -> None:
+    # Refused before anything is fetched: hours later would be the wrong moment to find it.
     if out.exists():
         raise CommandError(f"{out} exists", "a model directory is written whole", "name another one", CONFIGURATION)
 

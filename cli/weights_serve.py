@@ -77,11 +77,14 @@ def models(out: Path) -> list[Path]:
 
 def point_to(out: Path, step: int) -> None:
     """Let OUT/newest lead to the model of `step`, in one move, and forget the oldest ones."""
+    # Made beside and renamed: a reader finds the former model or this one, never none.
     link = out / f".{NEWEST}.partial"
     link.unlink(missing_ok=True)
     link.symlink_to(model_of(out, step).name)
     os.replace(link, out / NEWEST)
+    # After the link has moved: nobody is led to what is deleted here.
     for old in models(out)[:-KEPT]:
+        # A run that begins anew may write a step that sorts before those of its former life.
         if old != model_of(out, step):
             shutil.rmtree(old)
 
@@ -140,6 +143,7 @@ class _Server:
         self._quota = quota
         self._as_json = as_json
         self._own: list[ServedPolicy] = []
+        # Bounded, for a relay may follow a run for months.
         self._shown = Recent[int, None](4096)
 
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
@@ -188,15 +192,18 @@ class _Server:
                     RUN,
                 ) from None
             info = await store.add(image)
+            # Else the mirror's fetching would push out what the owner gave, once the quota is full.
             store.pin(info.root)
             self._own.append(ServedPolicy(step, root, info.root, info.size, store.path(info.root)))
         steps = [policy.step for policy in self._own]
+        # Clients ask by step, so two images of one step could not be told apart.
         if len(set(steps)) < len(steps):
             raise CommandError(
                 "two images have one step", f"the steps are {steps}", "rename them: policy-000012.safetensors", USAGE
             )
 
     def _served(self, mirror: "Mirror | None") -> "Sequence[ServedPolicy]":
+        # Own images last: they count where both have a step.
         policies = {policy.step: policy for policy in (*(mirror.policies() if mirror else ()), *self._own)}
         return [policies[step] for step in sorted(policies)]
 
@@ -226,6 +233,7 @@ async def _stop_on_signal(scope: object) -> None:
 
 def _step_of(image: Path, index: int) -> int:
     digits = "".join(part for part in image.stem.split("-")[-1:] if part.isascii() and part.isdecimal())
+    # At most nine digits: a file name may hold a date or a hash, which is no step.
     return int(digits[:9]) if digits else index + 1
 
 

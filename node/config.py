@@ -39,6 +39,7 @@ def default_home() -> Path:
 class NodeConfig(BaseSettings):
     """Everything one daemon needs to know. Sizes in bytes, times in seconds, stake in wei."""
 
+    # extra="forbid": a misspelt setting would otherwise be a default that nobody notices.
     model_config = SettingsConfigDict(env_prefix="INTELLECT_NODE_", extra="forbid", frozen=True)
 
     role: Role = "auto"
@@ -54,6 +55,7 @@ class NodeConfig(BaseSettings):
     lan: LanChoice = "auto"
     """whether members are dialled at private addresses, and looked for in the local network; auto: where the chain is
     in it too"""
+    # repr=False: settings are logged and shown in tracebacks.
     password: str | None = Field(default=None, repr=False)
     password_file: Path | None = None
     provider_key_file: Path | None = None
@@ -75,6 +77,7 @@ class NodeConfig(BaseSettings):
     """look at everything that can fail before joining, and refuse to join if it would"""
     auto_setup: bool = True
     """on a local devnet: fund, stake and register this node when it is not yet"""
+    # Of a devnet's node alone, which stakes by itself; elsewhere the owner says how much.
     stake: int = 100 * WEI
     units: int = 1
     store_quota: int = 20 * 1024**3
@@ -116,6 +119,8 @@ class NodeConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = default_home() / "config.toml"
+        # The order is the precedence. Neither .env files nor secret directories are read: a program that is started in
+        # a stranger's checkout must not take its settings.
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
 
     @staticmethod
@@ -148,6 +153,7 @@ def api_socket_path(state_dir: Path) -> Path:
     Unix socket paths are limited to about 100 bytes, so it lies in the runtime directory under a
     name that follows from the state directory; in /tmp where that directory's own path is too long.
     """
+    # A hash, as the path itself may be too long: client and daemon come to the same without asking each other.
     name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20]
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     place = f"intellect-node-{os.getuid()}/{name}.sock"

@@ -102,13 +102,17 @@ async def open_member(
     report: told how far each fetch is; bootnodes: multiaddrs that are dialled whatever the chain says. Raises
     PortInUse, ListenFailed, BadContact.
     """
+    # The chain's word last: what a profile once shipped may be out of date.
     boot = {parse_bootnode(text).member: text for text in bootnodes} | _named_by(pool)
     membership = Membership(key.address, network, pool.manager, pool.validators, bootnodes=boot, quorum=pool.threshold)
+    # In a thread: it looks through the directory, which may hold thousands of blobs.
     store = await trio.to_thread.run_sync(BlobStore, directory, quota)
     exchange = BlobExchange(network, store, limits, report)
+    # A function, not a list: gateways come and go with their members' heartbeats.
     door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))
     member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange))
     async with trio.open_nursery() as nursery:
+        # Only once it listens: members to whom we announce ourselves dial at once.
         await nursery.start(network.run)
         yield member
         nursery.cancel_scope.cancel()

@@ -36,6 +36,7 @@ MAX_ANSWER = 8 << 20
 ANSWER_SECONDS = 60.0
 POLL = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
+# A policy of seven billion parameters is 15 GB: the one in use, the one that is fetched, and patches.
 QUOTA = 64 << 30
 
 
@@ -54,6 +55,7 @@ class Node:
     """A daemon of this machine, asked over its control socket. Who may open the socket may do what its owner may."""
 
     def __init__(self, state_dir: str | Path) -> None:
+        # The socket's name is made from the resolved path: a relative one would name another socket after a chdir.
         self.state_dir = Path(state_dir).resolve()
 
     async def status(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ class Node:
 
         policy: "newest", "start", or the hex digits of a root; files: asset path -> file on this machine.
         """
+        # The daemon reads the files itself, from a working directory of its own.
         places = {name: str(Path(file).resolve()) for name, file in (files or {}).items()}  # noqa: ASYNC240
         body = {"spec": msgspec.to_builtins(spec), "policy": policy, "files": places}
         return str((await self._ask("POST", "/tasks", body))["task"])
@@ -186,6 +189,7 @@ def _plain() -> Iterator[None]:
         if ours is None:
             raise
         error: BaseException = ours
+        # Of several the first: the others are mostly what its end did to them.
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from group
@@ -194,6 +198,7 @@ def _plain() -> Iterator[None]:
 def _decoded(answer: httpx.Response) -> dict[str, Any]:
     """The object in an answer; empty for what is none."""
     try:
+        # Cut, so that a longer one is no JSON any more: a socket that is no daemon's gives nothing to decode.
         return msgspec.json.decode(answer.content[:MAX_ANSWER], type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}

@@ -35,6 +35,7 @@ from protocol.statements import Domain
 log = structlog.get_logger()
 HEARD_WITHIN = 60.0
 MEMBERS_WITHIN = 20.0
+# For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
 ASSET_TIMEOUT = 600.0
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
@@ -82,6 +83,7 @@ class Visitor:
 
         after: the step that is known already. Raises IntellectError as `fetch` does.
         """
+        # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[Visit](0)
         async with self._visiting(newest=True) as (member, run, _, shelf), trio.open_nursery() as nursery:
 
@@ -101,6 +103,7 @@ class Visitor:
         """The pool as a visitor has it; the directory is this visit's alone until the block ends."""
         lock = FileLock(self._directory / "lock")
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+        # Two stores in one directory would each delete what the other holds, to keep to the quota.
         if not lock.acquire():
             raise StateError(
                 f"{self._directory} is in use", f"process {lock.holder} fetches into it", "wait for it, or give --cache"
@@ -109,6 +112,7 @@ class Visitor:
             async with self._member() as (member, root), trio.open_nursery() as nursery:
                 nursery.start_soon(member.listen)
                 run = await self._run(member, root)
+                # One is enough: a visitor hands nothing on, so there is nobody for whom it would keep older ones.
                 shelf = PolicyShelf(1, member.stock.store)
                 stated = run.pretraining is None
                 follower = self._follower(member, shelf, root, image_limit(run), newest=newest, stated=stated)
@@ -203,6 +207,7 @@ class Visitor:
             newest = follower.newest_step
             return await shelf.newer_than(newest - 1)
         root = follower.root_of(step)
+        # An hour: an old step may be gigabytes from one member that still has it.
         held = await follower.get(root, ASSET_TIMEOUT * 6) if root else None
         if held is None:
             known = follower.steps
@@ -216,6 +221,8 @@ class Visitor:
     async def _assets(self, member: Member, run: RunSpec) -> dict[str, Path]:
         """The model's configuration and tokenizer, not its first weights."""
         wanted = [a for a in run.assets if a.path.startswith(MODEL) and not a.path.endswith(".safetensors")]
+        # The index names the files of the first weights, which are not fetched; beside a policy it would mislead
+        # whoever loads it.
         wanted = [asset for asset in wanted if not asset.path.endswith(".safetensors.index.json")]
         found: dict[str, Path] = {}
         for asset in wanted:

@@ -109,7 +109,9 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
     """
 
     def register(planner: Planner) -> Planner:
+        # These come from the frame, so they are no options of the command.
         given_by_frame = ("chain", "me", "state_dir")
+        # Typer reads options from a signature: one is put together of the planner's own and the common ones.
         command = command_of(planner, given_by_frame, _COMMON, lambda given: carry_out(name, planner, given))
         app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
         return planner
@@ -195,6 +197,7 @@ def outbox_of(profile: "NetworkProfile") -> Path:
 
     folder = default_home() / "outbox"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # By chain, not by name: two profiles of one chain share its nonces, so they share what is under way.
     return folder / f"{profile.chain_id}.sqlite"
 
 
@@ -275,23 +278,30 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
 
     chain = ChainClient(profile, key, outbox=outbox_of(profile))
     try:
+        # First what an earlier command left behind: its nonce comes before ours, and what it sent may be the very thing
+        # that is asked for now.
         left = await chain.resume(key)
         plan = await planner(chain, key.address, **own)
         done = _already_done(plan, left)
+        # What is part of this plan is told with its receipt instead.
         _tell_leftovers([one for one in left if one.receipt not in done.values()])
         todo = [plan.refresh(step, list(done.values())) for n, step in enumerate(plan.steps) if n not in done]
         if not todo:
             _show_receipts(call, profile, plan, list(done.values()), recovered=True)
             return
+        # Before anybody is asked: a call that would fail is never offered for confirmation.
         simulation = await chain.simulate(todo, key.address)
         if call.dry_run:
             _show_dry_run(call, profile, key.address, plan, simulation)
             return
         confirm(call.yes, profile, key.address, plan.says, simulation)
         if plan.before is not None:
+            # Only now: it may send coin, and the answer might have been no.
             await plan.before()
         receipts: list[Receipt] = []
         for number, step in enumerate(plan.steps):
+            # One after the other, each mined before the next: a later step may need what an earlier one brought about
+            # (a pool's number).
             receipts.append(done.get(number) or await _send(chain, plan.refresh(step, receipts), key))
         _show_receipts(call, profile, plan, receipts, recovered=bool(done))
     finally:
@@ -310,6 +320,7 @@ def _already_done(plan: Plan, left: "list[Leftover]") -> "dict[int, Receipt]":
     from node.chain.outbox import Fate
     from node.chain.transactions import call_of
 
+    # By intent, which is the call without its nonce and fees: the same words mean the same call.
     mined = {one.intent: one.receipt for one in left if one.fate is Fate.MINED and one.receipt is not None}
     intents = [call_of(step.call).intent for step in plan.steps]
     return {number: mined[intent] for number, intent in enumerate(intents) if intent in mined}
@@ -329,6 +340,7 @@ def confirm(yes: bool, profile: "NetworkProfile", me: "Address", says: str, simu
         return
     from rich.console import Console
 
+    # Standard output is for the answer alone: a script may read it while a person confirms.
     out = Console(stderr=True, highlight=False, soft_wrap=True)
     out.print(f"on {profile.name} (chain {profile.chain_id}), signed by {me}:", markup=False)
     out.print(f"  {says}", markup=False)
@@ -339,6 +351,7 @@ def confirm(yes: bool, profile: "NetworkProfile", me: "Address", says: str, simu
 
 def costs(simulation: "Simulation") -> str:
     """Gas and fees in words."""
+    # The bound that the signed transaction allows; what is paid is mostly less, as base fees go.
     most = simulation.gas * simulation.max_fee + simulation.l1_fee
     words = f"gas about {simulation.gas:,}, about {eth(simulation.cost)} ETH (at most {eth(most)} ETH by today's fees)"
     if not simulation.complete:
@@ -372,6 +385,7 @@ def _show_receipts(
     if call.as_json:
         facts = {"transaction": last.transaction, "block": last.block, "recovered": recovered}
         facts["gas_used"] = sum(receipt.gas_used for receipt in receipts)
+        # A string: JSON readers commonly hold numbers as doubles, which are exact to 2^53 only.
         facts["cost_wei"] = str(sum(receipt.cost for receipt in receipts))
         facts["link"] = profile.link("tx", last.transaction)
         facts["transactions"] = [receipt.transaction for receipt in receipts]

@@ -85,8 +85,10 @@ async def create(
         run_root=root,
         run_uri=uri or about,
         manager=_one_address(trainer, trainer_state, "trainer"),
+        # Rounded down, to whole wei: a pool never promises more than was said.
         reward_per_unit=reward // PER,
         window=window or chain.profile.window_seconds,
+        # A minute on a devnet, so that somebody who watches sees a payment.
         epoch_seconds=epoch or (60 if local else 3600),
         lease_seconds=lease,
         max_units_per_epoch=max_units,
@@ -146,6 +148,7 @@ def _with_number(chain: "ChainClient", planned: "Step", receipts: "list[Receipt]
 def _number(receipts: "list[Receipt]") -> int | None:
     from contracts.bindings import PoolCreated
 
+    # From the event, not from a count: somebody else may have opened a pool in between.
     events = [event for receipt in receipts for event in receipt.events]
     return next((event.pool for event in events if isinstance(event, PoolCreated)), None)
 
@@ -292,9 +295,11 @@ def invite(
         return await chain.pool(pool), (await chain.block()).timestamp
 
     info, now = read(network, look)
+    # The contract would refuse it too, but only when the invited node joins: too late for whoever waits there.
     if info.manager != signer.address:
         why = f"the manager of pool {pool} is {info.manager}, the key is {signer.address}"
         raise CommandError("only the manager can invite", why, "use the manager's key")
+    # From the chain's clock, by which the contract judges; this machine's may be wrong.
     deadline = until(now)
     signature = sign(signer, Domain(profile.chain_id, profile.contracts.swarm), Invitation(pool, node, deadline))
     print_json({"pool": pool, "node": node, "deadline": deadline, "invitation": "0x" + signature.hex()})
@@ -348,6 +353,7 @@ async def list_(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
     from contracts.bindings import NOBODY
 
     pools = [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
+    # Of nobody: what the first node of a provider costs who has none yet.
     stake, now = await chain.required_stake(NOBODY, 1), (await chain.block()).timestamp
     members = [sum(_is_present(one, now) for one in await chain.members(pool.id)) for pool in pools]
     facts = [_facts(pool) | {"members": count} for pool, count in zip(pools, members, strict=True)]
@@ -358,6 +364,7 @@ async def list_(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
 
 
 def _lines_of(pool: Any, members: int) -> list[str]:
+    # Whoever opens a pool may write what he likes there, control characters of a terminal included.
     about = clean(pool.run_uri) or f"run {pool.run_root.hex()[:16]}"
     reward = f"pays {ether(pool.reward_per_unit * PER)} per {PER} units, {ether(pool.escrow)} tokens left"
     doors = [word for word, closed in (("by invitation", pool.invited), ("units attested", pool.attested)) if closed]
@@ -442,6 +449,7 @@ def _state(pool: Any) -> str:
 
 def _validators(addresses: list[str] | None, directories: list[Path] | None) -> "tuple[Address, ...]":
     judges = [address(one) for one in addresses or []]
+    # Made where it is missing: the pool must name its validators before they have ever started.
     judges += [open_node_key(directory, create=True).address for directory in directories or []]
     if not judges:
         raise CommandError("no validator", "a pool needs at least one", "give --validator or --validator-state", USAGE)

@@ -102,6 +102,7 @@ async def bond_steps(chain: "ChainClient", me: "Address", provider: "Address", a
 async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address", amount: int) -> "list[Step]":
     """Let a contract take `amount` of my tokens, unless it may already."""
     allowed = await chain.ask("read an allowance", lambda c: c.allowance(me, spender))
+    # The exact amount, never an unlimited one: what is approved can be taken, should that contract be wrong.
     return [step("approve tokens", chain.contracts.approve(spender, amount))] if allowed < amount else []
 
 
@@ -122,6 +123,7 @@ PasswordFile = Annotated[Path | None, typer.Option("--password-file", help="Pass
 async def provider_register(chain: "ChainClient", me: "Address", units: Units = 1) -> Plan:
     """Become a provider: bond what the contract asks for `units` more than your nodes have now."""
     required, bonded = await chain.required_stake(me, units), (await chain.stake_of(me)).bonded
+    # The contract asks for the stake of all nodes together, so only what is lacking is bonded.
     missing = required - bonded
     if missing <= 0:
         raise CommandError(
@@ -140,6 +142,7 @@ async def provider_register(chain: "ChainClient", me: "Address", units: Units = 
 async def provider_remove(chain: "ChainClient", me: "Address") -> Plan:
     """Stop: remove all your nodes, and begin to unbond the whole stake."""
     nodes, bonded = await _nodes_of(chain, me), (await chain.stake_of(me)).bonded
+    # Nodes first: stake that a registered node needs cannot be unbonded.
     steps = [step("remove the nodes", chain.contracts.remove_provider(nodes))] if nodes else []
     steps += [step("unbond stake", chain.contracts.unbond(bonded))] if bonded else []
     if not steps:
@@ -199,6 +202,7 @@ def node_consent(
     key = open_node_key(state_dir, password_file)
 
     async def sign(chain: "ChainClient") -> tuple[int, bytes]:
+        # A consent that never ended could be used years later, when the node is somebody else's.
         deadline = until((await chain.block()).timestamp)
         return await chain.register_node_signature(key, provider, units, deadline=deadline)
 
@@ -266,11 +270,14 @@ async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]
     from contracts.bindings import NodeRegistered, parse_log, topic_of
 
     head = await chain.block()
+    # An indexed address fills 32 bytes in a topic.
     topics = ["0x" + topic_of(NodeRegistered).hex(), "0x" + provider.removeprefix("0x").lower().rjust(64, "0")]
     logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
     events = [parse_log(log, chain.profile.contracts) for log in logs]
+    # Without doubles, in the order of the first registration: a node can be removed and registered again.
     seen = dict.fromkeys(event.node for event in events if isinstance(event, NodeRegistered))
     infos = [await chain.node_info(node) for node in seen]
+    # The contract keeps no list of a provider's nodes, so those that have left since are told apart by asking.
     return [info.node for info in infos if info.provider == provider]
 
 
@@ -286,6 +293,7 @@ class Consent(msgspec.Struct, frozen=True):
 
 def _read_consent(path: Path, me: "Address") -> tuple[Any, int, int, bytes]:
     told = read_json(path, Consent, "is no consent", "make it again: intellect-node contract node consent")
+    # Said here, where the reason is known: the contract would only say that the signature is bad.
     if address(told.provider) != me:
         raise CommandError(
             "this consent is for another provider", f"it names {told.provider}, the signer is {me}", "sign with its key"

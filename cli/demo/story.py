@@ -166,6 +166,7 @@ async def _take_over(
 ) -> None:
     """Kill the leader once the standbys replay it, tell when the next policy comes, and start the former one again."""
     leader, standby = trainers[0], trainers[1]
+    # The standby must have replayed to the last step but one: killed sooner, the demo would show how it catches up.
     while (step := await _step_of(leader, scene)) < LEADER_DIES_AT or await _step_of(standby, scene) < step - 1:  # noqa: ASYNC110
         await trio.sleep(CHURN_POLL)
     supervisor.kill(leader.name)
@@ -267,6 +268,8 @@ def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:
     """A liar is not believed; a cheat lost its stake, or its pay where that is all that its fault costs at once."""
     if row.participant.role == "validator":
         return snapshot.disbelief_in(row.participant) is not None
+    # Only faults that anybody can prove from signed words take stake at once; the others go through files that
+    # validators reject.
     costs_stake = {reason.name.lower() for reason in OBJECTIVE} & {name.lower() for name in row.reasons}
     return snapshot.slash_of(row.participant) is not None or bool(row.files_rejected and not costs_stake)
 

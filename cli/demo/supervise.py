@@ -115,6 +115,7 @@ class Supervisor:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""
         with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
             alive = {name: child.process for name, child in self._children.items() if child.process.poll() is None}
+            # Before the first signal: else the watcher would start again what dies of it.
             for child in self._children.values():
                 child.gone = True
             for process in alive.values():
@@ -125,6 +126,7 @@ class Supervisor:
             for name, process in alive.items():
                 if process.poll() is None:
                     self._told(f"{name} did not stop within {self._grace:g} s and is killed")
+                # Also after a good end: a child's own children may have outlived it.
                 _kill_group(process)
                 await _end_of(process)
 
@@ -145,6 +147,7 @@ class Supervisor:
 
     def _decide(self, child: _Child, code: int, now: float) -> None:
         name = child.program.name
+        # Who was expelled has met the fate that the demo shows: started again it would only be refused.
         if code in (0, EXPELLED) or not child.program.restart:
             child.gone = True
             self._told(f"{name} ended ({_exit_text(code)})")
@@ -157,6 +160,7 @@ class Supervisor:
             self._told(f"{error.what}; going on without it")
             return
         child.restarts += 1
+        # Doubled each time, so that what fails at its start does not use up the machine for the others.
         child.restart_at = now + min(0.5 * 2 ** (child.restarts - 1), 8.0)
         self._told(f"{name} died ({_exit_text(code)}); starting it again ({child.restarts} of {self._restarts})")
 
@@ -203,6 +207,7 @@ async def fork_or_start(children: ForkServer, program: Program) -> Process:
 def child_environment(root: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, one compute thread per process, the repository importable."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    # Five processes share the cores: each with a thread per core would spend its time waiting for the others.
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **threads, **quiet, "PYTHONPATH": path, **(extra or {})}
@@ -211,6 +216,7 @@ def child_environment(root: Path, extra: Mapping[str, str] | None = None) -> dic
 def last_error(log: Path) -> tuple[str, str, str] | None:
     """what, why, remedy: the error that a program of ours printed last, if it ended with one."""
     lines = _tail(log)
+    # From the end: a log holds earlier lives as well, whose errors are no news.
     for i in range(len(lines) - 3, -1, -1):
         texts = [lines[i + j].partition(mark) for j, mark in enumerate(("error: ", "  why: ", "  do:  "))]
         if all(mark and not before for before, mark, _ in texts):
@@ -239,6 +245,7 @@ def _given_up(child: _Child, code: int) -> CommandError:
 def _tail(log: Path, size: int = 16384) -> list[str]:
     try:
         with log.open("rb") as file:
+            # Only the end: a daemon's log may have grown for hours.
             file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
             return file.read().decode(errors="replace").split("\n")
     except OSError:
@@ -256,6 +263,7 @@ def _begun(program: Program) -> "subprocess.Popen[bytes]":
     program.log.parent.mkdir(parents=True, exist_ok=True)
     with program.log.open("ab") as log:
         return subprocess.Popen(
+            # -S and -E: the leash needs the standard library alone, and should become its program soon.
             [sys.executable, "-S", "-E", str(LEASH), str(os.getpid()), *program.command],
             stdin=subprocess.DEVNULL,
             stdout=log,

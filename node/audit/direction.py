@@ -28,6 +28,7 @@ from protocol.recipe import Recipe
 
 MOST_CELLS = 1 << 27
 """Numbers of the groups' gradients that are kept: of larger models every n-th coordinate of each tensor."""
+# Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
 RIDGE = 1e-10
 TELLING = 1 / 12
 """A group tells something where six of its deviations are less than half of what it counts."""
@@ -51,6 +52,7 @@ def check_direction(
     if len(labels) < FEWEST_GROUPS:
         return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
     target = np.concatenate([g.reshape(-1)[::stride] for _, g in applied(before, after, recipe)]).astype(np.float64)
+    # 1e-6 as torch's clip_grad_norm_ has it: without it small gradients would seem scaled.
     clip, room = min(1.0, recipe.grad_clip / (total + 1e-6)), noise(before, after, recipe)
     return _judge(labels, np.stack(rows).astype(np.float64), target, clip, room, float32=float32)
 
@@ -67,6 +69,8 @@ def _judge(
     c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32])
     telling = deviations < TELLING
     if np.count_nonzero(telling) >= FEWEST_GROUPS:
+        # 1.4826 times the median deviation is the standard deviation of normal noise, and a few cheated groups cannot
+        # widen it.
         spread = 1.4826 * float(np.median(np.abs(c[telling] - np.median(c[telling]))))
         deviations = np.maximum(deviations, spread)
     worst, scale = int(np.argmax(np.abs(c) / deviations)), middle / clip - 1
@@ -97,6 +101,7 @@ def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarr
     whose gradient is a millionth of the whole tells nothing.
     """
     norms = np.linalg.norm(rows, axis=1)
+    # On unit vectors, or large groups would drown the small ones in the inverse.
     units = rows / norms[:, None]
     inverse = np.linalg.inv(units @ units.T + RIDGE * np.eye(len(rows)))
     weights = inverse @ (units @ target) / norms

@@ -66,6 +66,7 @@ class StepAudit:
         """Those of all steps from the checkpoint on; None where one cannot be had."""
         found: dict[int, Batch] = {}
         with self._timed("manifest"):
+            # From the checkpoint on: states between two checkpoints are kept by nobody, and must be made again.
             for step in range(self._base, self._step + 1):
                 try:
                     found[step] = self._batch(step)
@@ -85,6 +86,7 @@ class StepAudit:
             root = self._replayer.place(self._base)
         except MissingState as error:
             return self._say("replay", Says.UNDECIDED, error.why)
+        # Without it a trainer could give auditors a state of its choice to start from.
         if root != self._claims[self._base].state_before:
             return self._say(
                 "replay", Says.BROKEN, f"the checkpoint of step {self._base} is not the state that was claimed for it"
@@ -93,6 +95,7 @@ class StepAudit:
             found = self._replayed(batches[step])
             if found is None:
                 return None
+            # Not this step's fault: whoever is told of it must be able to find the step where it began.
             if found.state_root != self._claims[step + 1].state_before:
                 return self._say(
                     "replay", Says.UNDECIDED, f"step {step} already came out otherwise here: audit that one"
@@ -111,6 +114,7 @@ class StepAudit:
     def _test(self, before: State, batch: Batch) -> None:
         recipe, step = self._run.recipe, self._step
         after = self._claimed_state()
+        # The replayer went on to the claimed state; tests begin where the step began.
         self._replayer.take(before)
         if after is not None:
             with self._timed("identity"):
@@ -148,6 +152,7 @@ class StepAudit:
         if found.state_root == self._claim.state_root and found.policy_root == self._claim.policy_root:
             return self._say("replay", Says.HOLDS, "the replay has the same state root and the same policy root")
         apart = {"distance": distance(self._replayer.state(self._step + 1), after, before)} if after else {}
+        # Within one class the arithmetic is bit-exact, so any other root is another computation.
         if not self._differences:
             apart["limit"] = FLOAT32_LIMIT if self._both_float32 else BFLOAT16_LIMIT
             return self._say("replay", Says.BROKEN, "the replay in the same class has other roots", **apart)

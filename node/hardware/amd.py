@@ -8,6 +8,7 @@ from node.hardware.gpu import Gpu
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 CARDS = Path("/sys/class/drm")
 VENDOR = 0x1002
+# Of nodes: a machine has fewer, and a broken sysfs must not hold the start.
 MOST = 64
 
 
@@ -23,11 +24,13 @@ def look(nodes: Path = NODES, cards: Path = CARDS) -> tuple[Gpu, ...]:
 def _gpu(node: Path, cards: Path) -> Gpu | None:
     """None of what is no GPU of AMD's: processors are nodes, too."""
     facts = dict(_facts(node / "properties"))
+    # simd_count is 0 for processors.
     if facts.get("vendor_id") != VENDOR or not facts.get("simd_count"):
         return None
     device = cards / f"renderD{facts.get('drm_render_minor', 0)}" / "device"
     total, used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")
     version = facts.get("gfx_target_version", 0)
+    # The driver packs 9.4.2 as 90402; the compiler writes minor and stepping in hex, so 9.0.10 is gfx90a.
     capability = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     name = _text(device / "product_name") or f"AMD {capability}"
     return Gpu(name, total or 0, total - used if total and used is not None else -1, "amd", capability)

@@ -38,6 +38,7 @@ def inspect_hardware() -> Hardware:
     memory, processor = psutil.virtual_memory(), cpu.look()
     cards, driver = nvidia.look()
     return Hardware(
+        # What this process may use: in a container or under taskset that is less than the machine has.
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=memory.total,
         gpus=(*cards, *amd.look()),

@@ -20,6 +20,7 @@ log = structlog.get_logger()
 START_SECONDS = 90.0
 """torch's import on a busy machine, and a device that wakes up."""
 ANSWER_SECONDS = 60.0
+# Challenges come in rounds: within one the child stays, between two its memory is wanted by others.
 IDLE_SECONDS = 120.0
 READ_BYTES = 1 << 16
 
@@ -94,6 +95,7 @@ class Multiplier:
         """A body of just `size` bytes."""
         with trio.move_on_after(seconds):
             length = int.from_bytes(await self._exactly(HEADER_BYTES), "little")
+            # The answer's length follows from the question, so a child that answers another one is broken.
             if length != size:
                 raise await self._failed(f"{length} bytes instead of {size}")
             return await self._exactly(size)

@@ -14,6 +14,7 @@ from torch import Tensor
 from node.hardware.orders import HEADER_BYTES, ORDERS, READY, Multiply
 from protocol.freivalds import FIRST, GAMMA, NIBBLES, SECOND, Challenge, Row, Words
 
+# Wide enough for a GPU to be busy; of the largest matrices (16,384 columns) a stripe takes 64 MiB.
 STRIPE = 1024
 """Rows that are multiplied at a time."""
 
@@ -37,6 +38,7 @@ class Product:
         """int32[len(places), size]. Raises IndexError."""
         if not all(0 <= place < self._challenge.size for place in places):
             raise IndexError(f"rows {places} of {self._challenge.size}")
+        # Made again, not kept: the product is size squared, and only a few rows are ever asked for.
         left = self._expand(self._keys.a, torch.tensor(places, device=self._device))
         return (left @ self._right).round().to(torch.int32).cpu().numpy()
 
@@ -70,6 +72,7 @@ def _mixed(words: Tensor) -> Tensor:
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left."""
+    # torch shifts int64 with its sign, which the mask takes away.
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 

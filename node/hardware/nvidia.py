@@ -28,6 +28,7 @@ class NvmlError(Exception):
 def look() -> Found:
     """No GPUs and no version where there is neither library nor program, or neither answers."""
     try:
+        # The library first: nvidia-smi takes a second or more, and containers often have the one without the other.
         return ask(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError, NvmlError):
         return _ask_program()
@@ -77,6 +78,7 @@ def _ask_program() -> Found:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
     except (subprocess.SubprocessError, OSError):
         return (), ""
+    # From the right: a card's name may hold a comma.
     rows = [[part.strip() for part in line.rsplit(",", 2)] for line in answer.splitlines()]
     good = [row for row in rows if len(row) == 3 and row[1].isdigit()]
     return tuple(Gpu(name, int(memory) * 2**20) for name, memory, _ in good), good[0][2] if good else ""

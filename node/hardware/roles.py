@@ -5,6 +5,7 @@ from node.errors import ConfigError
 from node.hardware.machine import Hardware
 from protocol.identity import Address
 
+# torch alone takes a third of a GiB; below two there is no room for the smallest model beside it.
 MIN_MEMORY = 2 * 1024**3
 
 
@@ -39,6 +40,7 @@ def choose_role(
             )
         return role
     if role == "auto" and posts:
+        # Trainer before validator: a pool without its trainer stands still.
         return posts[0]
     if hardware.memory < MIN_MEMORY:
         raise ConfigError(

@@ -53,7 +53,9 @@ log = structlog.get_logger(__name__)
 
 PING = "/intellect-node/ping/1"
 
+# A pool may have more members than this; a node dials a part of them, and news reaches the rest by gossip.
 MAX_CONNECTIONS = 512
+# A peer that has gone does not answer a goodbye, and a daemon that ends must not wait for it.
 CLOSE_SECONDS = 3.0
 
 
@@ -94,6 +96,7 @@ class Libp2pNetwork:
         self._circuits = Circuits(
             relay or Limits(), known.is_member, known.address_of, self._direct_contacts, self._punching
         )
+        # Small, for strangers may ask it too: what is echoed costs us as many bytes as it costs them.
         self.serve(PING, _echo, max_request=32)
 
     # -- the service -------------------------------------------------------------------------------
@@ -107,6 +110,8 @@ class Libp2pNetwork:
         refused = ""
         async with self._services():
             for text, address in zip(self._listen, listen, strict=True):
+                # After one refusal no more are tried. It is raised outside: out of a nursery it would come in an
+                # exception group.
                 refused = refused or ("" if await self._swarm.listen(address) else text)
             if not refused:
                 await self._live(task_status)
@@ -115,6 +120,7 @@ class Libp2pNetwork:
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
+            # Links first: the status says "up" by them, and whoever is told that we have started may dial at once.
             await nursery.start(self._links.run)
             nursery.start_soon(self._lanes.run)
             log.info("network.listening", contacts=self.contacts())
@@ -142,6 +148,7 @@ class Libp2pNetwork:
             connection_config=ConnectionConfig(
                 max_connections=MAX_CONNECTIONS,
                 high_watermark=MAX_CONNECTIONS,
+                # 0: the library keeps no number of connections up by itself; the redialler does.
                 low_watermark=0,
                 min_connections=0,
                 dial_timeout=DIAL_SECONDS,
@@ -158,6 +165,7 @@ class Libp2pNetwork:
         self._circuits.attach(self._host, self._swarm)
         links.attach(self._host, self._swarm, self._circuits)
         self._requests.attach(self._host)
+        # Those that were subscribed before there was a host.
         for topic in self._screen.topics():
             self._gossip.subscribe(topic)
 
@@ -195,6 +203,7 @@ class Libp2pNetwork:
         return announced((), self._addresses_told(), self.peer_id)
 
     def _addresses_told(self) -> tuple[str, ...]:
+        # Nothing is announced before the node listens: who was told earlier would dial a closed port.
         return self.listening() and (self._announce or self.listening())
 
     def _relayed_contacts(self) -> tuple[str, ...]:
@@ -202,6 +211,7 @@ class Libp2pNetwork:
         return tuple(self._circuit_through(each) for each in relays if each)
 
     def _circuit_through(self, relay: AddressSet) -> str:
+        # A relay's own direct address: a relay behind a relay would be dialled through a third, and so on.
         hint = next((each.address for each in relay.contacts if each.relay is None), "")
         return circuit_contact(hint, relay.peer_id, self.peer_id, MAX_CONTACT)
 

@@ -31,6 +31,8 @@ from protocol.liveness import MAX_MEMBERS
 log = structlog.get_logger(__name__)
 
 
+# Newcomers ask for the run before they are members, and visitors for a policy; whoever floods with keys of the moment
+# drives out strangers only, never a member.
 MAX_STRANGERS = 64
 MAX_LANES = 12
 """Connections with one peer that are for bulk alone."""
@@ -38,7 +40,10 @@ MAX_WITH_ONE = MAX_LANES + 4
 """Direct connections with one member beside the first: lanes, and such as both dialled at once."""
 MAX_BESIDE = 128
 """Direct connections beside the first, with all peers together."""
+# For all addresses of a member together: one that names many does not hold its place among the dials for longer.
 DIAL_SECONDS = 10.0
+# Long: a peer that loads a model may hold its event loop for seconds, and a connection that is cut costs both of them
+# more.
 PING_TIMEOUT = 20.0
 
 
@@ -113,6 +118,8 @@ class Links:
         contact = self.redialer.where(peer)
         if self._nursery is None:
             return []
+        # The id that the member's contact names is at hand; a stranger's must be looked for among all that are
+        # connected.
         known = [id_of(contact.peer_id)] if contact else [*self._swarm.connections]
         ids = (id for id in known if self.known.address_of(id.to_bytes()) == peer)
         return [connection for id in ids for connection in self._live_of(id)]
@@ -147,6 +154,7 @@ class Links:
     async def open_stream(self, peer: Address, protocol: str, *, bulk: bool = False) -> INetStream:
         """A new stream to a peer, which is dialled if it is a member and not connected. Raises PeerUnavailable."""
         peer_id = await self._reach(peer)
+        # The library's own calls do not carry our argument down to the swarm, which chooses the connection: this does.
         before = FOR_BULK.set(bulk)
         try:
             return await self._host.new_stream(peer_id, [TProtocol(protocol)])
@@ -161,6 +169,7 @@ class Links:
             if not self._live_with(contact.peer_id):
                 await self._dial(contact)
             return id_of(contact.peer_id)
+        # A stranger is never dialled: where it is, only it says, and it could name anybody's address.
         for known in self._swarm.connections:
             if self.known.address_of(known.to_bytes()) == peer and self._live_of(known):
                 return known
@@ -179,11 +188,13 @@ class Links:
     async def _dial(self, where: AddressSet) -> None:
         """By its contacts, the best first; only by those that are better than a relay which connects us already."""
         ways = self._ways(where)
+        # A second path through a relay would be no better than the one there is.
         if self._live_with(where.peer_id):
             ways = better_than_relays(ways)
         failed = PeerUnavailable(where.member, "it names no address that this node dials")
         for contact in ways:
             try:
+                # Evenly divided, so that an address that swallows packets does not use up the time of those after it.
                 await self._dial_one(contact, DIAL_SECONDS / len(ways))
             except PeerUnavailable as error:
                 failed = error
@@ -195,6 +206,7 @@ class Links:
         if contact.relay is not None:
             await self._call(contact, contact.relay)
             return
+        # Else a thousand made-up members that all name one address would have every node knock there a thousand times.
         if not self._knocks.may(contact, trio.current_time()):
             raise PeerUnavailable(contact.member, "another member was claimed to be there, and nobody was")
         try:
@@ -215,6 +227,7 @@ class Links:
             log.debug("network.first_dial", peer=contact.member)
         try:
             with trio.fail_after(seconds):
+                # `connect` would be content with the connection through the relay, and dial nothing.
                 if self._live_of(peer):  # through a relay
                     await self._swarm.dial_addr(Multiaddr(contact.address), peer)
                 else:
@@ -242,6 +255,7 @@ class Links:
     async def _ping(self, where: AddressSet) -> None:
         """Close connections over which nothing at all comes back. A busy peer is not a dead one."""
         for session in self._sessions(id_of(where.peer_id)):
+            # Whatever came lately is as good a sign of life as an answer, and costs nothing.
             if session.heard_at < trio.current_time() - PING_SECONDS:
                 with trio.move_on_after(PING_TIMEOUT) as waiting:
                     await session.ping()
@@ -255,6 +269,7 @@ class Links:
         """A connection came up, in either direction. Strangers are few, and the oldest goes first."""
         peer = connection.muxed_conn.peer_id
         address = self.known.address_of(peer.to_bytes())
+        # A peer id of another kind of key belongs to no node: nothing it signs can count.
         if address is None:
             self._close_soon(connection)
         elif self.known.is_member(address):
@@ -277,6 +292,7 @@ class Links:
         self._strangers.pop(connection, None)
         peer = connection.muxed_conn.peer_id
         address = self.known.address_of(peer.to_bytes())
+        # A reservation at a relay lives as long as a direct connection with it, and lanes come and go.
         if address is not None and not self.direct_with(address):
             self._circuits.lost(address)
 
@@ -302,6 +318,7 @@ def _direct(connections: list[INetConn]) -> list[INetConn]:
     return [connection for connection in connections if is_direct(connection)]
 
 
+# Asked for each member at each look; to read base58 costs as much as all the rest of the look.
 @lru_cache(maxsize=4 * READ)
 def id_of(peer_id: PeerId) -> ID:
     return ID.from_base58(peer_id)
@@ -319,6 +336,7 @@ class Known:
 
     def __init__(self, is_member: Callable[[Address], bool]) -> None:
         self.is_member = is_member
+        # Twice the members: strangers may push out each other's entries, and not soon those of members.
         self._addresses: Recent[bytes, Address] = Recent(2 * MAX_MEMBERS)
 
     def address_of(self, peer: bytes) -> Address | None:
@@ -340,6 +358,7 @@ PAUSE = 30.0
 """Seconds for which an address that was not its member's is left alone on another member's word."""
 
 
+# Addresses that are remembered as empty. An attacker who names more makes the oldest be tried again: a dial, no more.
 MAX_KEPT = 4096
 
 

@@ -26,6 +26,7 @@ LENGTH = 2
 TAG = 16
 LAST_NONCE = (1 << 64) - 2
 """Of one key; the number after it is reserved (Noise, 5.1)."""
+# Four messages of the largest kind: as much as one system call should bring.
 READ_AT_ONCE = 256 * 1024
 MAX_RUN = 32
 """Messages that are read without letting others run: as many as are here, else each takes four coroutines upwards."""
@@ -53,7 +54,9 @@ class Cipher:
     def _next_nonce(self) -> bytes:
         if self.number > LAST_NONCE:
             raise NoiseBroken("all numbers of this session are used up")
+        # Noise writes the nonce little-endian here, and lengths big-endian (12.3).
         nonce = bytes(4) + self.number.to_bytes(8, "little")
+        # Never used twice with one key: two messages under one nonce give away the difference of their plain texts.
         self.number += 1
         return nonce
 
@@ -114,6 +117,7 @@ class NoiseSession(BaseSession, Prompt):
         return await self._ready(MAX_RUN)
 
     async def _ready(self, most: int) -> list[bytes]:
+        # Data that is always there would never let the loop turn: the others of this process wait meanwhile.
         if self._run >= MAX_RUN:
             self._run = 0
             await trio.lowlevel.checkpoint()
@@ -141,6 +145,7 @@ class NoiseSession(BaseSession, Prompt):
             ready.append(self._in.open(ahead[at + LENGTH : end]))
             at = end
         self._ahead = ahead[at:]
+        # A begun message is copied aside; otherwise what is ahead stays a view, and is cut at the next call.
         if self._ahead and len(ready) < most:
             self._begun += self._taken(len(ahead))
         return ready
@@ -177,6 +182,7 @@ class NoiseSession(BaseSession, Prompt):
     def _sealed(self, data: memoryview) -> memoryview:
         """One message after another, each sealed where it is sent from."""
         count = -(-len(data) // MAX_PLAINTEXT_LENGTH)
+        # One buffer for all messages, sealed in place: no copy between the cipher and the socket.
         sealed = room = memoryview(bytearray(len(data) + count * (LENGTH + TAG)))
         for start in range(0, len(data), MAX_PLAINTEXT_LENGTH):
             plain = data[start : start + MAX_PLAINTEXT_LENGTH]

@@ -17,8 +17,11 @@ from protocol.liveness import MAX_MEMBERS
 
 log = structlog.get_logger(__name__)
 
+# Short first, as most losses are a restart; then less and less often, as most of the others are for good.
 FIRST_DELAY = 0.5
+# Longer would be late for a member that comes back from a night's sleep; shorter is noise to a thousand nodes.
 LONGEST_DELAY = 30.0
+# A look costs a dictionary lookup, so a member that is apart can be looked at each second.
 CHECK_SECONDS = 1.0
 REST_SECONDS = 5.0
 """Between two looks at a member that is connected as well as can be, unless a connection ends."""
@@ -43,6 +46,7 @@ class Link(Enum):
 
 def delay_after(failures: int, jitter: float, longest: float = LONGEST_DELAY) -> float:
     """Seconds to wait after that many failures in a row. jitter: 0..1, spreads out a crowd."""
+    # The exponent is bounded because a float overflows after a thousand failures, a morning's worth.
     return min(longest, FIRST_DELAY * 2.0 ** min(failures - 1, 16)) * (0.5 + 0.5 * jitter)
 
 
@@ -86,6 +90,7 @@ class Redialer:
 
     def set(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
         """Replace the members, and whom of them to stay connected with (None: all)."""
+        # Those who are gone first: else newcomers would not fit among MAX_MEMBERS.
         for gone in self._told.keys() - contacts.keys():
             self.place(gone, None)
         self.stay_with(dialled)
@@ -100,6 +105,7 @@ class Redialer:
         if told is None:
             del self._told[member]
             self.failures.pop(member, None)
+        # A contract with more members than the protocol allows is not ours; its surplus must not fill our memory.
         elif member in self._told or len(self._told) < MAX_MEMBERS:
             self._told[member] = told
             self._start(member)
@@ -114,6 +120,7 @@ class Redialer:
 
     def lost(self) -> None:
         """A connection ended: those at rest look at once."""
+        # A fresh event each time: those who wait now are woken, and who waits next waits for the next loss.
         self._loss.set()
         self._loss = trio.Event()
 
@@ -155,6 +162,8 @@ class Redialer:
             was = Link.APART
             while True:
                 link, now = self._link(where), trio.current_time()
+                # Who was connected and is not any more is tried at once, without the wait that earlier failures had
+                # earned.
                 if link is Link.BEST or (link is Link.APART and was is not link):
                     self.failures.pop(where.member, None)
                     due = now
@@ -174,6 +183,7 @@ class Redialer:
 
     def _patience(self, where: AddressSet) -> float:
         """Seconds before the first try: of two who learn of each other at once, one dials first."""
+        # A loop that starts anew, because the member moved, does not forget that nobody answered there.
         if self.failures.get(where.member):
             return self._pause(where.member, Link.APART)
         if where.hidden:

@@ -44,6 +44,7 @@ class KeptStreams(Generic[S]):
         """(the stream used last, if one is fit for use; those that were given up: too old, or closed by the peer)."""
         idle = self._idle.get((peer, protocol))
         given_up: list[S] = []
+        # The oldest are on the left: they are given up from there, while the freshest on the right is used first.
         while idle and idle[0][0] < now - IDLE_SECONDS:
             given_up.append(idle.popleft()[1])
         while idle:
@@ -62,6 +63,7 @@ class KeptStreams(Generic[S]):
         return [idle.popleft()[1]] if len(idle) > MOST_KEPT else []
 
 
+# Who opens a stream and says nothing must not hold it for long.
 READ_SECONDS = 15.0
 BULK = 128 * 1024
 """A request whose answer may be larger is for bulk, and goes by a lane if there is one."""
@@ -69,9 +71,12 @@ KEEP_SECONDS = 30.0
 """For a further request on a stream, after an answer."""
 SENT_AT_ONCE = yamux.WINDOW_BYTES // 2
 """A request that fits the other side's window, whatever it reads."""
+# For the handler and for the answer together: 4 MiB at 300 kbit/s take as long.
 SERVE_SECONDS = 120.0
 CLOSE_SECONDS = 3.0
+# Handlers that run at one time; more wait their turn, and the asker's own deadline runs meanwhile.
 MAX_SERVED_AT_ONCE = 512
+# What a peer may send before we have read it: no more than this is ever held for one answer.
 MAX_WINDOW = 15 * 1024**2
 
 # What strangers may ask: requests per second each, and response bytes per second together.
@@ -96,6 +101,7 @@ class Requests:
     def attach(self, host: BasicHost) -> None:
         """Be part of a host, before it runs."""
         self._host = host
+        # Those that were served before there was a host.
         for protocol in self._handlers:
             self._listen(protocol, host)
 
@@ -138,11 +144,16 @@ class Requests:
         """One request on an open stream, which is kept if all of it was taken, and answered whole."""
         clean = kept = False
         try:
+            # To the size of the largest answer: with the first window of 256 KiB a transfer would wait a round trip for
+            # each.
             await on.muxed.widen(min(limit + wire.RESPONSE_HEADER, MAX_WINDOW))
             answer, taken = await _converse(on.muxed, data, limit)
+            # After a refusal the other side closes; and what it has not read of a request would be taken for the next
+            # one's beginning.
             clean, kept = True, taken and answer[0] == wire.OK
             return answer
         finally:
+            # A stream through a relay is not kept once there is a direct way: all later requests would go the long one.
             if kept and not on.closed and self._links.is_best(on.stream, bulk=limit > BULK):
                 for each in self._kept.put(peer, _kind(protocol, limit), on, trio.current_time()):
                     await _finish(each.stream, clean=True)
@@ -199,11 +210,14 @@ class Requests:
         delivered = False
         try:
             if stranger:
+                # Charged whatever its size, into debt if need be: an answer that is cut short is worth nothing to an
+                # honest stranger.
                 self._stranger_bytes.charge(len(answer.body))
             self._tally.add(bytes_out=len(answer.body))
             await wire.write_response(stream, wire.OK, answer.body, bulk=answer.bulk)
             delivered = True
         finally:
+            # In `finally`: whoever counts what is on its way must hear of a failure too, or the count never falls.
             answer.sent(delivered)
 
     def _stranger_may_ask(self, asker: Address) -> bool:
@@ -242,6 +256,7 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tupl
         except Exception as error:  # the answer, or its absence, says more
             log.debug("network.request_cut", error=repr(error))
 
+    # It cannot block, so that no second task is needed: most requests are a few hundred bytes.
     if len(data) <= SENT_AT_ONCE:
         await send()
         return await wire.read_response(stream, limit), sent
@@ -261,6 +276,8 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tupl
 
 
 async def _finish(stream: INetStream, clean: bool) -> None:
+    # Shielded: a request that ran out of time is cancelled already, and an unclosed stream would stay in the session's
+    # table.
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS):
         try:
             await (stream.close() if clean else stream.reset())

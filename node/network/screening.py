@@ -92,6 +92,7 @@ class Screen:
         return tuple(self._subscriptions)
 
     def subscribe(self, topic: str, accept: Accept) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]:
+        # Two would share one channel and each hear half of the news.
         if topic in self._subscriptions:
             raise ValueError(f"already subscribed to {topic}")
         subscription = self._subscriptions[topic] = _Subscription(accept)
@@ -99,6 +100,7 @@ class Screen:
 
     def mute(self, member: Address, seconds: float) -> None:
         now = trio.current_time()
+        # Swept here, where it grows, so that it needs no task of its own.
         self._muted = {muted: until for muted, until in self._muted.items() if until > now}
         self._muted[member] = now + seconds
 
@@ -113,6 +115,7 @@ class Screen:
     def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:
         """Before any signature: so nothing is charged to the publisher, whose name may be borrowed."""
         now = trio.current_time()
+        # The giver is charged first, for it is who is certain: the connection proves its key.
         if self._forwarded.take(giver, 1, now) and self._is_worth_reading(message, now):
             return True
         self._tally.add(dropped=1)
@@ -131,10 +134,13 @@ class Screen:
         if publisher is None or len(message.data) > MAX_GOSSIP_BYTES:
             self._tally.add(rejected=1)
             return False
+        # By now the signature is checked: only what the publisher itself wrote is charged to it.
         if not self._is_news(publisher, message) or not self._published.take(publisher, 1, trio.current_time()):
             self._tally.add(dropped=1)
             return False
         try:
+            # A topic's own check reads what strangers wrote: an error in it is a fault of ours, and must not end the
+            # task that reads all gossip.
             accepted = bool(self._subscriptions[topic].accept(publisher, message.data))
         except Exception as error:
             self.fault("accept", error)
@@ -155,6 +161,8 @@ class Screen:
         if publisher is None or subscription is None:
             return
         try:
+            # Never waits: one subscriber that is slow must not keep gossip from the others. What it loses, it is sent
+            # again by the board.
             subscription.send.send_nowait((publisher, message.data))
             self._tally.add(messages_in=1, bytes_in=len(message.data))
         except (trio.WouldBlock, trio.BrokenResourceError):

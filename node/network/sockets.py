@@ -19,7 +19,9 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
+# After an outage all members may dial within one second.
 BACKLOG = 128
+# One window of yamux: what one stream may send unasked is read by one call.
 READ_AHEAD = 256 * 1024
 MAX_RUN = 1024 * 1024
 """Bytes that are written without letting others run."""
@@ -73,6 +75,8 @@ class LeanSocket(ReadWriteCloser, Prompt):
         size = READ_AHEAD if n is None else n
         while (number := self._socket.fileno()) >= 0:
             try:
+                # Only where the last read left nothing behind: to ask the system first is a turn of the event loop, to
+                # try is not.
                 if self._dry:
                     await trio.lowlevel.wait_readable(number)
                 self._dry = True
@@ -81,6 +85,7 @@ class LeanSocket(ReadWriteCloser, Prompt):
                 continue
             except OSError as error:
                 raise _gone(error) from error
+            # A full read means that there may be more.
             self._dry = len(data) < size
             return data
         return b""
@@ -131,6 +136,7 @@ class LeanSocket(ReadWriteCloser, Prompt):
             return None
         if not isinstance(told, bytes) or not isinstance(name, bytes) or len(told) < TCP_INFO_BYTES:
             return None
+        # Places in struct tcp_info (linux/tcp.h), which only ever grows at its end.
         rtt, varies, again, least, segments = (struct.unpack_from("=I", told, at)[0] for at in (68, 72, 100, 148, 156))
         congestion = name.split(b"\0")[0].decode("ascii", "replace")
         return Tcp(congestion, rtt / 1e6, varies / 1e6, least / 1e6, segments, again)
@@ -189,6 +195,7 @@ class Buffered(ReadWriteCloser, Prompt):
 def _shared(host: str) -> trio.socket.SocketType:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = trio.socket.socket(family, socket.SOCK_STREAM)
+    # Else a restart within a minute finds its port still held by the connections that it closed.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -247,5 +254,6 @@ def remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
             host, port, *_ = self.stream.socket.getpeername()
         except OSError:
             return None
+        # Without the interface of a link-local address, which means nothing to others.
         self._cached_remote_address = (str(host).partition("%")[0], int(port))
     return self._cached_remote_address

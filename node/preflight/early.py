@@ -62,6 +62,7 @@ def _check_arguments(config: NodeConfig) -> None:
         if address:
             from node.web.host import bind
 
+            # Bound and let go: the daemon binds it again, and says so itself if somebody was faster.
             bind(address, what, flag).close()
 
 
@@ -143,6 +144,7 @@ def _puts_up_a_stake(config: NodeConfig, profile: NetworkProfile, contracts: "Co
     from node.chain.faucet import is_devnet
     from node.state.keystore import claimed_address, read_keystore
 
+    # A pool's trainer starts its run, so it cannot be asked whether it is over; play money needs no warning.
     if config.role == "trainer" or not config.preflight or (config.auto_setup and is_devnet(profile)):
         return False
     path = config.directory / "node-key.json"
@@ -156,9 +158,12 @@ def _check_run(profile: NetworkProfile, pool: "PoolInfo") -> None:
 
     visitor = os.fork()
     if visitor == 0:
+        # The alarm's default action ends the process: nothing in it has to cooperate for that.
         signal.alarm(LOOK_SECONDS)
+        # Not sys.exit: the exit handlers belong to the parent, and would run twice.
         os._exit(_look(profile, pool))
     _, status = os.waitpid(visitor, 0)
+    # Every other outcome, an alarm included, lets the node go on.
     if os.waitstatus_to_exitcode(status) == OVER:
         what = f"the run of pool {pool.id} is over, by its trainer's word: there is no work in it"
         remedy = "choose another pool; the trained model is had with: intellect-node weights fetch"
@@ -173,6 +178,7 @@ def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
     from node.chain.client import ChainClient
     from node.preflight.reach import is_over
 
+    # What this process would log is no news of the node's, and the terminal belongs to the parent.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
     async def look() -> bool:

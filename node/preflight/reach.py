@@ -40,6 +40,7 @@ def check_listen(listen: str) -> Finding:
     try:
         host, port = parse(listen)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As the daemon itself listens: else a port that a daemon has just left looks taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except ValueError as error:
@@ -65,6 +66,7 @@ def check_announced(address: str, role: str, public: bool, *, chosen: bool = Fal
     if scope == "the internet" or not public:
         return ok("reach", f"announced as {address}: reachable from {scope}", **data)
     what = f"announced as {address}, which only {scope} reaches"
+    # A warning at most: a network of one house is reached by such an address, and its owner knows.
     if chosen:
         return warning("reach", f"{what}, as --announce says", f"unless that is meant: {FORWARD}", **data)
     remedy = FORWARD.replace("PORT", str(port) if port else "4001")
@@ -221,6 +223,7 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
     Raises ChainError.
     """
     members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
+    # Only the trainer's word counts, and it is not there to give it.
     if not any(one.node == pool.manager for one in members):
         return False
     async with _visitor(chain, pool, members, directory) as member, trio.open_nursery() as nursery:
@@ -237,8 +240,10 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
 async def _visitor(
     chain: ChainClient, pool: PoolInfo, members: Sequence[MemberInfo], directory: Path
 ) -> AsyncIterator[Member]:
+    # Of the moment: members see a stranger, and this node's own key does not appear twice in the network.
     key, profile = NodeKey.generate(), chain.profile
     domain = Domain(profile.chain_id, profile.contracts.swarm)
+    # On loopback: a visitor calls and is called by nobody, and the port of a node that runs here stays free.
     network = Libp2pNetwork(key, LOOPBACK, private=profile.lan)
     async with open_member(key, domain, pool, network, directory / "blobs", quota=QUOTA) as member:
         for one in members:
@@ -250,6 +255,7 @@ async def _in_time(member: Member, obtain: Callable[[], Awaitable[T]]) -> T | No
     with trio.move_on_after(DIAL_SECONDS):
         while not member.network.connected():  # noqa: ASYNC110 - the network has no event for it
             await trio.sleep(0.1)
+    # Nobody answered the dials: to ask for the run would only wait for the same once more.
     with trio.move_on_after(RUN_SECONDS if member.network.connected() else 0):
         return await obtain()
     return None

@@ -89,11 +89,13 @@ class Survey:
         self._scope = scope
         self._told = told
         self._directory = config.directory.resolve()
+        # Until it has been looked at; no check reads it before.
         self._hardware = Hardware(0, 0, ())
         self._node: Address = NOBODY
         self.findings: list[Finding] = []
 
     async def run(self) -> list[Finding]:
+        # From what costs nothing to what costs most: whoever watches sees the cheap answers at once.
         await self._thread(self._look_at_files)
         self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         await self._thread(lambda: [check_machine(self._hardware), check_gpu(self._hardware), self._look_at_engines()])
@@ -175,9 +177,11 @@ class Survey:
             self._add(ok("stake", "a devnet: join funds, stakes and registers this node by itself"))
             return
         if self._node == NOBODY:
+            # The steps need an address, so the key comes before them.
             steps.insert(0, f"intellect-node keys new --state-dir {directory}")
         self._add(check_stake(standing, steps))
         self._add(check_gas(standing))
+        # Before it is ready the contract says no in any case, for a reason that was told already.
         if standing.ready and self._scope.joining:
             await self._rehearse(chain, pool)
 
@@ -204,6 +208,7 @@ class Survey:
         with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
             run = await self._visit(chain, pool, Path(folder)) if self._scope.visit else None
             spec = run.spec if run else None
+            # Two: the policy that is worked with and the one that is fetched meanwhile.
             image = 2 * weights_of(spec) if spec else 0
             await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
             self._add(check_memory(spec, role, self._hardware))
@@ -224,6 +229,7 @@ class Survey:
         self._told(finding)
 
     async def _thread(self, check: Callable[[], list[Finding]]) -> None:
+        # Abandoned on Ctrl-C: an endpoint that does not answer must not hold the terminal.
         for finding in await trio.to_thread.run_sync(check, abandon_on_cancel=True):
             self._add(finding)
 

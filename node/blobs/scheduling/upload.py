@@ -23,6 +23,7 @@ Peer = TypeVar("Peer", bound=Hashable)
 HALF_LIFE = 30.0
 FADED = 64
 """Halvings after which nothing is left of a balance."""
+# Strangers can make up names: the balance that was used longest ago is forgotten, and it had faded.
 MAX_PEERS = 4096
 CHOKED = (0.5, 10.0)
 """Seconds until a choked peer should ask again, at least and at most."""
@@ -56,6 +57,7 @@ class Reciprocity(Generic[Peer]):
         self._add(peer, -size, now)
 
     def _add(self, peer: Peer, size: float, now: float) -> None:
+        # Before the power of two grows beyond what a float holds.
         if now - self._moment > FADED * HALF_LIFE:
             self._move_to(now)
         self._levels[peer] = self.level(peer) + size * 2.0 ** ((now - self._moment) / HALF_LIFE)
@@ -111,6 +113,7 @@ class UploadQueue(Generic[Peer]):
     def offer(self, peer: Peer, size: int, now: float) -> Ticket[Peer] | None:
         """Queue a request; None: the peer is choked."""
         own = self._waiting.get(peer, {})
+        # Per peer as well: one that asks a thousand times must not fill the queue for the others.
         if len(own) >= self._per_peer or self._count >= self._total:
             return None
         ticket = Ticket(peer, size, now)
@@ -134,6 +137,7 @@ class UploadQueue(Generic[Peer]):
         ticket = self._first(served, burden)
         self._leave(ticket)
         self._sending[ticket] = now
+        # At the grant, not at the end: else a peer could have several grants before it owes anything.
         self._reciprocity.sent(ticket.peer, ticket.size, now)
         return ticket
 
@@ -141,6 +145,7 @@ class UploadQueue(Generic[Peer]):
         """Of those who wait, for whom there is room in a slot and in memory. The last slot is for who has none: a peer
         that reads nothing does not keep all of them."""
         if not self._stuck and len(self._sending) < self._slots - 1:
+            # The usual case, without counting: a slot is free even if everybody takes one.
             return dict.fromkeys(self._waiting)
         sending = Counter(ticket.peer for ticket in self._sending)
         held = Counter[Peer]()  # bytes
@@ -158,6 +163,7 @@ class UploadQueue(Generic[Peer]):
         owed = {peer: self._reciprocity.level(peer) for peer in served}
         if burden is None:
             least = min(owed.values())
+            # Among equals who came first: newcomers all owe nothing, and none of them may starve.
             return min((next(iter(self._waiting[peer])) for peer in owed if owed[peer] == least), key=_came)
         ranks = [(burden(ticket), owed[peer], ticket.at, ticket) for peer in served for ticket in self._waiting[peer]]
         return min(ranks, key=_before)[-1]
@@ -172,6 +178,7 @@ class UploadQueue(Generic[Peer]):
         self._leave(ticket)
         self._stuck.pop(ticket, None)
         if self._sending.pop(ticket, None) is not None:
+            # Bounded, for an idle hour says nothing of how fast the line is.
             gap = min(now - self._sent_at, 10.0)
             fade = 0.5 ** (gap / 5.0)
             self._sent, self._span, self._sent_at = self._sent * fade + ticket.size, self._span * fade + gap, now
@@ -199,6 +206,7 @@ def _before(rank: tuple[float, float, float, object]) -> tuple[float, float, flo
     return rank[:3]
 
 
+# More than this share one number less, and are simply not ranked: the bound is on memory alone.
 MAX_TAKERS = 2048
 
 
@@ -215,6 +223,7 @@ class SuperSeed(Generic[Peer]):
 
     def __init__(self, count: int, seed: int) -> None:
         self._out = np.zeros(count, np.bool_)
+        # At random: with the same order for every blob the same piece would always be the last to leave.
         self._order = np.random.default_rng(seed).permutation(count)
         self._left = count
         self._numbers: dict[Peer, int] = {}
@@ -228,6 +237,7 @@ class SuperSeed(Generic[Peer]):
 
     def choose(self, peer: Peer, skip: Flags, count: int) -> NDArray[np.int64]:
         """Up to `count` pieces for `peer` outside `skip` (bool[pieces]) that nobody was given; they count as given."""
+        # Sorted, so that the disk is read in one direction.
         pieces = np.sort(self._order[~(self._out | skip)[self._order]][:count])
         self.given(peer, pieces)
         return pieces
@@ -245,6 +255,7 @@ class SuperSeed(Generic[Peer]):
     def lost(self, peer: Peer, pieces: NDArray[np.int64]) -> None:
         """Pieces that did not reach `peer` after all: they are given to somebody else."""
         number = self._number(peer)
+        # Only those that this peer was the last to be given: others may have them since.
         back = pieces[self._holder[pieces] == number] if number >= 0 else pieces[:0]
         self._forget(back)
         self._out[back] = False

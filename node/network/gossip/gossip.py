@@ -47,6 +47,7 @@ class Line:
 
     def begin(self, stream: Stream) -> None:
         """What is sent from now on goes there."""
+        # What waited for the former stream is named in the greeting: sent as well, it would come twice.
         self._waiting.clear()
         self._bytes = 0
         self.stream = stream
@@ -162,6 +163,7 @@ class Inbox:
         self._scope.cancel()
 
     def _arrived(self) -> None:
+        # Behind: the task takes up what has come, in its order; here it would overtake.
         if self._closed or self._behind.is_set():
             return
         if self._debt():
@@ -208,7 +210,9 @@ KIN = TProtocol("/intellect-node/meshsub/1")
 """The same, said between nodes of this program: so they know each other. A tree prunes what comes twice, a mesh wants
 several copies: pruned by four of ours, js-libp2p made four links again at once."""
 MAX_PACKET = 512 * 1024
+# As long as a dial: a peer that answers no stream request for so long is as good as gone.
 OPEN_SECONDS = 10.0
+# A stream that is cut is mostly a peer that restarts; one that is refused again and again is a peer without gossip.
 FIRST_RETRY, LAST_RETRY = 0.25, 8.0
 CLOSE_SECONDS = 3.0
 
@@ -329,6 +333,7 @@ class Gossip:
                     await self._write(peer, line)
                     if not self._still_connected(peer):
                         break
+                    # A stream that held for a while has earned a quick return.
                     wait = FIRST_RETRY if trio.current_time() - began > LAST_RETRY else min(2 * wait, LAST_RETRY)
                     await trio.sleep(wait)
         finally:
@@ -424,6 +429,7 @@ class Gossip:
         # In the order of cost: topic, copy, budget, and only then the signature.
         if len(message.topicIDs) != 1 or message.topicIDs[0] not in self.trees.links:
             return
+        # Our own words come back by the trees' other branches.
         if message.from_id == self._author or self.trees.knows(giver, message):
             return
         if not self._listener.admit(giver, message):

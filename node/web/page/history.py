@@ -75,7 +75,9 @@ class History:
         if self._db is None:
             db = sqlite3.connect(self._path, isolation_level="DEFERRED", check_same_thread=False)
             db.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            # SQLite itself keeps to it: a bug in thinning can then not fill a user's disk.
             db.execute(f"PRAGMA max_page_count={MAX_BYTES // PAGE_BYTES}")
+            # A power cut may lose the last points, which is no harm; the file itself stays sound.
             db.execute("PRAGMA synchronous=NORMAL")
             db.executescript(_SCHEMA)
             self._db = db
@@ -95,6 +97,7 @@ class Recorder:
     def __init__(self, path: Path, curves: Curves) -> None:
         self._history = History(path)
         self._curves = curves
+        # One at a time: the connection is shared by whichever thread has its turn.
         self._limiter = trio.CapacityLimiter(1)
         self._run = ""
         self.fault: str | None = None

@@ -52,6 +52,7 @@ class Series:
     def load(self, points: Sequence[Point]) -> None:
         """What was kept of it, beside what came since; points with more columns than there are now are left out."""
         more = len(self._columns)
+        # More columns than now were written by a later version: which is which, only that one knows.
         kept = {p.x: (*p.values, *[None] * (more - len(p.values))) for p in points if len(p.values) <= more}
         self._points = kept | self._points
         self._newest = max(self._points, default=-1)
@@ -73,6 +74,7 @@ class Series:
     def put(self, x: int, **known: float | int | None) -> None:
         """Set columns of a point; those that are None stay as they were. What is too old is part of a merged point."""
         before = self._points.get(x)
+        # As a point of its own it would count beside the average that it is already in.
         if before is None and x <= self._newest - FRESH:
             return
         told = tuple(known.get(name) for name in self._columns)
