@@ -13,9 +13,11 @@ virtual time, and other work on the machine changes it little.
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -218,6 +220,10 @@ class Play:
         self._certified: dict[bytes, float] = {}
 
     async def run(self) -> Cost:
+        with counted() as counts:
+            return await self._played(counts)
+
+    async def _played(self, counts: "Counts") -> Cost:
         plan, engine = self._plan, lambda number, bad: OneAtATime(number, bad, plan.seed)
         self._court = court = Court([Validator] * VALIDATORS, quorum=QUORUM, engine=engine, window=8)
         keys = [NodeKey(bytes([100 + number]) * 32) for number in range(plan.workers)]
@@ -230,18 +236,21 @@ class Play:
             seat.station.blobs = files
             seat.station.clock = Clock(wall=wall)
             seat.station.time = PoolTime(START, plan.epoch_seconds, plan.window_seconds, wall)
-        services = [service for seat in everybody for service in self._services(seat)]
-        with counted() as counts:
-            async with trio.open_nursery() as nursery:
-                await court.open(nursery)
-                for service in services:
-                    nursery.start_soon(service.run)
-                nursery.start_soon(self._follow_jury)
-                sent, sizes, before = dict(counts.sent), dict(counts.sizes), (counts.checks, time.process_time())
-                await self._work(keys)
-                await trio.sleep(DRAIN)
-                cpu, checks = time.process_time() - before[1], counts.checks - before[0]
-                nursery.cancel_scope.cancel()
+        for seat in everybody:
+            seat.run, seat.beat = (partial(as_node, seat.key.address, each) for each in (seat.run, seat.beat))
+        for seat, validator in zip(court.seats, court.validators, strict=True):
+            validator.run = partial(as_node, seat.key.address, validator.run)
+        services = [(seat.key.address, service) for seat in everybody for service in self._services(seat)]
+        async with trio.open_nursery() as nursery:
+            await court.open(nursery)
+            for address, service in services:
+                nursery.start_soon(as_node, address, service.run)
+            nursery.start_soon(self._follow_jury)
+            sent, sizes, before = dict(counts.sent), dict(counts.sizes), (counts.checks, time.process_time())
+            await self._work(keys)
+            await trio.sleep(DRAIN)
+            cpu, checks = time.process_time() - before[1], counts.checks - before[0]
+            nursery.cancel_scope.cancel()
         return Cost(
             nodes=len(everybody),
             files=plan.files,
@@ -275,11 +284,13 @@ class Play:
                 await trio.sleep(plan.step_seconds)
 
     async def _announce(self, step: int) -> None:
+        NODE.set(self._court.trainer.key.address)
         message = announcement(step, policy_root(step))
         epoch = self._court.trainer.station.time.epoch()
         await self._court.trainer.board.post(msgspec.structs.replace(message, epoch=epoch))
 
     async def _commit(self, number: int, key: NodeKey, step: int) -> None:
+        NODE.set(key.address)
         await trio.sleep(self._random.uniform(*FILE) * self._plan.step_seconds)
         seat, root = self._court.workers[number], root_of(step, key=key)
         announced = seat.station.jury.policies.announcement(policy_root(step))
@@ -324,10 +335,30 @@ class Counts:
         self.checks = 0
 
 
+NODE: ContextVar[Address] = ContextVar("NODE")
+"""Whose task this is: nodes in one process must not know of signatures what others have checked."""
+
+
+async def as_node(address: Address, run: Callable[..., Awaitable[None]], *given: Any) -> None:
+    NODE.set(address)
+    await run(*given)
+
+
+class KnownToEach(OrderedDict[Any, Any]):
+    """Each node's own: the bound of one node holds all of them together."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get((NODE.get(), key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__((NODE.get(), key), value)
+
+
 @contextmanager
 def counted() -> Iterator[Counts]:
     """Inside, everything that boards say and every signature that is checked is counted."""
     counts, post_raw, check = Counts(), Board.post_raw, identity.PublicKey.from_signature_and_message
+    accept = Board._accept
 
     async def counting(board: Board, raw: bytes) -> None:
         kind = type(parse_envelope(POOL, raw).message)
@@ -336,13 +367,22 @@ def counted() -> Iterator[Counts]:
             counts.sizes[kind.__name__] += len(raw)
         await post_raw(board, raw)
 
+    def accepting(board: Board, publisher: Address, raw: bytes) -> bool:
+        NODE.set(board._key.address)  # on a hub a message is taken in its sender's context
+        return accept(board, publisher, raw)
+
     class Counting(identity.PublicKey):
         @classmethod
         def from_signature_and_message(cls, *given: Any, **named: Any) -> Any:
             counts.checks += 1
             return check(*given, **named)
 
-    with patch.object(Board, "post_raw", counting), patch.object(identity, "PublicKey", Counting):
+    with (
+        patch.object(Board, "post_raw", counting),
+        patch.object(Board, "_accept", accepting),
+        patch.object(identity, "PublicKey", Counting),
+        patch.object(identity, "_signers", KnownToEach()),
+    ):
         yield counts
 
 

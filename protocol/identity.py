@@ -5,7 +5,9 @@ A peer id of a secp256k1 key is the identity multihash of its protobuf public ke
 (libp2p specs, peer-ids): 0x00 0x25 | 0x08 0x02 0x12 0x21 | 33 compressed bytes, in base58.
 """
 
+from collections import OrderedDict
 from functools import lru_cache
+from threading import Lock
 from typing import NewType
 
 import base58
@@ -23,6 +25,10 @@ PeerId = NewType("PeerId", str)
 _PEER_ID_PREFIX = bytes.fromhex("0025") + bytes.fromhex("08021221")
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 SIGNATURE_BYTES = 65
+KNOWN_SIGNATURES = 16_384
+"""Of which the signer is remembered, 4 MB: the same bytes come again in what others hand on and show."""
+_signers: OrderedDict[tuple[bytes, bytes], Address] = OrderedDict()
+_signers_lock = Lock()
 
 
 @lru_cache(maxsize=4096)
@@ -83,8 +89,10 @@ def recover(digest: bytes, signature: bytes) -> Address:
     """The address whose key made `signature` (r | s | v with v in {27, 28}) over the 32-byte `digest`.
 
     Raises InvalidSignature for anything malformed, and for a high s, which would be a second
-    valid encoding of the same signature.
+    valid encoding of the same signature. What was checked or made here a while ago costs no second look.
     """
+    if (known := _signers.get((digest, signature))) is not None:
+        return known
     if len(digest) != 32 or len(signature) != SIGNATURE_BYTES or signature[64] not in (27, 28):
         raise InvalidSignature("bad signature", "not 65 bytes ending in 27 or 28")
     # Anybody can turn (r, s) into (r, -s): with both taken, a stranger could make a second message of somebody's words.
@@ -95,7 +103,16 @@ def recover(digest: bytes, signature: bytes) -> Address:
         key = PublicKey.from_signature_and_message(raw, digest, hasher=None)
     except (ValueError, Exception) as error:  # noqa: B014 - coincurve raises plain Exception for a bad point
         raise InvalidSignature("bad signature", "no public key fits it") from error
-    return address_of_public_key(key.format(compressed=True))
+    signer = address_of_public_key(key.format(compressed=True))
+    _remember(digest, signature, signer)
+    return signer
+
+
+def _remember(digest: bytes, signature: bytes, signer: Address) -> None:
+    with _signers_lock:  # threads check signatures, too
+        _signers[digest, signature] = signer
+        if len(_signers) > KNOWN_SIGNATURES:
+            _signers.popitem(last=False)
 
 
 def _public_key(compressed: bytes) -> PublicKey:
@@ -130,7 +147,9 @@ class NodeKey:
     def sign_hash(self, digest: bytes) -> bytes:
         """Sign a 32-byte digest (RFC 6979, low s); returns 65 bytes r | s | v."""
         raw = self._key.sign_recoverable(digest, hasher=None)  # pyright: ignore[reportUnknownMemberType]
-        return raw[:64] + bytes([raw[64] + 27])
+        signature = raw[:64] + bytes([raw[64] + 27])
+        _remember(digest, signature, self.address)
+        return signature
 
     def __repr__(self) -> str:
         return f"NodeKey({self.address})"

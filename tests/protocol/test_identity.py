@@ -1,8 +1,14 @@
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any
+
 import pytest
+from coincurve import PublicKey
 from eth_account import Account
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol import identity
 from protocol.errors import InvalidIdentity, InvalidSignature
 from protocol.identity import (
     NodeKey,
@@ -77,3 +83,34 @@ def test_arbitrary_bytes_are_no_signature_or_somebody_elses(signature: bytes) ->
 def test_a_key_never_shows_its_secret() -> None:
     key = NodeKey.generate()
     assert key.secret.hex() not in repr(key)
+
+
+def test_what_was_checked_or_made_here_costs_no_second_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, digest = NodeKey(b"\x07" * 32), b"\x05" * 32
+    monkeypatch.setattr(identity, "_signers", OrderedDict())
+    monkeypatch.setattr(identity, "KNOWN_SIGNATURES", 2)
+    checks: list[bytes] = []
+
+    class Counting(PublicKey):
+        @classmethod
+        def from_signature_and_message(cls, serialized: bytes, message: bytes, **named: Any) -> Any:
+            checks.append(message)
+            return super().from_signature_and_message(serialized, message, **named)
+
+    monkeypatch.setattr(identity, "PublicKey", Counting)
+    signature = key.sign_hash(digest)
+    assert recover(digest, signature) == key.address and not checks  # its own
+    forged = bytes([signature[0] ^ 1]) + signature[1:]
+    for case in ((b"\x06" * 32, signature), (digest, forged)):
+        before = len(checks)
+        with suppress(InvalidSignature):
+            assert recover(*case) != key.address
+        assert len(checks) == before + 1
+    for number in range(2):
+        key.sign_hash(bytes([number]) * 32)
+    before = len(checks)
+    for _ in range(2):
+        assert recover(digest, signature) == key.address
+    assert len(checks) == before + 1  # forgotten for newer ones, checked and known again
