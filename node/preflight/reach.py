@@ -227,7 +227,7 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
     if not any(one.node == pool.manager for one in members):
         return False
     async with _visitor(chain, pool, members, directory) as member, trio.open_nursery() as nursery:
-        beats = member.board.subscribe(Heartbeat, member.membership.is_trainer)
+        beats = member.board.subscribe(Heartbeat, by=member.membership.is_trainer)
         nursery.start_soon(member.listen)
         over = False
         with trio.move_on_after(HEAR_SECONDS):

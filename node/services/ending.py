@@ -30,7 +30,7 @@ class Ending(Service):
         return cls(place.station)
 
     async def run(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.leads):
+        async for signed in self._station.board.subscribe(Heartbeat, by=self._station.membership.leads):
             self._hear(signed.message)
 
     def _hear(self, beat: Heartbeat) -> None:

@@ -376,7 +376,7 @@ class Generating(Service):
         )
 
     async def _watch_trainer(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat, self._station.membership.leads):
+        async for signed in self._station.board.subscribe(Heartbeat, by=self._station.membership.leads):
             self.finished = bool(signed.message.finished)
 
 

@@ -196,16 +196,18 @@ class Board:
             nursery.start_soon(self._speak)
 
     def subscribe(
-        self, kind: type[M], by: Callable[[Address], bool] | None = None
+        self, *kinds: type[M], by: Callable[[Address], bool] | None = None
     ) -> trio.MemoryReceiveChannel[Signed[M]]:
-        """Every new message of a kind, those already on the board first. by: whose; None: everybody's.
+        """Every new message of some kinds in the order in which they come, those already on the board first. by: whose;
+        None: everybody's.
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
         reader = Reader[M](by)
-        for signed in self._shelf.messages(kind):
+        for signed in self._shelf.messages(*kinds):
             self._offer(reader, signed)
-        self._readers.setdefault(kind, []).append(reader)
+        for kind in kinds:
+            self._readers.setdefault(kind, []).append(reader)
         return reader.channel
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:

@@ -5,9 +5,9 @@ register of work are kept here. Whoever needs a decision about a work asks `ball
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import structlog
@@ -41,20 +41,17 @@ from protocol.messages import (
     ValidatorSaid,
     VerdictIssued,
     VerdictRechecked,
-    of_kind,
     open_envelope,
     seal_of,
 )
 from protocol.run import RunSpec
 from protocol.statements import Domain, work_id
 
-M = TypeVar("M", bound=Message)
 log = structlog.get_logger()
 WATCHED = 1024
 QUARANTINE = "quarantined_validators"
 FORKS = "forked_trainers"
 DISPUTES = "open_disputes"
-REMEMBERED = 4096
 RESULTS = 512
 """Undecided results of one member."""
 EARLY = 64
@@ -71,9 +68,6 @@ UNOPENED, UNOPENED_SECONDS = 4, 600.0
 """Seals of this time that a validator may leave unopened. One that has seen others' verdicts could show its own only
 where they agree: with more it is neither awaited nor paid. A restart with many seals costs an honest one ten minutes'
 pay at most; verdicts that it shows late count."""
-
-Early = Signed[VerdictIssued] | Signed[VerdictRechecked] | tuple[Signed[VerdictIssued], Signed[VerdictIssued]]
-"""A verdict, a second look, or the two verdicts of a dispute, about work that is not known yet."""
 
 
 class _Seal(msgspec.Struct, frozen=True):
@@ -123,12 +117,25 @@ class Jury:
         self.register.follow(self._on_work)
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
-        self._raised: Recent[WorkId, None] = Recent(REMEMBERED)
-        self._early: dict[Address, Recent[WorkId, list[Early]]] = {}
+        self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
+        """What is to be done with words on works that are not known yet, by who spoke."""
         self._sealers: dict[Address, _Sealer] = {}
         self._opening = run.audit.opening_seconds + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
         self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
+        self._acts: dict[type[Message], Callable[[Any], object]] = {
+            PolicyAnnounced: self._on_policy,
+            TaskOffered: self._on_offer,
+            TaskClaimed: self.tasks.claimed,
+            RolloutCommitted: self.register.commit,
+            Heartbeat: self._on_beat,
+            LotsRevealed: self._on_reveal,
+            StepJudged: self._on_step,
+            DisputeRaised: self._on_dispute,
+            ValidatorSaid: self._on_said,
+            VerdictIssued: self._on_verdict,
+            VerdictRechecked: self._on_recheck,
+        }
 
     @property
     def distrust(self) -> bool:
@@ -152,19 +159,18 @@ class Jury:
     async def run(self) -> None:
         """Listen until cancelled."""
         await self._recall()
-        may_validate = self._membership.may_validate
+        lines = (
+            self._board.subscribe(PolicyAnnounced, TaskOffered),
+            self._board.subscribe(TaskClaimed, RolloutCommitted),
+            self._board.subscribe(Heartbeat, by=self._membership.may_validate),
+            # In the order in which they came: a seal that is read after another's verdict looks like a copier's.
+            self._board.subscribe(
+                ValidatorSaid, VerdictIssued, VerdictRechecked, DisputeRaised, LotsRevealed, StepJudged
+            ),
+        )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, self._board.subscribe(PolicyAnnounced), self._on_policy)
-            nursery.start_soon(self._follow, self._board.subscribe(TaskOffered), self._on_offer)
-            nursery.start_soon(self._follow, self._board.subscribe(TaskClaimed), self.tasks.claimed)
-            nursery.start_soon(self._follow, self._board.subscribe(RolloutCommitted), self.register.commit)
-            nursery.start_soon(self._follow, self._board.subscribe(Heartbeat, may_validate), self._on_beat)
-            nursery.start_soon(self._follow, self._board.subscribe(LotsRevealed), self._on_reveal)
-            nursery.start_soon(self._follow, self._board.subscribe(StepJudged), self._on_step)
-            nursery.start_soon(self._follow, self._board.subscribe(DisputeRaised), self._on_dispute)
-            nursery.start_soon(self._follow, self._board.subscribe(ValidatorSaid), self._on_said)
-            nursery.start_soon(self._follow, self._board.subscribe(VerdictIssued), self._on_verdict)
-            nursery.start_soon(self._follow, self._board.subscribe(VerdictRechecked), self._on_recheck)
+            for line in lines:
+                nursery.start_soon(self._follow, line)
             nursery.start_soon(self._raise_disputes)
             nursery.start_soon(self._remember)
 
@@ -194,14 +200,7 @@ class Jury:
             except ProtocolError as error:  # of somebody who has left
                 log.info("dispute.not_opened_again", why=error.why)
                 return
-            if isinstance(signed.message, PolicyAnnounced):
-                self._on_policy(of_kind(signed, PolicyAnnounced))
-            elif isinstance(signed.message, StepJudged):
-                self._on_step(of_kind(signed, StepJudged))
-            elif isinstance(signed.message, RolloutCommitted):
-                self.register.commit(of_kind(signed, RolloutCommitted))
-            else:
-                self._on_verdict(of_kind(signed, VerdictIssued))
+            self._acts[type(signed.message)](signed)
 
     async def _remember(self) -> None:
         """Keep the evidence against validators, and against the trainer; and what is in dispute."""
@@ -213,9 +212,9 @@ class Jury:
             await self._journal.do(self._journal.remember, DISPUTES, msgspec.msgpack.encode(self.ballots.in_dispute()))
             await self._journal.do(self._journal.remember, FORKS, msgspec.msgpack.encode(self.policies.forks))
 
-    async def _follow(self, messages: AsyncIterable[Signed[M]], act: Callable[[Signed[M]], object]) -> None:
-        async for signed in messages:
-            act(signed)
+    async def _follow(self, line: trio.MemoryReceiveChannel[Any]) -> None:
+        async for signed in line:
+            self._acts[type(signed.message)](signed)
 
     # policies and work
 
@@ -287,19 +286,19 @@ class Jury:
         if work.task is not None and not work.rival:
             self._results.setdefault(work.node, Recent(RESULTS))[work.id] = work
         for early in list(self._early.values()):
-            for one in early.pop(work.id, ()):
-                if isinstance(one, tuple):
-                    self._heed(work, one)
-                elif isinstance(one.message, VerdictIssued):
-                    self._count(work, of_kind(one, VerdictIssued))
-                else:
-                    self._count_recheck(work, of_kind(one, VerdictRechecked))
+            for act in early.pop(work.id, ()):
+                act(work)
 
-    def _wait_for_work(self, author: Address, id: WorkId, early: Early) -> None:
-        """Verdicts overtake commitments. Whoever speaks of what nobody committed to fills a small table of its own."""
+    def _when_known(self, author: Address, id: WorkId, act: Callable[[Work], object]) -> None:
+        """Now, or once this node has heard of the work: verdicts overtake commitments. Whoever speaks of what nobody
+        committed to fills a small table of its own."""
+        work = self.register.get(id)
+        if work is not None:
+            act(work)
+            return
         waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
         if len(waiting) < EARLY:
-            waiting.append(early)
+            waiting.append(act)
 
     # verdicts and disputes
 
@@ -310,11 +309,7 @@ class Jury:
             self._sealed(signed.author, id, seal_of(signed.message, signed.author))
         if signed.author in self._sealers:
             self._sealers[signed.author].unopened.pop(id, None)
-        work = self.register.get(id)
-        if work is None:
-            self._wait_for_work(signed.author, id, signed)
-        else:
-            self._count(work, signed)
+        self._when_known(signed.author, id, lambda work: self._count(work, signed))
 
     def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
         for one in signed.message.seals:
@@ -374,11 +369,7 @@ class Jury:
 
     def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
         id = work_id(signed.message.verdict)
-        work = self.register.get(id)
-        if work is None:
-            self._wait_for_work(signed.author, id, signed)
-        else:
-            self._count_recheck(work, signed)
+        self._when_known(signed.author, id, lambda work: self._count_recheck(work, signed))
 
     def _count_recheck(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
         open_before = self.ballots.disputes_resolved
@@ -400,7 +391,7 @@ class Jury:
         for dispute in disputes[:1]:
             self._judged.set()
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
-            if self._may_raise() and self._first_of(work.id):
+            if self._may_raise():
                 try:
                     self._to_raise_send.send_nowait(dispute)
                 except trio.WouldBlock:
@@ -414,12 +405,6 @@ class Jury:
             except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
                 log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
 
-    def _first_of(self, id: WorkId) -> bool:
-        if id in self._raised:
-            return False
-        self._raised[id] = None
-        return True
-
     def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
         try:
             first = self._board.opened(signed.message.first, VerdictIssued)
@@ -428,15 +413,10 @@ class Jury:
             log.debug("dispute.refused", why=error.why)
             return
         id = work_id(first.message.verdict)
-        work = self.register.get(id)
-        if work is None:
-            self._wait_for_work(signed.author, id, (first, second))
-        else:
-            self._heed(work, (first, second))
+        self._when_known(signed.author, id, lambda work: self._heed(work, (first, second)))
 
     def _heed(self, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
         if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
-            self._first_of(work.id)
             self._judged.set()
             self._notify(work.id)
 

@@ -8,6 +8,7 @@ however much is kept, but for what reads all of it (`messages`, `share`).
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterator
 from itertools import chain
+from typing import cast
 
 import msgspec
 
@@ -171,12 +172,12 @@ class Shelf:
         while len(self._pinned) > MAX_PINNED:
             self._pinned.popitem(last=False)
 
-    def messages(self, kind: type[M]) -> list[Signed[M]]:
-        """The kept messages of a kind, oldest first."""
+    def messages(self, *kinds: type[M]) -> list[Signed[M]]:
+        """The kept messages of some kinds, oldest first."""
         found = {**self._pinned, **self._kept}
-        oldest_first = sorted((one for one in found.values() if _may_hold(one, kind)), key=_number)
-        said = chain.from_iterable(with_carried(one.signed) for one in oldest_first)
-        return [of_kind(one, kind) for one in said if isinstance(one.message, kind)]
+        holding = (one for one in found.values() if isinstance(one.signed.message, (*kinds, ValidatorSaid)))
+        said = chain.from_iterable(with_carried(one.signed) for one in sorted(holding, key=_number))
+        return [cast(Signed[M], one) for one in said if isinstance(one.message, kinds)]
 
     def names(self, most: int) -> list[bytes]:
         """What need not be told to us again: what is kept, and what was let go although it is not old."""
@@ -319,10 +320,6 @@ def _fairly(oldest_first: list[Kept], room: int) -> Iterator[Kept]:
 
 def _counts(kind: type[Message]) -> bool:
     return kind is not Heartbeat and kind is not PolicyAnnounced
-
-
-def _may_hold(kept: Kept, kind: type[Message]) -> bool:
-    return isinstance(kept.signed.message, (kind, ValidatorSaid))
 
 
 def _beat_number(kept: Kept) -> tuple[int, int]:

@@ -327,3 +327,40 @@ async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_an
         assert jury.ballots.state(id) is FileState.ACCEPTED
         assert all(jury.was_sealed(id, key.address) for key in VALIDATORS[:2])
         nursery.cancel_scope.cancel()
+
+
+class Silent(Pronouncing):
+    """Makes verdicts and says none of them; said: by work."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.said: dict[bytes, VerdictIssued] = {}
+
+    async def say(self, work: Work, message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        self.said[work.id] = message
+
+
+@pytest.mark.parametrize("seal_first", [True, False])
+async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_after_it(
+    autojump_clock: Any, seal_first: bool
+) -> None:
+    """All of them wait to be read; the control comes the other way round, as from a copier."""
+    court = Court([Validator] * 3)
+    silent = [Silent(seat.station) for seat in court.seats]
+    for validator, one in zip(court.validators, silent, strict=True):
+        validator._pronouncing = one
+    board, jury, slow = court.trainer.board, court.trainer.jury, court.seats[1]
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        for index in range(8):
+            id = await court.commit(index=index)
+            await trio.sleep(2)
+            shown, own = silent[0].said[id], silent[1].said[id]
+            seal = ValidatorSaid(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
+            said = [(slow, seal), (court.seats[0], shown)]
+            for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
+                assert board._accept(seat.key.address, seat.board.sealed(message))
+            await trio.sleep(1)
+            assert jury.was_sealed(id, slow.key.address) == seal_first
+        nursery.cancel_scope.cancel()
