@@ -124,7 +124,7 @@ class Ballots:
             self._second_word(case, case.votes[author], signed)
             return []
         if not values_complete(message, case.work.groups, MAX_VALUES):
-            self._quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
+            self.quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
             return []
         case.votes[author] = signed
         # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
@@ -142,7 +142,7 @@ class Ballots:
         if before is not None:
             if before.message.verdict != message.verdict:
                 what = "it said two different things of a second look at one file"
-                self._quarantine(author, what, (*self._shows(case), before.raw, signed.raw))
+                self.quarantine(author, what, (*self._shows(case), before.raw, signed.raw))
             return
         looked = unpack_groups(message.checked, case.work.groups) or ()
         accepts = message.verdict.outcome == Outcome.ACCEPT
@@ -150,7 +150,7 @@ class Ballots:
         whole = not accepts or case.work.is_recomputed or len(looked) == case.work.groups > 0
         if not whole or not values_complete(message, case.work.groups, MAX_VALUES):
             what = "it accepts what it was to look at again without having looked at all of it"
-            self._quarantine(author, what, (*self._shows(case), signed.raw))
+            self.quarantine(author, what, (*self._shows(case), signed.raw))
             return
         case.rechecks[author] = signed
         self._settle(case)
@@ -169,10 +169,6 @@ class Ballots:
             self.add(one)
         self._dispute(self._case(work_id(first.verdict)))
         return True
-
-    def quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
-        """Believe a validator no more: it broke a promise that somebody else watches over (lots)."""
-        self._quarantine(validator, why, evidence)
 
     # what it amounts to
 
@@ -338,7 +334,7 @@ class Ballots:
         if before.message.verdict == signed.message.verdict:
             return
         what = "it signed two different verdicts on one file"
-        self._quarantine(signed.author, what, (*self._shows(case), before.raw, signed.raw))
+        self.quarantine(signed.author, what, (*self._shows(case), before.raw, signed.raw))
         self.on_contradiction(before, signed)
         self._settle(case)
 
@@ -374,9 +370,10 @@ class Ballots:
         shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
         shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
         if finding.objective or self._strikes[validator] >= STRIKES:
-            self._quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
+            self.quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
 
-    def _quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
+    def quarantine(self, validator: Address, why: str, evidence: tuple[bytes, ...]) -> None:
+        """Believe a validator no more: what it said shows that it lied, or that it broke its promise (lots)."""
         if validator in self.quarantined:
             return
         if len(self.quarantined) >= EVIDENCE:  # of many benches: a pool has at most 16 validators at a time

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, overload
 
 import msgspec
@@ -18,8 +18,9 @@ from blake3 import blake3
 
 from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
+from node.network.interface import Network
 from node.recent import Recent
-from node.swarm.rules import MUTED, RULES, Allowance, By
+from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, RULES, By, own_budgets
 from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
@@ -129,23 +130,6 @@ class Authority(Protocol):
     def is_trainer(self, address: Address) -> bool: ...
 
 
-class Wire(Protocol):
-    """The part of node.network that the board needs."""
-
-    def connected(self) -> frozenset[Address]: ...
-    def mute(self, member: Address, seconds: float) -> None: ...
-    async def publish(self, topic: str, data: bytes) -> None: ...
-    def subscribe(
-        self, topic: str, accept: Callable[[Address, bytes], bool]
-    ) -> trio.MemoryReceiveChannel[tuple[Address, bytes]]: ...
-    def serve(
-        self, protocol: str, handler: Callable[[Address, bytes], Awaitable[bytes]], *, max_request: int
-    ) -> None: ...
-    async def request(
-        self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float
-    ) -> bytes: ...
-
-
 class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """known: 8-byte ids of the messages that the asker has, or wants no more."""
 
@@ -157,7 +141,7 @@ class Board:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: Network,
         key: NodeKey,
         domain: Domain,
         pool: int,
@@ -173,7 +157,8 @@ class Board:
         self._clock = clock
         self.clocks = PeerClocks(Clock(clock, wall))
         self._shelf = Shelf()
-        self._allowance = Allowance()
+        self._own, self._else = own_budgets(), Budgets(*ELSE)
+        self._handed, self._patience = Budgets(*HANDED), Budgets(*PATIENCE)
         self._asked = Budgets(*ASKED)
         self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
         self._readers: dict[type[Message], list[Reader[Any]]] = {}
@@ -333,10 +318,10 @@ class Board:
     def _spends(self, publisher: Address, kind: type | None, many: int = 1) -> bool:
         """Charge a member for what is its own, or (None) for anything else; False if it is too much."""
         now = self._clock()
-        if self._allowance.own(publisher, kind, now, many) if kind else self._allowance.other(publisher, now):
+        if (self._own[kind] if kind else self._else).take(publisher, many, now):
             return True
         self.counts[f"over_budget.{kind.__name__ if kind else 'else'}"] += 1
-        if not self._allowance.bears(publisher, now):
+        if not self._patience.take(publisher, 1, now):
             self.counts["muted"] += 1
             # Muted for a while and not slashed: a busy or broken node floods, too, and nothing it signed is false.
             self._wire.mute(publisher, MUTED)
@@ -483,7 +468,7 @@ class Board:
             if self._shelf.seen(name) or name in self._refused:
                 continue
             # A peer may hold it in good faith, so a few refusals are free; a stream of them ends the answer.
-            if refused >= MAX_REFUSED or not self._allowance.handed(peer, self._clock()):
+            if refused >= MAX_REFUSED or not self._handed.take(peer, 1, self._clock()):
                 self.counts["over_budget.handed"] += 1
                 return
             try:

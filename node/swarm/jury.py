@@ -223,7 +223,7 @@ class Jury:
         fork = self.policies.forks.get(signed.message.term)
         if fork is None:
             self.steps.stated(signed)
-            self.register.policy_announced()
+            self.register.look_again()
         elif signed.raw in fork.evidence:
             self._believe_no_more(signed.author, fork)
 
@@ -265,11 +265,11 @@ class Jury:
     def learn(self, step: int, root: bytes) -> None:
         """This node knows a policy by itself: the outer state of a round that it applied."""
         self.policies.learn(step, root)
-        self.register.policy_announced()
+        self.register.look_again()
 
     def _on_offer(self, signed: Signed[TaskOffered]) -> None:
         if self.tasks.offered(signed) is not None:
-            self.register.task_offered()
+            self.register.look_again()
 
     def look_at_results(self) -> None:
         """Tell the leases of tasks what the pool thinks of results by now: some of it only time decides."""

@@ -5,14 +5,13 @@ Feeds the network with the contacts of the members, so that the chain is the onl
 
 from collections.abc import Iterable, Mapping, Set
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 import structlog
 import trio
 
 from node.clock import Seconds
-from node.network.contacts import Told
+from node.network.interface import Network
 from node.swarm.board import Board
 from node.swarm.neighbours import Neighbours
 from node.swarm.terms import Terms
@@ -26,15 +25,6 @@ EXPIRED_AT_ONCE = 200
 """Members whose leases ran out, in one stretch of the event loop."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
-
-
-class Contacts(Protocol):
-    """The part of node.network that membership needs."""
-
-    def set_contact(self, member: Address, told: Told | None) -> None: ...
-    def stay_with(self, members: Set[Address]) -> None: ...
-    def connected(self) -> frozenset[Address]: ...
-    def failures(self) -> Mapping[Address, int]: ...
 
 
 class SlashRecord(msgspec.Struct, frozen=True):
@@ -61,7 +51,7 @@ class Membership:
     def __init__(
         self,
         own: Address,
-        contacts: Contacts,
+        network: Network,
         trainer: Address,
         validators: tuple[Address, ...],
         clock: Seconds = trio.current_time,
@@ -72,7 +62,7 @@ class Membership:
         self.table = Members()
         self.slashed: list[SlashRecord] = []
         self.own = own
-        self._network = contacts
+        self._network = network
         self.terms = Terms(trainer, clock)
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum

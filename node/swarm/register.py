@@ -19,7 +19,7 @@ import msgspec
 
 from node.recent import Recent
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
-from node.swarm.taskbook import Task, TaskBook
+from node.swarm.taskbook import Task, TaskBook, WorkId
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.earnings import most_files
 from protocol.identity import Address
@@ -36,8 +36,6 @@ EARLY_SECONDS = 60.0
 POLICIES_BACK = 20
 """Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may."""
 READ = 8192
-
-WorkId = bytes
 
 
 class Work(msgspec.Struct):
@@ -106,9 +104,7 @@ Rivals = Callable[[Work, Work], None]
 class Register:
     """One per node. clock: monotonic seconds."""
 
-    def __init__(
-        self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float], tasks: TaskBook | None = None
-    ) -> None:
+    def __init__(self, run: RunSpec, policies: PolicyClock, clock: Callable[[], float], tasks: TaskBook) -> None:
         self._run = run
         self._policies = policies
         self._tasks = tasks
@@ -132,19 +128,12 @@ class Register:
         # The age that counts is noted when it is heard, before any queue of ours could make it older.
         return self._note(_Early(signed, self._clock(), self._policies.settled_step))
 
-    def policy_announced(self) -> None:
-        """Look again at what came before its policy."""
-        self._look_again()
-
-    def task_offered(self) -> None:
-        """Look again at what came before its task."""
-        self._look_again()
-
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """At what came before its policy, or its task."""
         for node in self._nodes.values():
             for early in list(node.early.values()):
                 root = early.signed.message.commitment.policy_root
-                if self._policies.find(root) or self._task(root):
+                if self._policies.find(root) or self._tasks.find(root):
                     self._note(early)
 
     def follow(self, listener: Listener) -> None:
@@ -186,7 +175,7 @@ class Register:
         if work.backlog:
             return None
         if work.task is not None:
-            return self._tasks.fault(work.task, work.id) if self._tasks else None
+            return self._tasks.fault(work.task, work.id)
         return check_staleness(work.step, max(work.newest_step, work.step), self._run)
 
     def gap(self, work: Work) -> Fault | None:
@@ -217,11 +206,14 @@ class Register:
             return None
         node = self._submissions(commitment.node)
         node.early.pop(id, None)
-        known, task = self._policies.find(commitment.policy_root), self._task(commitment.policy_root)
+        known, task = self._policies.find(commitment.policy_root), self._tasks.find(commitment.policy_root)
+        if known is None and task is None:
+            self._set_aside(node, id, early)
+            return None
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
         # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
-        if late or (known is None and task is None) or commitment.index >= self._places(task):
-            self._set_aside(node, id, early, wait=known is None and task is None)
+        if late or commitment.index >= (self._most if task is None else task.spec.shards):
+            self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
         if len(slot) > 1:
@@ -232,7 +224,7 @@ class Register:
         if task is None:
             # Rivals count as heard, too: a forked slot must not look like a gap.
             node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
-        elif not work.rival and self._tasks:
+        elif not work.rival:
             self._tasks.committed(task, commitment.index, commitment.node, id)
         self._forget_beyond(node)
         self._tell(work, slot)
@@ -245,21 +237,13 @@ class Register:
             groups = len(task.spec.numbers(index))
         return Work(id, early.signed, step, early.at, early.newest_step, backlog, groups, task, rival=rival)
 
-    def _task(self, root: bytes) -> Task | None:
-        return self._tasks.find(root) if self._tasks else None
-
-    def _places(self, task: Task | None) -> int:
-        """How many commitments one node may make for a policy, or for a task."""
-        return self._most if task is None else task.spec.shards
-
-    def _set_aside(self, node: _Submissions, id: WorkId, early: _Early, *, wait: bool) -> None:
+    def _set_aside(self, node: _Submissions, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""
         self.ignored += 1
-        if wait:
-            for old, one in list(node.early.items()):
-                if self._clock() - one.at > EARLY_SECONDS:
-                    del node.early[old]
-            node.early[id] = early
+        for old, one in list(node.early.items()):
+            if self._clock() - one.at > EARLY_SECONDS:
+                del node.early[old]
+        node.early[id] = early
 
     def _tell(self, work: Work, slot: list[Work]) -> None:
         if work.rival:
@@ -287,6 +271,6 @@ class Register:
 
     def _leave_slot(self, work: Work) -> None:
         slot = slot_of(work.commitment)
-        left = [one for one in self._slots.pop(slot) if one is not work]
-        if left:
-            self._slots[slot] = left
+        self._slots[slot].remove(work)
+        if not self._slots[slot]:
+            del self._slots[slot]

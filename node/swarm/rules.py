@@ -10,7 +10,6 @@ from enum import Enum
 import msgspec
 
 from node.network.budget import Budgets
-from protocol.identity import Address
 from protocol.messages import (
     Certificate,
     CertificatesShown,
@@ -93,32 +92,8 @@ PATIENCE = (1.0, 256.0)
 MUTED = 60.0
 
 
-class Allowance:
-    """What one member may cost the others: so much of each kind of its own, and a little of everything else.
-
-    Everything else is what others wrote, what was said before, and what is not worth reading; it is charged to who
-    published it, never to who wrote it. Pure; time is an argument.
-    """
-
-    def __init__(self) -> None:
-        rates = {kind: (rule.per_second, rule.burst) for kind, rule in RULES.items()}
-        self._own: dict[type, Budgets] = {kind: Budgets(*rate) for kind, rate in {**rates, **ENTRIES}.items()}
-        self._else = Budgets(*ELSE)
-        self._handed = Budgets(*HANDED)
-        self._patience = Budgets(*PATIENCE)
-
-    def own(self, member: Address, kind: type, now: float, many: int = 1) -> bool:
-        """Whether it may say one more message of its own, or so many more entries of one."""
-        return self._own[kind].take(member, many, now)
-
-    def other(self, member: Address, now: float) -> bool:
-        """Whether it may publish one more thing that is not its own news."""
-        return self._else.take(member, 1, now)
-
-    def handed(self, peer: Address, now: float) -> bool:
-        """Whether it may hand over one more message that we missed."""
-        return self._handed.take(peer, 1, now)
-
-    def bears(self, member: Address, now: float) -> bool:
-        """Whether one more message beyond the budgets is borne; False: it has gone on for too long."""
-        return self._patience.take(member, 1, now)
+def own_budgets() -> dict[type, Budgets]:
+    """What each member may say of each kind of its own, and of the entries of one. Everything else is what others
+    wrote, what was said before, and what is not worth reading: charged to who published it, never to who wrote it."""
+    rates = {kind: (rule.per_second, rule.burst) for kind, rule in RULES.items()}
+    return {kind: Budgets(*rate) for kind, rate in {**rates, **ENTRIES}.items()}

@@ -119,14 +119,13 @@ class Shelf:
     def __init__(self) -> None:
         self._kept: dict[bytes, Kept] = {}
         self._aging: OrderedDict[bytes, Kept] = OrderedDict()
-        self._beats: OrderedDict[bytes, Kept] = OrderedDict()
-        self._beat_of: dict[Address, Kept] = {}
+        self._beats: OrderedDict[Address, Kept] = OrderedDict()
         self._held: dict[Address, _Held] = {}
-        self._policies: dict[Address, dict[int, list[Kept]]] = {}
-        self._pinned: OrderedDict[bytes, Kept] = OrderedDict()
-        self._seen: OrderedDict[bytes, Seen] = OrderedDict()
+        # Evidence is bounded, too: newer convictions matter more to who comes now.
+        self._pinned: Recent[bytes, Kept] = Recent(MAX_PINNED)
+        self._seen: Recent[bytes, Seen] = Recent(REMEMBERED)
         self._origins: Recent[Seen, Seen] = Recent(ORIGINS)
-        self._let_go: OrderedDict[bytes, None] = OrderedDict()
+        self._let_go: Recent[bytes, None] = Recent(LET_GO)
         self._ranks = _Ranks()
         self._number = 0
 
@@ -143,7 +142,7 @@ class Shelf:
     def many(self, author: Address, kind: type[Message]) -> int:
         """How many messages of a kind are kept of one author."""
         if kind is Heartbeat:
-            return int(author in self._beat_of)
+            return int(author in self._beats)
         held = self._held.get(author)
         return held.many(kind) if held else 0
 
@@ -168,9 +167,6 @@ class Shelf:
         """Keep a message for good, beside everything else."""
         self._see(name, signed)
         self._pinned[name] = self._made(name, signed, now, direct=False)
-        # Evidence is bounded, too: newer convictions matter more to who comes now.
-        while len(self._pinned) > MAX_PINNED:
-            self._pinned.popitem(last=False)
 
     def messages(self, *kinds: type[M]) -> list[Signed[M]]:
         """The kept messages of some kinds, oldest first."""
@@ -199,20 +195,27 @@ class Shelf:
         message, author = kept.signed.message, kept.signed.author
         match message:
             case Heartbeat():
-                before = self._beat_of.get(author)
-                return before is None or _beat_number(before) < message.number
+                before = self._beats.get(author)
+                return before is None or of_kind(before.signed, Heartbeat).message.number < message.number
             case PolicyAnnounced():
-                steps = self._policies.get(author, {})
+                steps = self._policies(author)
                 old = len(steps) >= KEPT_STEPS and message.step < min(steps)
                 return not old and len(steps.get(message.step, ())) < PER_STEP
         return kept.direct or self.many(author, type(message)) < RULES[type(message)].kept
 
+    def _policies(self, author: Address) -> dict[int, list[Kept]]:
+        """What is kept of an author's announcements, by step."""
+        steps: dict[int, list[Kept]] = {}
+        for direct in (False, True):
+            for kept in self._held.get(author, _Held()).get((PolicyAnnounced, direct), {}).values():
+                steps.setdefault(of_kind(kept.signed, PolicyAnnounced).message.step, []).append(kept)
+        return steps
+
     def _trim(self, added: Kept) -> None:
         """Let go what is too much now: of the author, then of whoever holds most."""
         author, kind = added.signed.author, type(added.signed.message)
-        steps = self._policies.get(author, {})
-        if len(steps) > KEPT_STEPS:
-            for old in list(steps[min(steps)]):
+        if kind is PolicyAnnounced and len(steps := self._policies(author)) > KEPT_STEPS:
+            for old in steps[min(steps)]:
                 self._drop(old)
         held = self._held[author]
         while held.many(kind) > RULES[kind].kept and (oldest := held.oldest(kind)):
@@ -239,62 +242,44 @@ class Shelf:
         if isinstance(kept.signed.message, Heartbeat):
             return  # nobody keeps an old one
         self._let_go[kept.name] = None
-        while len(self._let_go) > LET_GO:
-            self._let_go.popitem(last=False)
 
     def _put_beat(self, kept: Kept) -> None:
         """One of each author, unless it said itself what others would replace. In a large pool most authors say nothing
         else, and have no rows: what Python's collector looks through stops the event loop."""
         author = kept.signed.author
-        before = self._beat_of.get(author)
+        before = self._beats.get(author)
         # An author's own heartbeat is surely its newest; what another brings may be a replay with a stolen number.
         if before is not None and before.direct and not kept.direct:
             return
         if before is not None:
             self._remove(before)
-        self._beat_of[author] = self._kept[kept.name] = self._beats[kept.name] = kept
+        self._beats[author] = self._kept[kept.name] = kept
 
     def _add(self, kept: Kept) -> None:
-        message, author = kept.signed.message, kept.signed.author
+        author = kept.signed.author
         self._kept[kept.name] = kept
-        held = self._held.get(author)
-        if held is None:
-            held = self._held[author] = _Held()
-        held.add(kept)
-        if isinstance(message, PolicyAnnounced):
-            self._policies.setdefault(author, {}).setdefault(message.step, []).append(kept)
-        else:
+        self._held.setdefault(author, _Held()).add(kept)
+        if _counts(type(kept.signed.message)):
             self._aging[kept.name] = kept
-        if _counts(type(message)):
             self._ranks.change(author, 1)
 
     def _remove(self, kept: Kept) -> None:
         message, author = kept.signed.message, kept.signed.author
         del self._kept[kept.name]
         if isinstance(message, Heartbeat):
-            del self._beats[kept.name], self._beat_of[author]
+            del self._beats[author]
             return
         held = self._held[author]
         held.remove(kept)
         if not held:
             del self._held[author]
-        if isinstance(message, PolicyAnnounced):
-            steps = self._policies[author]
-            steps[message.step].remove(kept)
-            if not steps[message.step]:
-                del steps[message.step]
-            if not steps:
-                del self._policies[author]
-        else:
-            del self._aging[kept.name]
         if _counts(type(message)):
+            del self._aging[kept.name]
             self._ranks.change(author, -1)
 
     def _see(self, name: bytes, signed: Signed[Message]) -> None:
         origin = Seen(signed.author, type(signed.message))
         self._seen[name] = self._origins.setdefault(origin, origin)  # one for all of an author's messages
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
 
     def _made(self, name: bytes, signed: Signed[Message], now: float, direct: bool) -> Kept:
         self._number += 1
@@ -320,10 +305,6 @@ def _fairly(oldest_first: list[Kept], room: int) -> Iterator[Kept]:
 
 def _counts(kind: type[Message]) -> bool:
     return kind is not Heartbeat and kind is not PolicyAnnounced
-
-
-def _beat_number(kept: Kept) -> tuple[int, int]:
-    return of_kind(kept.signed, Heartbeat).message.number
 
 
 _number: Callable[[Kept], int] = lambda kept: kept.number  # noqa: E731

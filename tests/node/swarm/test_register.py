@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, Register, Work
+from node.swarm.taskbook import TaskBook
 from protocol.checks import Reason
 from protocol.earnings import most_files
 from protocol.identity import NodeKey
@@ -51,14 +52,14 @@ class Heard:
     def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1) -> None:
         self.clock = Clock()
         self.policies = PolicyClock(self.clock)
-        self.register = Register(RUN, self.policies, self.clock)
+        self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
         self.clock.now += listened
         for step in range(steps):
             self.announce(step)
 
     def announce(self, step: int) -> None:
         self.policies.announce(announced(step))
-        self.register.policy_announced()
+        self.register.look_again()
 
     def commit(self, *args, **named) -> Work:
         work = self.register.commit(committed(*args, **named))

@@ -134,8 +134,9 @@ def test_what_is_old_goes_and_is_still_recognised(played: Played) -> None:
     assert played.shelf.seen(played.name()) is None
 
 
-def test_what_is_remembered_is_bounded(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf_module, "REMEMBERED", 100)
+    played = Played()
     names = played.commit(WORKER, 300)
     assert [name for name in names if played.shelf.seen(name)] == names[-100:]
 
@@ -145,7 +146,7 @@ def test_of_what_is_remembered_each_author_stands_there_once(played: Played) -> 
     assert len({id(played.shelf.seen(name)) for name in names}) == 1
 
 
-def test_pinned_evidence_stays_whatever_its_author_says(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_evidence_stays_whatever_its_author_says(played: Played) -> None:
     evidence = [(played.name(), Signed(FLOODER, committed(FLOODER, n), b"evidence")) for n in range(3)]
     for name, signed in evidence[:2]:
         played.shelf.pin(name, signed, 0.0)
@@ -156,9 +157,15 @@ def test_pinned_evidence_stays_whatever_its_author_says(played: Played, monkeypa
     assert [name in played.shelf for name, _ in evidence] == [True, True, False]
     assert len(played.shelf.messages(RolloutCommitted)) == 3
     assert len(played.shelf.share((), 10_000)) == 3
-    monkeypatch.setattr(shelf_module, "MAX_PINNED", 1)
-    played.shelf.pin(*evidence[2], 0.0)
-    assert [name in played.shelf for name, _ in evidence] == [False, False, True]
+
+
+def test_of_pinned_evidence_the_newest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "MAX_PINNED", 2)
+    played = Played()
+    names = [played.name() for _ in range(3)]
+    for number, name in enumerate(names):
+        played.shelf.pin(name, Signed(FLOODER, committed(FLOODER, number), name), 0.0)
+    assert [name in played.shelf for name in names] == [False, True, True]
 
 
 def test_a_flood_leaves_the_others_their_place_in_an_answer(played: Played) -> None:
@@ -233,7 +240,7 @@ def hold(shelf: Shelf, now: float) -> None:
     assert shelf._ranks.total == sum(shelf._ranks._many.values())
     assert shelf._ranks._most == max(shelf._ranks._many.values(), default=0)
     rows = sum(len(row) for held in shelf._held.values() for row in held.values())
-    assert rows + len(shelf._beat_of) == len(shelf)
+    assert rows + len(shelf._beats) == len(shelf)
     assert len(shelf._aging) + len(shelf._beats) + sum(
         isinstance(one.signed.message, PolicyAnnounced) for one in kept
     ) == len(shelf)

@@ -8,6 +8,7 @@ import pytest
 
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
+from node.swarm.taskbook import TaskBook
 from node.swarm.uses import UseBook
 from protocol.identity import Address, address_bytes
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
@@ -22,7 +23,7 @@ class Bench:
     def __init__(self, keep_surplus: bool = False, max_staleness: int = 2) -> None:
         self.clock = Clock()
         self.policies = PolicyClock(self.clock)
-        self.register = Register(RUN, self.policies, self.clock)
+        self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
         members = (NODE, OTHER)
         self.book = UseBook(self.policies, max_staleness, self.clock, members.__contains__, keep_surplus=keep_surplus)
         self.works: dict[tuple[int, Address], Work] = {}
@@ -30,7 +31,7 @@ class Bench:
     def step(self, step: int) -> None:
         """A policy, and soon after it both workers' files, which are accepted."""
         self.policies.announce(announced(step))
-        self.register.policy_announced()
+        self.register.look_again()
         self.clock.now += 1
         for index, node in enumerate((NODE, OTHER)):
             signed = committed(step, 0, node, root=bytes([step, index]) * 16)

@@ -25,6 +25,7 @@ from node.state.journal import Journal
 from node.swarm.ballots import FileState
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register
+from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
 from node.training.batch import decode_batch, encode_batch
 from node.training.spool import Spool
@@ -104,7 +105,7 @@ class Swarm:
     def start_again(self, run: RunSpec) -> None:
         """The trainer starts: what was said is told again, its own announcements among it."""
         self.policies = PolicyClock(trio.current_time)
-        self.register = Register(run, self.policies, trio.current_time)
+        self.register = Register(run, self.policies, trio.current_time, TaskBook(lambda node: False, trio.current_time))
         for step in self._announced:
             self.announce(step)
         for signed in self._said:
@@ -115,7 +116,7 @@ class Swarm:
             self._announced.append(step)
         message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
         self.policies.announce(Signed(WORKER, message, b""))
-        self.register.policy_announced()
+        self.register.look_again()
         self._tell()
 
     def say(self, signed: Signed[RolloutCommitted]) -> None:
