@@ -35,9 +35,6 @@ from node.chain.cases import (
     FileCase,
     VerdictContradiction,
     Vote,
-    commitment_in_json,
-    to_hex,
-    verdict_in_json,
     write_case,
 )
 from node.chain.outbox import Fate, Outbox
@@ -240,7 +237,7 @@ def _earn(scene: Scene, people: dict[str, str], pool: int) -> None:
     signed = [sign(scene.node(judge), domain, Earnings(pool, epoch, root, units)) for judge in ("judge-1", "judge-2")]
     table, line = scene.home / "table.json", scene.home / "line.json"
     facts = {"pool": pool, "epoch": epoch, "root": root.hex(), "total": units}
-    table.write_text(json.dumps(facts | {"signatures": [to_hex(one) for one in signed]}))
+    table.write_text(json.dumps(facts | {"signatures": ["0x" + one.hex() for one in signed]}))
     line.write_text(json.dumps({"units": units, "proof": []}))
     scene.send("owner", "earnings", "post", str(table), code=4)
     scene.wait(DAY + HOUR)
@@ -264,12 +261,9 @@ def _slash(scene: Scene, pool: int, name: str, seed: int) -> int:
     """Have a node slashed by a quorum: the case."""
     c, domain = _commitment(scene, pool, name, seed), _domain(scene)
     verdict = _verdict(c, Outcome.SLASH)
-    votes = tuple(
-        Vote(signature=to_hex(sign(scene.node(judge), domain, verdict)), values=to_hex(verdict.values))
-        for judge in ("judge-1", "judge-2")
-    )
-    own, path = to_hex(sign(scene.node(name), domain, c)), scene.home / f"case-{seed}.json"
-    write_case(path, FileCase(commitment=commitment_in_json(c), signature=own, reason=REASON, votes=votes))
+    votes = tuple(Vote(sign(scene.node(judge), domain, verdict), verdict.values) for judge in ("judge-1", "judge-2"))
+    path = scene.home / f"case-{seed}.json"
+    write_case(path, FileCase(c, sign(scene.node(name), domain, c), REASON, votes))
     scene.send("owner", "slash", str(path))
     slashed = [e for e in scene.look("events", "--pool", str(pool))["events"] if e["event"] == "Slashed"]
     return slashed[-1]["case_id"]
@@ -307,24 +301,14 @@ def _caught_by_own_signatures(scene: Scene, people: dict[str, str], pool: int) -
     """Two commitments of one node for one place; two verdicts of one validator over one file."""
     domain = _domain(scene)
     first, second = (_commitment(scene, pool, "twin", seed) for seed in (4, 5))
-    signatures = ["0x" + sign(scene.node("twin"), domain, c).hex() for c in (first, second)]
+    signatures = [sign(scene.node("twin"), domain, c) for c in (first, second)]
     path = scene.home / "twice.json"
-    pair = (commitment_in_json(first), commitment_in_json(second))
-    write_case(
-        path,
-        CommitmentContradiction(
-            first=pair[0], first_signature=signatures[0], second=pair[1], second_signature=signatures[1]
-        ),
-    )
+    write_case(path, CommitmentContradiction(first, signatures[0], second, signatures[1]))
     scene.send("owner", "evidence", str(path))
     verdicts = [_verdict(first, outcome) for outcome in (Outcome.SLASH, Outcome.ACCEPT)]
-    signed = ["0x" + sign(scene.node("judge-3"), domain, verdict).hex() for verdict in verdicts]
-    told = [verdict_in_json(verdict) for verdict in verdicts]
+    signed = [sign(scene.node("judge-3"), domain, verdict) for verdict in verdicts]
     path = scene.home / "verdicts.json"
-    write_case(
-        path,
-        VerdictContradiction(first=told[0], first_signature=signed[0], second=told[1], second_signature=signed[1]),
-    )
+    write_case(path, VerdictContradiction(verdicts[0], signed[0], verdicts[1], signed[1]))
     scene.send("owner", "evidence", str(path))
     kinds = [e["event"] for e in scene.look("events", "--pool", str(pool))["events"]]
     if kinds.count("Slashed") < 3 or "ValidatorStruck" not in kinds:

@@ -54,6 +54,11 @@ class WorkCommitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     units: int
     epoch: int = 0
 
+    @property
+    def work(self) -> bytes:
+        """The work's id, 32 bytes."""
+        return work_id(self)
+
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A validator's one word about a commitment, all of whose fields it repeats; a contract sees the work's id only.

@@ -8,6 +8,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
+from node.chain.cases import Case, CommitmentContradiction, FileCase
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request
 from node.weights.keeper import HeldPolicy
 from protocol.blobs import BlobInfo, describe
@@ -15,7 +16,7 @@ from protocol.checks import Fault, Reason
 from protocol.identity import Address
 from protocol.policy import PolicyManifest
 from protocol.run import RunSpec
-from protocol.statements import Accepted, Outcome, Verdict, WorkCommitment
+from protocol.statements import Outcome
 from protocol.values import mean_logprobs, reward_tags
 
 FILE_TOKENS = 64_000
@@ -162,33 +163,16 @@ class Chain:
         self._on_slash = on_slash
         self._slashed: set[Address] = set()
 
-    async def slash(
-        self,
-        commitment: WorkCommitment,
-        node_signature: bytes,
-        reason: int,
-        signatures: Sequence[bytes],
-        values: Sequence[bytes],
-        rechecked: int,
-    ) -> None:
+    async def carry(self, case: Case) -> None:
+        """No validator of the simulation says two things of one work, and nobody signs certificates."""
         await trio.lowlevel.checkpoint()
-        self._take(commitment.node, reason)
-
-    async def evidence(
-        self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
-    ) -> None:
-        await trio.lowlevel.checkpoint()
-        self._take(first.node, int(Reason.DUPLICATE))
-
-    async def verdict_evidence(
-        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
-    ) -> None:
-        raise AssertionError("no validator of the simulation says two things of one work")
-
-    async def accepted_evidence(
-        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
-    ) -> None:
-        raise AssertionError("nobody of the simulation signs certificates")
+        match case:
+            case FileCase():
+                self._take(case.commitment.node, case.reason)
+            case CommitmentContradiction():
+                self._take(case.first.node, int(Reason.DUPLICATE))
+            case _:
+                raise AssertionError(f"the simulation has no case like {case}")
 
     def _take(self, node: Address, reason: int) -> None:
         if node not in self._slashed:

@@ -147,11 +147,10 @@ CaseFile = Annotated[Path, typer.Argument(metavar="CASE", help="A case file (JSO
 @transaction(app, "slash", example="slash case.json --network base-sepolia --key anybody")
 async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
     """Carry a quorum's slash verdicts over a file that its node signed to the chain."""
-    from node.chain.cases import FileCase, unhex
+    from node.chain.cases import FileCase
 
     given = _read_case(case, FileCase)
-    c, own = given.commitment.statement(), unhex(given.signature)
-    call = chain.contracts.slash(c, own, given.reason, given.signatures, given.values, given.rechecked)
+    c, call = given.commitment, given.call(chain.contracts)
     info, hours = await chain.pool(c.pool), await chain.appeal_seconds() / 3600
     frozen = f"{ether(info.slash_amount)} tokens of its provider's stake are frozen"
     says = (
@@ -164,23 +163,15 @@ async def slash(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
 @transaction(app, "evidence", example="evidence contradiction.json --network base-sepolia --key me")
 async def evidence(chain: "ChainClient", me: "Address", case: CaseFile) -> Plan:
     """Slash whoever signed two statements that contradict each other: commitments, verdicts, certificates."""
-    from node.chain import cases
+    from node.chain.cases import CommitmentContradiction, Contradiction
 
-    kinds = (cases.VerdictContradiction, cases.CertificateContradiction, cases.FalseCertificate)
-    given = _read_case(case, cases.CommitmentContradiction, *kinds)
-    first, second = given.first.statement(), given.second.statement()
-    signatures = cases.unhex(given.first_signature), cases.unhex(given.second_signature)
-    pair, contracts = (first, signatures[0], second, signatures[1]), chain.contracts
-    whose = "of the validator's provider"
-    if isinstance(given, cases.CommitmentContradiction):
-        whose, call = f"of the provider of {first.node}", contracts.evidence(*pair)
-    elif isinstance(given, cases.VerdictContradiction):
-        call = contracts.verdict_evidence(first.pool, first.work, *pair)
-    else:
-        call = contracts.accepted_evidence(*pair)
+    given = _read_case(case, Contradiction)
+    first, whose = given.first, "of the validator's provider"
+    if isinstance(given, CommitmentContradiction):
+        whose = f"of the provider of {first.node}"
     info = await chain.pool(first.pool)
     says = f"{ether(info.slash_amount)} tokens of stake {whose} are lost at once and for ever"
-    return Plan(says, "the evidence was accepted", [step("slash by its own signatures", call)])
+    return Plan(says, "the evidence was accepted", [step("slash by its own signatures", given.call(chain.contracts))])
 
 
 @transaction(case_app, "overturn", example="case overturn 7 0xNode --network base-sepolia --key arbiter")
@@ -196,12 +187,12 @@ async def overturn(chain: "ChainClient", me: "Address", pool: Pool, node: Node) 
     )
 
 
-def _read_case(path: Path, *kinds: type) -> Any:
-    from node.chain.cases import read_case
+def _read_case(path: Path, wanted: type) -> Any:
+    from node.chain.cases import FileCase, read_case
 
     case = read_case(path)
-    if not isinstance(case, kinds):
-        wanted = " or ".join(str(kind.__struct_config__.tag) for kind in kinds)  # type: ignore[attr-defined]
+    if not isinstance(case, wanted):
         kind = type(case).__struct_config__.tag
-        raise CommandError("this is another kind of case", f"it is {kind!r}, not {wanted}", "see --help", USAGE)
+        other = "evidence" if wanted is FileCase else "slash"
+        raise CommandError("this is another kind of case", f"it is {kind!r}", f"use: contract {other}", USAGE)
     return case

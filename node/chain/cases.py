@@ -1,137 +1,126 @@
-"""Cases for the contracts as files: who is accused, by which signatures. JSON, read strictly.
+"""Cases for the contracts: who is accused, by which signatures, and the call that carries it. Kept as JSON, read
+strictly.
 
 A case proves itself by the signatures in it, so anybody may carry it to the chain: the validator that gathered it,
 or whoever is handed the file. Knows the form only; the contract decides.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from web3.contract.contract import ContractFunction
 
+from contracts.bindings import Contracts
 from node.chain.errors import ChainError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.identity import parse_address
-from protocol.statements import Accepted, Verdict, WorkCommitment
+from protocol.statements import Accepted, Verdict, WorkCommitment, struct_hash
 
 MAX_CASE_BYTES = 256 * 1024
-Word = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{64}$")]
-Signature = Annotated[str, msgspec.Meta(pattern="^(0x)?[0-9a-fA-F]{130}$")]
-U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
-U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=65, max_length=65)]
+_HEX = re.compile("(0x)?([0-9a-fA-F]{64}|[0-9a-fA-F]{130})")
+_ADDRESS = re.compile("0x[0-9a-fA-F]{40}")
+_Flat = dict[str, str | int | bool]
+_Text = dict[str, str | int | bool | _Flat | list[_Flat]]
+"""A case in JSON: nested no deeper, whatever a file brings."""
 
 
 class CaseError(ChainError):
     """A case file that cannot be used."""
 
 
-class Commitment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A work commitment in JSON."""
-
-    pool: U63
-    node: str
-    policy_root: Word
-    index: U63
-    file_root: Word
-    units: U32
-    epoch: U63
-
-    def statement(self) -> WorkCommitment:
-        node, words = parse_address(self.node), (unhex(self.policy_root), self.index, unhex(self.file_root))
-        return WorkCommitment(self.pool, node, *words, self.units, self.epoch)
-
-
-class Judgement(Commitment, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A verdict in JSON."""
-
-    outcome: U8
-    reason: U8
-    values: Word
-
-    def statement(self) -> Verdict:
-        c = Commitment.statement(self)
-        said = (self.outcome, self.reason, c.epoch, unhex(self.values))
-        return Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, *said)
-
-
-class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A validator's certificate of a work, in JSON."""
-
-    pool: U63
-    node: str
-    epoch: U63
-    work: Word
-    units: U32
-
-    def statement(self) -> Accepted:
-        return Accepted(self.pool, parse_address(self.node), self.epoch, unhex(self.work), self.units)
-
-
-class Vote(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One validator's part of a quorum. values: what it found besides; rechecked: it is of a Rechecked."""
+class Vote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One validator's part of a quorum. values: what it found besides, 32 bytes; rechecked: it is of a Rechecked."""
 
     signature: Signature
-    values: Word
+    values: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     rechecked: bool = False
 
 
-class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="file"):
+class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="file"):
     """A quorum's verdicts, with outcome 2 and this reason, over one file. signature: the node's, of the commitment."""
 
-    commitment: Commitment
+    commitment: WorkCommitment
     signature: Signature
-    reason: U8
+    reason: Annotated[int, msgspec.Meta(ge=0, le=255)]
     votes: Annotated[tuple[Vote, ...], msgspec.Meta(max_length=16)]
 
     @property
-    def signatures(self) -> list[bytes]:
-        return [unhex(vote.signature) for vote in self.votes]
+    def name(self) -> str:
+        """Of its file."""
+        return _place(self.commitment)
 
     @property
-    def values(self) -> list[bytes]:
-        return [unhex(vote.values) for vote in self.votes]
+    def action(self) -> str:
+        """Completes "cannot ..."."""
+        return f"slash {self.commitment.node}"
 
-    @property
-    def rechecked(self) -> int:
-        """Bit i: vote i is of a Rechecked."""
-        return sum(1 << i for i, vote in enumerate(self.votes) if vote.rechecked)
+    def call(self, contracts: Contracts) -> ContractFunction:
+        """What carries it to the chain."""
+        rechecked = sum(1 << i for i, vote in enumerate(self.votes) if vote.rechecked)
+        said = [vote.signature for vote in self.votes], [vote.values for vote in self.votes]
+        return contracts.slash(self.commitment, self.signature, self.reason, *said, rechecked)
 
 
-class _Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
     """Two statements by one key: evidence by itself."""
 
+    first: Any
     first_signature: Signature
+    second: Any
     second_signature: Signature
 
+    @property
+    def name(self) -> str:
+        if isinstance(self.first, WorkCommitment):
+            return _place(self.first)
+        what = "verdicts" if isinstance(self.first, Verdict) else "certificate"
+        return f"{what}-{self.first.work.hex()[:16]}-{self.first_signature.hex()[:8]}"
 
-class CommitmentContradiction(_Contradiction, frozen=True, kw_only=True, tag="commitments"):
+    @property
+    def action(self) -> str:
+        if isinstance(self.first, WorkCommitment):
+            return f"slash {self.first.node} by its own signatures"
+        return f"slash a validator by its own {'verdicts' if isinstance(self.first, Verdict) else 'certificate'}"
+
+    def call(self, contracts: Contracts) -> ContractFunction:
+        pair = self.first, self.first_signature, self.second, self.second_signature
+        if isinstance(self.first, WorkCommitment):
+            return contracts.evidence(*pair)
+        if isinstance(self.first, Verdict):
+            return contracts.verdict_evidence(self.first.pool, self.first.work, *pair)
+        return contracts.accepted_evidence(*pair)
+
+
+class CommitmentContradiction(Contradiction, frozen=True, tag="commitments"):
     """Two commitments of one node for the same place."""
 
-    first: Commitment
-    second: Commitment
+    first: WorkCommitment
+    second: WorkCommitment
 
 
-class VerdictContradiction(_Contradiction, frozen=True, kw_only=True, tag="verdicts"):
-    """Two verdicts of one validator on one work."""
+class VerdictContradiction(Contradiction, frozen=True, tag="verdicts"):
+    """Two verdicts of one validator on one work that differ in anything."""
 
-    first: Judgement
-    second: Judgement
+    first: Verdict
+    second: Verdict
 
 
-class CertificateContradiction(_Contradiction, frozen=True, kw_only=True, tag="certificates"):
+class CertificateContradiction(Contradiction, frozen=True, tag="certificates"):
     """Two certificates of one work by one validator."""
 
-    first: Certificate
-    second: Certificate
+    first: Accepted
+    second: Accepted
 
 
-class FalseCertificate(_Contradiction, frozen=True, kw_only=True, tag="certificate and verdict"):
+class FalseCertificate(Contradiction, frozen=True, tag="certificate and verdict"):
     """A certificate of one work, and a verdict against it by the same validator."""
 
-    first: Certificate
-    second: Judgement
+    first: Accepted
+    second: Verdict
 
 
 Case = FileCase | CommitmentContradiction | VerdictContradiction | CertificateContradiction | FalseCertificate
@@ -140,28 +129,6 @@ Case = FileCase | CommitmentContradiction | VerdictContradiction | CertificateCo
 def unhex(text: str) -> bytes:
     """'0x..' as bytes."""
     return bytes.fromhex(text.removeprefix("0x"))
-
-
-def to_hex(word: bytes) -> str:
-    """The other way round."""
-    return "0x" + word.hex()
-
-
-def commitment_in_json(c: WorkCommitment) -> Commitment:
-    return Commitment(**_fields(c))
-
-
-def verdict_in_json(v: Verdict) -> Judgement:
-    return Judgement(**_fields(v), outcome=v.outcome, reason=v.reason, values=to_hex(v.values))
-
-
-def certificate_in_json(a: Accepted) -> Certificate:
-    return Certificate(pool=a.pool, node=a.node, epoch=a.epoch, work=to_hex(a.work), units=a.units)
-
-
-def _fields(c: WorkCommitment | Verdict) -> dict[str, Any]:
-    roots = {"policy_root": to_hex(c.policy_root), "file_root": to_hex(c.file_root)}
-    return {"pool": c.pool, "node": c.node, "index": c.index, "units": c.units, "epoch": c.epoch, **roots}
 
 
 def read_case(path: Path) -> Case:
@@ -174,10 +141,10 @@ def read_case(path: Path) -> Case:
     if len(raw) > MAX_CASE_BYTES:
         raise CaseError(f"the case {path} is too big", f"more than {MAX_CASE_BYTES} bytes", "give another file")
     try:
-        case: Case = msgspec.json.decode(raw, type=Case)
-        for name in ("commitment", "first", "second"):
-            if hasattr(case, name):
-                getattr(case, name).statement()
+        plain = _from_text(msgspec.json.decode(raw, type=_Text))
+        case: Case = msgspec.convert(plain, Case, builtin_types=(bytes,))
+        for statement in (case.commitment,) if isinstance(case, FileCase) else (case.first, case.second):
+            struct_hash(statement)  # raises where a field is out of its range
     except (msgspec.DecodeError, IntellectError, ValueError) as error:
         remedy = "see docs/contracts-cli.md for the form of cases"
         raise CaseError(f"the case {path} cannot be used", str(error), remedy) from error
@@ -186,4 +153,28 @@ def read_case(path: Path) -> Case:
 
 def write_case(path: Path, case: Case) -> None:
     """Blocking; complete or not at all."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(case), indent=2))
+    plain = _to_text(msgspec.to_builtins(case, builtin_types=(bytes,)))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(plain), indent=2))
+
+
+def _place(commitment: WorkCommitment) -> str:
+    return f"{commitment.node.lower()}-{commitment.file_root.hex()[:16]}"
+
+
+def _from_text(value: Any) -> Any:
+    """Hashes and signatures as bytes, addresses with their checksum, the rest as it is."""
+    if isinstance(value, dict):
+        return {key: _from_text(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_from_text(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    return unhex(value) if _HEX.fullmatch(value) else parse_address(value) if _ADDRESS.fullmatch(value) else value
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_text(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_text(each) for each in value]
+    return "0x" + value.hex() if isinstance(value, bytes) else value

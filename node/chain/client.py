@@ -40,6 +40,7 @@ from contracts.bindings import (
     raw_log,
     topic_of,
 )
+from node.chain.cases import Case
 from node.chain.errors import EXPECTED, ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import NetworkProfile
@@ -47,7 +48,7 @@ from node.chain.rpc import FallbackProvider
 from node.chain.sender import Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address
-from protocol.statements import Accepted, Domain, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
+from protocol.statements import Domain, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
 
 T = TypeVar("T")
 logger = structlog.get_logger()
@@ -352,21 +353,9 @@ class ChainClient:
         """End a case whose time for an appeal is over."""
         return await self._write(f"finalize case {case}", self._contracts.finalize(case), key)
 
-    async def slash(
-        self,
-        commitment: WorkCommitment,
-        node_signature: bytes,
-        reason: int,
-        signatures: Sequence[bytes],
-        values: Sequence[bytes],
-        rechecked: int,
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Punish an objective fault. signatures: validators', with outcome 2 and this reason; values: what each of them
-        found besides, in the same order; bit i of rechecked: signature i is of a Rechecked, not of a Verdict."""
-        call = self._contracts.slash(commitment, node_signature, reason, signatures, values, rechecked)
-        return await self._write(f"slash {commitment.node}", call, key)
+    async def carry(self, case: Case, *, key: NodeKey | None = None) -> Receipt:
+        """Punish who is accused by a quorum's verdicts, or by two statements of its own."""
+        return await self._write(case.action, case.call(self._contracts), key)
 
     async def seat_trainers(
         self, pool: int, trainers: Sequence[Address], lease: int, grace: int, *, key: NodeKey | None = None
@@ -401,47 +390,6 @@ class ChainClient:
         """End the term of the trainer that committed to a step. verdicts, signatures: a quorum's against it."""
         call = self._contracts.end_term_by_verdicts(term, commitment, verdicts, signatures)
         return await self._write(f"end the term of {commitment.node} by verdicts", call, key)
-
-    async def evidence(
-        self,
-        first: WorkCommitment,
-        first_signature: bytes,
-        second: WorkCommitment,
-        second_signature: bytes,
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Punish a node by two commitments of its own that contradict each other."""
-        call = self._contracts.evidence(first, first_signature, second, second_signature)
-        return await self._write(f"slash {first.node} by its own signatures", call, key)
-
-    async def verdict_evidence(
-        self,
-        pool: int,
-        work: bytes,
-        first: Verdict,
-        first_signature: bytes,
-        second: Verdict,
-        second_signature: bytes,
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Punish a validator by two verdicts of its own on one work that differ in anything."""
-        call = self._contracts.verdict_evidence(pool, work, first, first_signature, second, second_signature)
-        return await self._write("slash a validator by its own verdicts", call, key)
-
-    async def accepted_evidence(
-        self,
-        first: Accepted,
-        first_signature: bytes,
-        second: Accepted | Verdict,
-        second_signature: bytes,
-        *,
-        key: NodeKey | None = None,
-    ) -> Receipt:
-        """Punish a validator by its certificate, and another one of the same work or its own verdict against it."""
-        call = self._contracts.accepted_evidence(first, first_signature, second, second_signature)
-        return await self._write("slash a validator by its own certificate", call, key)
 
     # ---- inside
 

@@ -10,12 +10,22 @@ by a worker's whole record needs, besides, two validators that look with differe
 on two machines sees twice the same (protocol.engines).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
 import trio
 
+from node.chain.cases import (
+    Case,
+    CertificateContradiction,
+    CommitmentContradiction,
+    Contradiction,
+    FalseCertificate,
+    FileCase,
+    VerdictContradiction,
+    Vote,
+)
 from node.chain.errors import Reverted
 from node.recent import Recent
 from node.services.court.turns import seconds_to_wait
@@ -52,24 +62,7 @@ KINDS_TO_CONVICT = 2
 class OnChainCourt(Protocol):
     """The part of node.chain that executes a quorum's verdict, and takes what a key signed against itself."""
 
-    async def slash(
-        self,
-        commitment: WorkCommitment,
-        node_signature: bytes,
-        reason: int,
-        signatures: Sequence[bytes],
-        values: Sequence[bytes],
-        rechecked: int,
-    ) -> object: ...
-    async def evidence(
-        self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
-    ) -> object: ...
-    async def verdict_evidence(
-        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
-    ) -> object: ...
-    async def accepted_evidence(
-        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
-    ) -> object: ...
+    async def carry(self, case: Case) -> object: ...
 
 
 class Slashing:
@@ -79,10 +72,11 @@ class Slashing:
         self._station = station
         self._court = court
         self._register = station.jury.register
-        self._pending: dict[
-            Address, Recent[tuple[WorkId, int], Verdict]
-        ] = {}  # by who accuses: nobody crowds out others
+        self._pending: dict[Address, Recent[tuple[WorkId, int], Verdict]] = {}
+        """By who accuses: nobody crowds out others."""
         self._executed: set[Address] = set()
+        self._evidence: dict[Address, tuple[str, Contradiction]] = {}
+        """By whom it convicts: the log's word, and one piece of it, which is enough for a key."""
         self._evidenced: set[Address] = set()
         self._terms: set[int] = set()
         self._certified: dict[Address, Recent[WorkId, tuple[Accepted, bytes]]] = {}
@@ -90,20 +84,19 @@ class Slashing:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-
-            def report(key: Address, what: str, work: WorkId, carry: Callable[[], Awaitable[object]]) -> None:
-                nursery.start_soon(self._report, key, what, work, carry)
-
-            self._register.follow_rivals(lambda one, other: self._on_rivals(one, other, report))
-            self._station.jury.ballots.on_contradiction = lambda one, other: self._on_verdicts(one, other, report)
-            nursery.start_soon(self._collect, report)
+            self._register.follow_rivals(self._on_rivals)
+            self._station.jury.ballots.on_contradiction = self._on_verdicts
+            nursery.start_soon(self._collect)
             nursery.start_soon(self._collect_rechecks)
-            nursery.start_soon(self._collect_certificates, report)
+            nursery.start_soon(self._collect_certificates)
             while True:
                 for term in self._station.jury.policies.forks.keys() - self._terms:
                     self._terms.add(term)
-                    self._on_fork(term, report)
+                    self._on_fork(term)
                     nursery.start_soon(self._execute_step, term)
+                for key in self._evidence.keys() - self._evidenced:
+                    self._evidenced.add(key)
+                    nursery.start_soon(self._report, key, *self._evidence.pop(key))
                 for verdict in self._ripe():
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
@@ -111,13 +104,13 @@ class Slashing:
 
     # what a key signed against itself
 
-    def _on_rivals(self, one: Work, other: Work, report: "_Report") -> None:
+    def _on_rivals(self, one: Work, other: Work) -> None:
         """Two different commitments for one slot."""
         first, second = one.signed.message, other.signed.message
-        given = (first.commitment, first.signature, second.commitment, second.signature)
-        report(one.node, "worker.equivocated", one.id, lambda: self._court.evidence(*given))
+        pair = first.commitment, first.signature, second.commitment, second.signature
+        self._evidence.setdefault(one.node, ("worker.equivocated", CommitmentContradiction(*pair)))
 
-    def _on_fork(self, term: int, report: "_Report") -> None:
+    def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
         domain, pool = self._station.domain, self._station.pool
         opened = [open_envelope(domain, pool, raw) for raw in self._station.jury.policies.forks[term].evidence]
@@ -128,21 +121,19 @@ class Slashing:
         if one is None or other is None or (one.term, one.step) != (other.term, other.step):
             log.warning("trainer.fork_not_for_the_chain", why="the two are not signed statements about one step")
             return
-        commitments = one.commitment(first.author), other.commitment(second.author)
-        given = (commitments[0], first.message.signature, commitments[1], second.message.signature)
-        report(first.author, "trainer.forked", work_id(commitments[0]), lambda: self._court.evidence(*given))
+        words = one.commitment(first.author), first.message.signature, other.commitment(second.author)
+        case = CommitmentContradiction(*words, second.message.signature)
+        self._evidence.setdefault(first.author, ("trainer.forked", case))
 
-    def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued], report: "_Report") -> None:
+    def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued]) -> None:
         """Two different verdicts on one work."""
         first, second = one.message, other.message
-        if first.verdict == second.verdict:
-            return  # one word, in two envelopes
-        work = work_id(first.verdict)
-        given = (self._station.pool, work, first.verdict, first.signature, second.verdict, second.signature)
-        carry = lambda: self._court.verdict_evidence(*given)  # noqa: E731
-        report(one.author, "validator.contradicted_itself", work, carry)
+        if first.verdict != second.verdict:  # else one word, in two envelopes
+            pair = first.verdict, first.signature, second.verdict, second.signature
+            case = VerdictContradiction(*pair)
+            self._evidence.setdefault(one.author, ("validator.contradicted_itself", case))
 
-    async def _collect_certificates(self, report: "_Report") -> None:
+    async def _collect_certificates(self) -> None:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
         async for signed in self._station.board.subscribe(ValidatorSaid):
             known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
@@ -150,43 +141,27 @@ class Slashing:
             for one in signed.message.certificates:
                 said = statement, signature = one.statement(self._station.pool), one.signature
                 before = known.setdefault(one.work, said)
-                if before != said and not self._is_signed(signed.author, *before):
+                if before != said and not is_signed_by(signed.author, self._station.domain, *before):
                     known[one.work] = before = said
-                against = before if before[0] != statement else refused.get(one.work)
-                if against is not None:
-                    other, other_signature = against
-                    self._on_certificate(signed.author, statement, signature, other, other_signature, report)
+                if before[0] != statement:
+                    self._on_certificate(signed.author, CertificateContradiction(*said, *before))
+                elif one.work in refused:
+                    self._on_certificate(signed.author, FalseCertificate(*said, *refused[one.work]))
 
-    def _on_certificate(
-        self,
-        author: Address,
-        certificate: Accepted,
-        signature: bytes,
-        other: Accepted | Verdict,
-        other_signature: bytes,
-        report: "_Report",
-    ) -> None:
+    def _on_certificate(self, author: Address, case: CertificateContradiction | FalseCertificate) -> None:
         """A certificate, and another one of the same work, or a verdict against it."""
-        if not self._is_signed(author, certificate, signature):
-            return
-        carry = lambda: self._court.accepted_evidence(certificate, signature, other, other_signature)  # noqa: E731
-        report(author, "validator.certified_falsely", certificate.work, carry)
+        if is_signed_by(author, self._station.domain, case.first, case.first_signature):
+            self._evidence.setdefault(author, ("validator.certified_falsely", case))
 
-    def _is_signed(self, author: Address, certificate: Accepted, signature: bytes) -> bool:
-        return is_signed_by(author, self._station.domain, certificate, signature)
-
-    async def _report(self, key: Address, what: str, work: WorkId, carry: Callable[[], Awaitable[object]]) -> None:
-        """Evidence by itself: one piece of it is enough for one key."""
-        if key in self._evidenced:
-            return
-        self._evidenced.add(key)
+    async def _report(self, key: Address, what: str, case: Contradiction) -> None:
+        work = case.first.work
         log.warning(what, node=key, work=work.hex()[:16])
         await trio.sleep(seconds_to_wait(self._station, work))
         for attempt in range(TRIES):
             if self._station.membership.is_evicted(key):
                 return
             try:
-                await carry()
+                await self._court.carry(case)
                 return
             except IntellectError as error:
                 log.warning("evidence.failed", node=key, why=error.why, attempt=attempt)
@@ -195,7 +170,7 @@ class Slashing:
 
     # what a quorum says
 
-    async def _collect(self, report: "_Report") -> None:
+    async def _collect(self) -> None:
         async for signed in self._station.board.subscribe(VerdictIssued):
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
@@ -203,9 +178,7 @@ class Slashing:
                 self._refused.setdefault(signed.author, Recent(CERTIFICATES)).setdefault(work, said)
                 certified = self._certified.get(signed.author, {}).get(work)
                 if certified is not None:
-                    certificate, signature = certified
-                    given = (certificate, signature, message.verdict, message.signature)
-                    self._on_certificate(signed.author, *given, report)
+                    self._on_certificate(signed.author, FalseCertificate(*certified, *said))
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:
@@ -304,10 +277,9 @@ class Slashing:
                 return False
             in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
             fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
-            signatures, values = [one for _, one in fit], [verdict.values for verdict, _ in fit]
-            rechecked = sum(1 << i for i, (verdict, _) in enumerate(fit) if isinstance(verdict, Rechecked))
+            shown = tuple(Vote(one, verdict.values, isinstance(verdict, Rechecked)) for verdict, one in fit)
             try:
-                await self._court.slash(commitment, signature, reason, signatures, values, rechecked)
+                await self._court.carry(FileCase(commitment, signature, reason, shown))
                 return True
             except IntellectError as error:
                 if isinstance(error, Reverted) and error.name == "AlreadyJudged":  # and overturned since
@@ -330,5 +302,3 @@ def _proof_of(said: Mapping[Address, StepJudged]) -> "tuple[int, _Votes]":
 
 _Votes = dict[Address, tuple[Verdict, bytes]]
 """By author: a verdict and its signature."""
-_Report = Callable[[Address, str, WorkId, Callable[[], Awaitable[object]]], None]
-"""Given a key, the log's word, a work, and how to carry the evidence to the chain."""

@@ -12,6 +12,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
+from node.chain.cases import Case, CommitmentContradiction, FileCase, VerdictContradiction
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
@@ -31,7 +32,7 @@ from protocol.lots import LotPledge
 from protocol.manifest import PolicyStatement
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, stated
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Accepted, Domain, Outcome, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 
 GROUPS, SIZE = 16, 4
@@ -168,39 +169,21 @@ class RecordingJudge:
         self.contradicted: list[Address] = []
         self.certified_falsely: list[bytes] = []
 
-    async def slash(
-        self,
-        commitment: WorkCommitment,
-        node_signature: bytes,
-        reason: int,
-        signatures: Sequence[bytes],
-        values: Sequence[bytes],
-        rechecked: int,
-    ) -> None:
+    async def carry(self, case: Case) -> None:
         await trio.lowlevel.checkpoint()
-        assert len(signatures) == len(values)
-        self.slashed.append((commitment.node, reason, len(signatures)))
-
-    async def verdict_evidence(
-        self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
-    ) -> None:
-        await trio.lowlevel.checkpoint()
-        author = signer_of(DOMAIN, first, first_signature)
-        assert first != second and signer_of(DOMAIN, second, second_signature) == author
-        self.contradicted.append(author)
-
-    async def accepted_evidence(
-        self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
-    ) -> None:
-        await trio.lowlevel.checkpoint()
-        assert signer_of(DOMAIN, first, first_signature) == signer_of(DOMAIN, second, second_signature)
-        self.certified_falsely.append(first.work)
-
-    async def evidence(
-        self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
-    ):  # noqa: ANN201, E501
-        await trio.lowlevel.checkpoint()
-        self.equivocations.append(first.node)
+        match case:
+            case FileCase():
+                self.slashed.append((case.commitment.node, case.reason, len(case.votes)))
+            case CommitmentContradiction():
+                self.equivocations.append(case.first.node)
+            case _:
+                author = signer_of(DOMAIN, case.first, case.first_signature)
+                assert case.first != case.second
+                assert signer_of(DOMAIN, case.second, case.second_signature) == author
+                if isinstance(case, VerdictContradiction):
+                    self.contradicted.append(author)
+                else:
+                    self.certified_falsely.append(case.first.work)
 
 
 class Trouble(IntellectError):

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,17 @@ import trio
 
 from contracts.bindings import Claimed, EarningsPosted, Joined, PostedEarnings, Slashed
 from contracts.deploy import TOKEN
-from node.chain.cases import FileCase, read_case, unhex
+from node.chain.cases import (
+    CaseError,
+    CertificateContradiction,
+    CommitmentContradiction,
+    FalseCertificate,
+    FileCase,
+    VerdictContradiction,
+    Vote,
+    read_case,
+    write_case,
+)
 from node.chain.client import ChainClient
 from node.chain.errors import (
     ChainError,
@@ -215,7 +226,7 @@ async def test_a_quorum_slashes_over_the_client(people: Any) -> None:
     verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine = sign(people.node, client.domain, c)
     theirs = sign(people.validator, client.domain, verdict)
-    receipt = await client.slash(c, mine, 5, [theirs], [bytes(32)], 0, key=people.manager)
+    receipt = await client.carry(FileCase(c, mine, 5, (Vote(theirs, bytes(32)),)), key=people.manager)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
     assert (slashed.amount, slashed.reason) == (50 * TOKEN, 5)
     assert (await client.members(pool))[0].evicted
@@ -334,15 +345,23 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
     verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
-    await CaseKeeper(client, tmp_path / "cases").slash(c, mine, 5, [theirs], [bytes(32)], 0)
+    case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
+    await CaseKeeper(client, tmp_path / "cases").carry(case)
     (path,) = (tmp_path / "cases").iterdir()
-    case = read_case(path)
-    assert isinstance(case, FileCase)
-    assert (case.commitment.statement(), unhex(case.signature), case.reason) == (c, mine, 5)
-    assert (case.signatures, case.values, case.rechecked) == ([theirs], [bytes(32)], 0)
+    assert read_case(path) == case
+    told = json.loads(path.read_text())
+    assert told["kind"] == "file" and told["commitment"]["file_root"] == "0x" + "02" * 32
 
 
-@pytest.mark.parametrize("kind", ["commitments", "verdicts", "certificates", "certificate and verdict"])
+KINDS = {
+    "commitments": CommitmentContradiction,
+    "verdicts": VerdictContradiction,
+    "certificates": CertificateContradiction,
+    "certificate and verdict": FalseCertificate,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Path, kind: str) -> None:
     client, pool, keeper = people.client, people.pool, CaseKeeper(people.client, tmp_path / "cases")
     await client.join(pool, "x")
@@ -359,16 +378,41 @@ async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Pat
     }
     key, (first, second) = pairs[kind]
     one, two = (sign(key, client.domain, each) for each in (first, second))
-    if kind == "commitments":
-        receipt = await keeper.evidence(first, one, second, two)
-    elif kind == "verdicts":
-        receipt = await keeper.verdict_evidence(pool, first.work, first, one, second, two)
-    else:
-        receipt = await keeper.accepted_evidence(first, one, second, two)
+    contradiction = KINDS[kind](first, one, second, two)
+    receipt = await keeper.carry(contradiction)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
     assert (slashed.node, slashed.case_id) == (key.address, 0)
     (path,) = (tmp_path / "cases").iterdir()
-    case: Any = read_case(path)
-    assert type(case).__struct_config__.tag == kind
-    assert (case.first.statement(), case.second.statement()) == (first, second)
-    assert (unhex(case.first_signature), unhex(case.second_signature)) == (one, two)
+    assert read_case(path) == contradiction and json.loads(path.read_text())["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reason": 256},
+        {"votes": [{"signature": "0x" + "11" * 64, "values": "0x" + "00" * 32}]},
+        {"votes": [{"signature": "0x" + "11" * 65, "values": "0x" + "00" * 32}] * 17},
+        {"commitment": {"units": 2**32}},
+        {"commitment": {"epoch": -1}},
+        {"commitment": {"file_root": "0x" + "00" * 65}},
+        {"commitment": {"file_root": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}},
+        {"commitment": {"node": "0x" + "zz" * 20}},
+        {"commitment": {"node": "0xAbCdef" + "11" * 17}},
+        {"commitment": {"more": 1}},
+        {"more": {"deep": {"deeper": 1}}},
+    ],
+    ids=str,
+)
+def test_a_case_whose_fields_are_none_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The control is the same case unchanged."""
+    path = tmp_path / "case.json"
+    node = NodeKey.generate().address
+    c = WorkCommitment(7, node, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
+    write_case(path, FileCase(c, bytes(65), 5, (Vote(bytes(65), bytes(32)),)))
+    told = json.loads(path.read_text())
+    told["commitment"]["node"] = node.lower()
+    path.write_text(json.dumps(told))
+    assert isinstance(case := read_case(path), FileCase) and case.commitment == c
+    path.write_text(json.dumps(told | change | {"commitment": told["commitment"] | change.get("commitment", {})}))
+    with pytest.raises(CaseError, match="cannot be used"):
+        read_case(path)

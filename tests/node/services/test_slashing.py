@@ -1,12 +1,12 @@
 """What a key signed against itself, and what a quorum says, is carried to the chain: by whose turn it is, once."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import trio
 
+from node.chain.cases import Case, CommitmentContradiction, FileCase, VerdictContradiction
 from node.chain.errors import ChainError, Reverted
 from node.services.court.slashing import STEP_PATIENCE, Slashing
 from node.services.court.turns import TURN
@@ -66,56 +66,48 @@ class Chain(RecordingJudge):
         self.fails = 0
         self.overturned = False
 
-    async def slash(
-        self,
-        commitment: WorkCommitment,
-        node_signature: bytes,
-        reason: int,
-        signatures: Sequence[bytes],
-        values: Sequence[bytes],
-        rechecked: int,
-    ) -> None:
-        self.calls.append((trio.current_time(), commitment.node, "slash"))
-        assert signer_of(DOMAIN, commitment, node_signature) == commitment.node
-        if self.overturned:
-            raise Reverted("slash", "AlreadyJudged", {"root": commitment.file_root})
-        place = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
-        judges = []
-        for i, (signature, one) in enumerate(zip(signatures, values, strict=True)):
-            kind = Rechecked if rechecked >> i & 1 else Verdict
-            said = kind(**place, outcome=Outcome.SLASH, reason=reason, values=one)
-            judges.append(signer_of(DOMAIN, said, signature))
-            if judges[-1] in self.unfit:
-                raise Reverted("slash", "ValidatorUnfit", {"validator": judges[-1]})
-        assert len(set(judges)) == len(judges) >= 2 and {*judges} <= {key.address for key in VALIDATORS}
-        self.bitmaps.append(rechecked)
-        await super().slash(commitment, node_signature, reason, signatures, values, rechecked)
-        self._evict(commitment.node)
-
-    async def evidence(self, *given: Any) -> None:
-        first, one, second, two = given
-        assert (first.policy_root, first.index) == (second.policy_root, second.index) and first != second
-        assert signer_of(DOMAIN, second, two) == signer_of(DOMAIN, first, one) == first.node
-        await self._taken("two commitments", super().evidence, given, first, one)
-
-    async def verdict_evidence(self, *given: Any) -> None:
-        await self._taken("two verdicts", super().verdict_evidence, given, given[2], given[3])
-
-    async def accepted_evidence(self, *given: Any) -> None:
-        first, _, second, _ = given
-        assert isinstance(first, Accepted) and first != second
-        assert (second.work if isinstance(second, Accepted) else work_id(second)) == first.work
-        assert isinstance(second, Accepted) or second.outcome != Outcome.ACCEPT
-        await self._taken("certificate", super().accepted_evidence, given, first, given[1])
-
-    async def _taken(self, what: str, carry: Callable[..., Any], given: Any, statement: Any, signature: bytes) -> None:
-        author = signer_of(DOMAIN, statement, signature)
+    async def carry(self, case: Case) -> None:
+        if isinstance(case, FileCase):
+            await self._slash(case)
+            return
+        author = signer_of(DOMAIN, case.first, case.first_signature)
+        assert case.first != case.second
+        match case:
+            case CommitmentContradiction():
+                what = "two commitments"
+                assert (case.first.policy_root, case.first.index) == (case.second.policy_root, case.second.index)
+                assert signer_of(DOMAIN, case.second, case.second_signature) == author == case.first.node
+            case VerdictContradiction():
+                what = "two verdicts"
+            case _:
+                what = "certificate"
+                assert case.first.work == case.second.work
+                assert isinstance(case.second, Accepted) or case.second.outcome != Outcome.ACCEPT
         self.calls.append((trio.current_time(), author, what))
         if self.fails:
             self.fails -= 1
             raise ChainError("no answer", "the endpoint is down", "wait")
-        await carry(*given)
+        await super().carry(case)
         self._evict(author)
+
+    async def _slash(self, case: FileCase) -> None:
+        commitment = case.commitment
+        self.calls.append((trio.current_time(), commitment.node, "slash"))
+        assert signer_of(DOMAIN, commitment, case.signature) == commitment.node
+        if self.overturned:
+            raise Reverted("slash", "AlreadyJudged", {"root": commitment.file_root})
+        place = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
+        judges = []
+        for vote in case.votes:
+            kind = Rechecked if vote.rechecked else Verdict
+            said = kind(**place, outcome=Outcome.SLASH, reason=case.reason, values=vote.values)
+            judges.append(signer_of(DOMAIN, said, vote.signature))
+            if judges[-1] in self.unfit:
+                raise Reverted("slash", "ValidatorUnfit", {"validator": judges[-1]})
+        assert len(set(judges)) == len(judges) >= 2 and {*judges} <= {key.address for key in VALIDATORS}
+        self.bitmaps.append(sum(1 << i for i, vote in enumerate(case.votes) if vote.rechecked))
+        await super().carry(case)
+        self._evict(commitment.node)
 
     def _evict(self, node: Address) -> None:
         for seat in [self._court.trainer, *self._court.workers, *self._court.seats]:
