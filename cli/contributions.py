@@ -73,7 +73,7 @@ def row_of(record: "FileRecord", pay: "PayRecord | None", groups: int | None) ->
         "reason": record.why,
         "epoch": record.epoch,
         "pay": state,
-        "claimable_at": pay.claimable_at(record.epoch or 0) if pay and state == "certified" else None,
+        "claimable_at": pay.claimable_at(record.epoch) if pay and state == "certified" else None,
     }
 
 
@@ -83,12 +83,10 @@ def pay_state(record: "FileRecord", pay: "PayRecord | None") -> str:
         return "none"
     if record.state == "pending" and record.line is None:
         return "waits for verdicts"
-    if record.epoch is None:
-        return "of an older program"
     if pay is None:
         return "not looked at yet"
     if record.line is None and record.epoch <= pay.through:
-        return "of an older program"
+        return "unclear"  # tabled before this node looked for the first time
     if record.line is None:
         return "certified" if record.certificates >= pay.quorum else "waits for certificates"
     if record.line <= 0:

@@ -5,13 +5,11 @@ other. At every start the whole known history is delivered again, so consumers k
 An endpoint whose newest block is older than what was read, with the same hashes, lags: it is waited for.
 """
 
-import json
 import sqlite3
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -21,7 +19,6 @@ from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLo
 from node.chain.client import Block, ChainClient
 from node.chain.errors import ChainError
 from protocol.errors import IntellectError
-from protocol.identity import Address
 
 PACE = 0.05
 """Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
@@ -37,7 +34,7 @@ log = structlog.get_logger()
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS chain_blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS chain_events (
-    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (block, log_index));
+    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (block, log_index));
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
 """
@@ -81,7 +78,7 @@ class EventStore:
         """Stored logs of blocks above a number, in order."""
         with self._lock:
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
-            return [_unpack(body) for (body,) in self._db.execute(query, (above,))]
+            return [msgspec.json.decode(body, type=RawLog) for (body,) in self._db.execute(query, (above,))]
 
     def time(self) -> int:
         """Of the last block that was read, unix seconds; 0 before the first."""
@@ -103,7 +100,7 @@ class EventStore:
         return [log for log in logs if (log.block, log.log_index) not in gone]
 
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
-        rows = [(entry.block, entry.log_index, _pack(entry)) for entry in logs]
+        rows = [(entry.block, entry.log_index, msgspec.json.encode(entry)) for entry in logs]
         with self._lock, self._db:
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
@@ -160,7 +157,7 @@ class EventFollower:
             profile = self._client.profile
             chair = "" if profile.contracts.chair == NOBODY else f":{profile.contracts.chair}"
             places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
-            source = f"{profile.chain_id}:{places}:{self._pool or 'all'}"
+            source = f"2:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the second form of rows
             await trio.to_thread.run_sync(store.bind, source)
             history = await trio.to_thread.run_sync(store.compact)
             self.now = await trio.to_thread.run_sync(store.time)
@@ -303,29 +300,3 @@ def _outdated(logs: Sequence[RawLog], now: int) -> list[RawLog]:
 
 
 _COMINGS = (topic_of(Joined), topic_of(Left))
-
-
-def _pack(entry: RawLog) -> str:
-    plain: dict[str, Any] = {
-        "address": entry.address,
-        "topics": [topic.hex() for topic in entry.topics],
-        "data": entry.data.hex(),
-        "block": entry.block,
-        "block_hash": entry.block_hash.hex(),
-        "transaction": entry.transaction,
-        "log_index": entry.log_index,
-    }
-    return json.dumps(plain)
-
-
-def _unpack(body: str) -> RawLog:
-    plain = json.loads(body)
-    return RawLog(
-        address=Address(plain["address"]),
-        topics=tuple(bytes.fromhex(topic) for topic in plain["topics"]),
-        data=bytes.fromhex(plain["data"]),
-        block=plain["block"],
-        block_hash=bytes.fromhex(plain["block_hash"]),
-        transaction=plain["transaction"],
-        log_index=plain["log_index"],
-    )

@@ -7,9 +7,10 @@ the same slot raises instead of becoming an equivocation. Methods block for a di
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -58,23 +59,14 @@ CREATE TABLE IF NOT EXISTS sources (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS refused (work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
-DROP TABLE IF EXISTS heard;
-DROP TABLE IF EXISTS claimed;
-DROP TABLE IF EXISTS shown;
 """
-"""The tables that go at the end are those of programs that reserved pay by leaves."""
-_LATER = {
-    "files": {"run": "BLOB", "step": "INTEGER", "why": "TEXT", "work": "BLOB", "line": "INTEGER"},
-    "said": {"at": "REAL"},
-}
-"""Columns that journals of before do not have."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
     """What became of one file: made_at in Unix seconds; state: pending, accepted, rejected; epoch: the pool's, in which
-    it counts, or None where an older program wrote the record; step: of its policy, likewise; why: what validators said
-    of a refused one; line: the node's line of the table that has the file, 0 where its table has not, UNCLEAR, or None
-    before its table; certificates: validators that certified it alike.
+    it counts; step: of its policy, None for a task's; why: what validators said of a refused one; line: the node's line
+    of the table that has the file, 0 where its table has not, UNCLEAR, or None before its table; certificates:
+    validators that certified it alike.
     """
 
     root: bytes
@@ -83,7 +75,7 @@ class FileRecord(msgspec.Struct, frozen=True):
     units: int
     made_at: float
     state: str
-    epoch: int | None
+    epoch: int
     step: int | None
     why: str | None
     line: int | None = None
@@ -151,21 +143,12 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-            self._widen()
         except sqlite3.DatabaseError as error:
             raise StateError(
                 f"cannot use the journal {path}",
                 str(error),
                 "free disk space, or restore the file from a backup; do not delete it: it prevents double signing",
             ) from error
-
-    def _widen(self) -> None:
-        """Give a journal of before the columns that it lacks."""
-        for table, columns in _LATER.items():
-            there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
-            for name, kind in columns.items():
-                if name not in there:
-                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""
@@ -177,31 +160,18 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
-    def commit_file(
-        self,
-        slot: bytes,
-        raw: bytes,
-        root: bytes,
-        policy: bytes,
-        index: int,
-        units: int,
-        made_at: float,
-        run: bytes = b"",
-        step: int | None = None,
-        epoch: int | None = None,
-        work: bytes | None = None,
-    ) -> None:
-        """A worker's commitment and its file, together or not at all. run: root of the run that it is for; epoch: in
-        which it counts; work: its id."""
-        self._db.execute("BEGIN")
-        try:
-            # One transaction: a commitment without its file record would be work that nobody claims pay for.
+    @contextmanager
+    def _at_once(self) -> Generator[None]:
+        """One transaction: all of it or nothing."""
+        with self._db:
+            self._db.execute("BEGIN")
+            yield
+
+    def commit_file(self, slot: bytes, raw: bytes, *file: Any) -> None:
+        """A worker's commitment and its file (as `add_file` has it), together or not at all."""
+        with self._at_once():  # a commitment without its file record would be work that nobody claims pay for
             self.say("commitment", slot, raw)
-            self.add_file(root, policy, index, units, made_at, run, step, epoch, work)
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+            self.add_file(*file)
 
     def say(self, kind: str, slot: bytes, raw: bytes, at: float | None = None) -> None:
         """Record a signed message before it leaves; raises StateError if the slot holds another one. at: unix seconds,
@@ -271,7 +241,8 @@ class Journal:
         epoch: int | None = None,
         work: bytes | None = None,
     ) -> None:
-        """A file this worker committed to."""
+        """A file this worker committed to. run: root of the run that it is for; epoch: in which it counts; work: its
+        id."""
         values = (root, policy, index, units, made_at, run, step, epoch, work)
         names = "root, policy, idx, units, made_at, run, step, epoch, work, state"
         self._db.execute(f"INSERT OR IGNORE INTO files ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending')", values)  # noqa: S608 - ours
@@ -309,17 +280,15 @@ class Journal:
     def note_tallies(self, run: bytes, rows: list[tuple[str, str, int]]) -> None:
         """Counters of a run as they stand now; of the oldest runs they are forgotten."""
         newest = "SELECT run FROM tallies GROUP BY run ORDER BY max(rowid) DESC LIMIT ?"
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?)", [(run, *row) for row in rows])
-        self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (RUNS_COUNTED,))  # noqa: S608 - ours
-        self._db.execute("COMMIT")
+        with self._at_once():
+            self._db.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?)", [(run, *row) for row in rows])
+            self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (RUNS_COUNTED,))  # noqa: S608 - ours
 
     def consume(self, roots: list[bytes], step: int) -> None:
         """These files train `step`; a file is used once."""
-        self._db.execute("BEGIN")
-        # Not OR IGNORE: a group that trained a step before raises here and trains no second one.
-        self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
-        self._db.execute("COMMIT")
+        with self._at_once():
+            # Not OR IGNORE: a group that trained a step before raises here and trains no second one.
+            self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
 
     def forget_consumed(self, first_step: int) -> None:
         """Free the files of batches that were never written: the node died between the two."""
@@ -374,14 +343,13 @@ class Journal:
             "DELETE FROM certificates WHERE validator = ? AND work IN "
             "(SELECT work FROM certificates WHERE validator = ? ORDER BY epoch DESC LIMIT -1 OFFSET ?)"
         )
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
-        # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
-        for validator in {row[0] for row in rows}:
-            count = "SELECT count(*) FROM certificates WHERE validator = ?"
-            if self._db.execute(count, (validator,)).fetchone()[0] > most:
-                self._db.execute(beyond, (validator, validator, most))
-        self._db.execute("COMMIT")
+        with self._at_once():
+            self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
+            # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
+            for validator in {row[0] for row in rows}:
+                count = "SELECT count(*) FROM certificates WHERE validator = ?"
+                if self._db.execute(count, (validator,)).fetchone()[0] > most:
+                    self._db.execute(beyond, (validator, validator, most))
 
     def certificates(self, node: Address, epoch: int) -> dict[tuple[bytes, int], list[tuple[Address, bytes]]]:
         """(work, units) -> who certified it for the node, with the signatures."""
@@ -416,14 +384,13 @@ class Journal:
                 units[epoch] += more
                 has.append((line, epoch, work))
         rows = [(epoch, certified[epoch], units[epoch] if clear else None, line) for epoch in certified]
-        self._db.execute("BEGIN")
-        # First all of the span as missed, then those that the table has: in one transaction nobody sees the former.
-        self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
-        self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
-        self._db.executemany("INSERT OR REPLACE INTO tabled VALUES (?, ?, ?, ?)", rows)
-        self._db.execute("DELETE FROM tabled WHERE epoch <= ?", (record.through - MOST_TABLED,))
-        self.remember(PAY, msgspec.msgpack.encode(record))
-        self._db.execute("COMMIT")
+        with self._at_once():
+            # First all of the span as missed, then those that the table has: in one transaction nobody sees the former.
+            self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
+            self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
+            self._db.executemany("INSERT OR REPLACE INTO tabled VALUES (?, ?, ?, ?)", rows)
+            self._db.execute("DELETE FROM tabled WHERE epoch <= ?", (record.through - MOST_TABLED,))
+            self.remember(PAY, msgspec.msgpack.encode(record))
 
     def tabled(self, most: int) -> list[Tabled]:
         """What posted tables have of this node's newest `most` epochs, oldest first."""
@@ -459,13 +426,12 @@ class Journal:
         fresh = [(epoch, one[0], node, one[1]) for one in works if one not in known][: max(most - len(known), 0)]
         if not fresh:
             return False
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
-        # This blob has all that earlier ones had, so they are no longer needed to prove the line.
-        if known <= set(works):
-            self._db.execute("DELETE FROM sources WHERE epoch = ? AND node = ?", (epoch, node))
-        self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?, ?, ?)", (epoch, node, *source))
-        self._db.execute("COMMIT")
+        with self._at_once():
+            self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
+            # This blob has all that earlier ones had, so they are no longer needed to prove the line.
+            if known <= set(works):
+                self._db.execute("DELETE FROM sources WHERE epoch = ? AND node = ?", (epoch, node))
+            self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?, ?, ?)", (epoch, node, *source))
         return True
 
     def earned_works(self, epoch: int, node: Address) -> set[tuple[bytes, int]]:
@@ -504,8 +470,7 @@ class Journal:
 
     def forget_epochs(self, through: int) -> None:
         """What a posted table covers counts no more, and nobody certifies it any more."""
-        self._db.execute("BEGIN")
-        # What was said stays (`said`): it is what keeps a restarted node from signing twice.
-        for table in ("certificates", "earned", "sources", "refused"):
-            self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants
-        self._db.execute("COMMIT")
+        with self._at_once():
+            # What was said stays (`said`): it is what keeps a restarted node from signing twice.
+            for table in ("certificates", "earned", "sources", "refused"):
+                self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants

@@ -74,12 +74,11 @@ KNOWN = PayRecord(b"", 40, 41, 0, 30, 20, 2, started_at=1000, epoch_seconds=10, 
         (41, 20, 2, "claimed"),
         (41, 0, 2, "missed"),
         (41, UNCLEAR, 2, "unclear"),
-        (41, None, 2, "of an older program"),
-        (None, None, 0, "of an older program"),
+        (41, None, 2, "unclear"),
     ],
 )
 def test_each_file_is_told_where_its_pay_is_and_only_what_is_certified_when_it_can_be_claimed(
-    epoch: int | None, line: int | None, certificates: int, pay: str
+    epoch: int, line: int | None, certificates: int, pay: str
 ) -> None:
     record = FileRecord(b"", b"", 0, 1, 0.0, "accepted", epoch, 1, None, line, certificates)
     row = row_of(record, KNOWN, None)

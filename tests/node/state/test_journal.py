@@ -1,5 +1,4 @@
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,6 @@ def test_a_file_is_consumed_once_and_survives_reopening(tmp_path) -> None:
     assert again.consumed() == {b"a": 3, b"b": 3}
     with pytest.raises(sqlite3.IntegrityError):
         again.consume([b"a"], 4)
-    again._db.execute("ROLLBACK")
     again.forget_consumed(3)
     assert again.consumed() == {}
     again.close()
@@ -110,22 +108,7 @@ def test_earned_works_count_once_the_less_of_two_claims_and_none_that_was_refuse
     assert journal.earned_between(6, 6) == [(6, "flood", 100)]
 
 
-def test_tables_of_programs_that_reserved_pay_are_dropped(tmp_path) -> None:
-    old = sqlite3.connect(tmp_path / "j.sqlite")
-    old.execute("CREATE TABLE heard (work BLOB PRIMARY KEY)")
-    old.close()
-    Journal(tmp_path / "j.sqlite").close()
-    left = sqlite3.connect(tmp_path / "j.sqlite")
-    assert "heard" not in {row[0] for row in left.execute("SELECT name FROM sqlite_master")}
-    left.close()
-
-
-def test_a_journal_of_before_does_not_know_when_its_words_were_said(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "j.sqlite") as old:
-        old.execute("CREATE TABLE said (kind TEXT, slot BLOB, raw BLOB, PRIMARY KEY (kind, slot))")
-        old.execute("INSERT INTO said VALUES ('verdict', x'01', x'02')")
-    journal = Journal(tmp_path / "j.sqlite")
+def test_when_a_word_was_said_first_is_remembered(journal: Journal) -> None:
     journal.say("verdict", b"\x03", b"word", 7.5)
     journal.say("verdict", b"\x03", b"word", 9.0)  # the first time counts
-    assert (journal.said("verdict", b"\x01"), journal.said_at("verdict", b"\x01")) == (b"\x02", None)
-    assert journal.said_at("verdict", b"\x03") == 7.5
+    assert (journal.said_at("verdict", b"\x01"), journal.said_at("verdict", b"\x03")) == (None, 7.5)

@@ -1,6 +1,5 @@
 """Counters that a second daemon in the same directory goes on with."""
 
-import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,26 +69,6 @@ async def test_each_run_counts_for_itself_and_only_the_newest_are_kept(tmp_path:
     fresh = Tally(journal, b"another")
     await fresh.load()
     assert fresh.part("verdicts")["accepted"] == 0
-    journal.close()
-
-
-def test_a_journal_of_an_older_program_is_read_and_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    with sqlite3.connect(path) as old:
-        old.execute(
-            "CREATE TABLE files (root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, "
-            "state TEXT, epoch INTEGER) WITHOUT ROWID"
-        )
-        old.execute("INSERT INTO files VALUES (x'01', x'02', 3, 4, 5.0, 'accepted', 6)")
-    old.close()
-    journal = Journal(path)
-    journal.add_file(b"new", b"policy", 1, 10, 9.0, RUN, 7)
-    journal.note_reasons(b"new", "late")
-    newest, oldest = journal.records(10)
-    assert (newest.step, newest.why, newest.state) == (7, "late", "pending")
-    assert (oldest.index, oldest.epoch, oldest.step) == (3, 6, None)
-    assert journal.records(10, since=6.0) == [newest] and journal.records(1) == [newest]
-    assert journal.file_counts(RUN) == {"pending": 1}
     journal.close()
 
 
