@@ -33,12 +33,12 @@ from node.chain.client import Block
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.inference.wire import LoadPolicy, Reply, Request
+from node.services.books import Books
 from node.services.certifying import Certifying
 from node.services.court.tabling import Tabling
 from node.services.judging.judge import Validator
 from node.services.paying import Paying
 from node.services.station import PoolTime
-from node.services.tables import Tables
 from node.swarm.ballots import FileState
 from node.swarm.board import Board
 from node.swarm.register import Work
@@ -165,7 +165,7 @@ class Chain:
 
 
 class Listening:
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Books) -> None:
         self.run = tables.listen
 
 
@@ -265,12 +265,13 @@ class Play:
     def _services(self, seat: Seat) -> Iterator[Any]:
         chain: Any = self._chain
         ledger = self._chain.ledger(seat.key.address)
-        yield Paying(seat.station, chain, ledger)
+        books = Books(seat.station, chain, ledger)
+        yield Paying(books)
         if seat.role == "validator":
-            tables, certifying = Tables(seat.station), Certifying(seat.station)
+            certifying = Certifying(seat.station)
             yield certifying
-            yield Listening(tables)
-            yield Tabling(seat.station, chain, tables, ledger, certifying)
+            yield Listening(books)
+            yield Tabling(books, certifying)
 
     async def _work(self, keys: list[NodeKey]) -> None:
         """A step after the other: its policy, and a file of each worker."""

@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "node.services.certifying",
         "node.services.chairing",
-        "node.services.tables",
+        "node.services.books",
         "node.services.committing",
         "node.services.rounds.applying",
     ),

@@ -6,23 +6,18 @@ that runs out, a slash that must be appealed with a key that is not here, new va
 """
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import structlog
 import trio
 
-from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Stake
-from node.chain.client import Block
+from contracts.bindings import CaseState, PoolInfo
 from node.chain.errors import Reverted, tokens
 from node.chain.faucet import is_devnet
-from node.chain.ledger import Ledger
 from node.progress import TROUBLE
-from node.services.base import Service
-from node.services.station import Station
-from node.services.tables import FETCH_TIMEOUT, Tables
+from node.services.books import FETCH_TIMEOUT, Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
 from protocol.earnings import Shown, Table, decode_certificates
@@ -34,7 +29,6 @@ log = structlog.get_logger()
 EPOCHS_TO_GATHER = 8
 MOST_TO_GATHER = 6 * 3600.0
 """Seconds that pay may wait for more to come, so that one transaction brings several epochs."""
-RETRY_PAUSE = 5.0
 PAUSES = (1.0, 300.0)
 """Seconds between two looks: a quarter of an epoch, within these."""
 EPOCHS_TOLD = 64
@@ -43,19 +37,6 @@ WARN_EPOCHS = 3
 """An escrow that lasts for fewer epochs like the last ones is told."""
 SENDING = "claiming"
 """The journal's fact: the claim that may be on its way."""
-
-
-class Treasury(Protocol):
-    """The part of node.chain that pays."""
-
-    async def pool(self, pool: int) -> PoolInfo: ...
-    async def block(self) -> Block: ...
-    async def earnings(self, pool: int) -> PostedEarnings: ...
-    async def claimed(self, pool: int, node: Address) -> int: ...
-    async def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> object: ...
-    async def node_info(self, node: Address) -> NodeInfo: ...
-    async def stake_of(self, provider: Address) -> Stake: ...
-    async def case(self, case: int) -> CaseInfo: ...
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -71,24 +52,16 @@ class Account(msgspec.Struct, frozen=True):
     paid: int = 0
 
 
-class Settling(Service):
+class Settling(Keeping):
     """gather: seconds that due pay may wait for more, None for what suits the pool's epochs."""
 
     name = "settling"
+    trouble = "pay.not_claimed"
 
-    def __init__(
-        self, station: Station, treasury: Treasury, ledger: Ledger, tables: Tables, gather: float | None = None
-    ) -> None:
-        self._station = station
-        self._pool = station.pool
-        self._own = station.key.address
-        self._journal = station.journal
-        self._time = station.time
-        self._treasury = treasury
-        self._ledger = ledger
-        self._tables = tables
+    def __init__(self, books: Books, gather: float | None = None) -> None:
+        super().__init__(books)
         self._gather = gather
-        self._progress = station.progress
+        self._progress = self._station.progress
         self._provider: Address | None = None
         self._told_paid: int | None = None
         self._warned: dict[str, str] = {}
@@ -96,34 +69,24 @@ class Settling(Service):
         self._tabled: list[Tabled] = []
         self._told_certified: int | None = None
         self._record: PayRecord | None = None
-        self.seen: PoolInfo | None = None
-        self.posted: int | None = None
+        self._seen: Seen | None = None
         self.account = Account()
         self.warnings: list[str] = []
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         gather = 0.0 if is_devnet(place.chain.profile) else None  # gas costs nothing there
-        return cls(place.station, place.chain, place.ledger, place.tables, gather)
+        return cls(place.books, gather)
 
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tables.listen)
-            while True:
-                pause = RETRY_PAUSE
-                try:
-                    pool = await self._treasury.pool(self._pool)
-                    await self.look(pool)
-                    shortest, longest = PAUSES
-                    pause = min(max(pool.epoch_seconds / 4, shortest), longest)
-                except IntellectError as error:
-                    log.warning("pay.not_claimed", why=error.why)
-                    self._progress.trouble(f"pay could not be claimed: {error.why}")
-                await trio.sleep(pause)
+    def begin(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._books.listen)
+
+    def failed(self, error: IntellectError) -> None:
+        self._progress.trouble(f"pay could not be claimed: {error.why}")
 
     def status(self) -> dict[str, Any]:
-        account, pool = self.account, self.seen
-        price = pool.reward_per_unit if pool else 0
+        account, seen = self.account, self._seen
+        price = seen.pool.reward_per_unit if seen else 0
         earned = account.paid + (account.due + account.certified) * price
         pay = {
             "provider": self._provider or "",
@@ -139,12 +102,12 @@ class Settling(Service):
                 "certified": account.certified,
                 "missed": account.missed,
             },
-            "table_epoch": self.posted,
+            "table_epoch": seen.posted.epoch if seen else None,
             "epochs": self._epochs()[-EPOCHS_TOLD:],
             "warnings": self.warnings,
-            "escrow_wei": str(pool.escrow) if pool else None,
-            "escrow_epochs": None if pool is None else self._lasts(pool),
-            "reward_per_unit_wei": str(price) if pool else None,
+            "escrow_wei": str(seen.pool.escrow) if seen else None,
+            "escrow_epochs": seen.lasts if seen else None,
+            "reward_per_unit_wei": str(price) if seen else None,
         }
         return {"pay": pay}
 
@@ -152,7 +115,8 @@ class Settling(Service):
         """JSON-ready: no number beyond what JSON readers can hold."""
         told = [(one.epoch, self._state(one), one.units or 0, one.certified - (one.units or 0)) for one in self._tabled]
         told += [(epoch, "certified", units, 0) for epoch, units in sorted(self._waiting().items())]
-        price, at = (self.seen.reward_per_unit, self.seen.maturity) if self.seen else (0, lambda epoch: 0)
+        pool = self._seen.pool if self._seen else None
+        price, at = (pool.reward_per_unit, pool.maturity) if pool else (0, lambda epoch: 0)
         return [
             {"epoch": epoch, "state": state, "wei": str(units * price), "units": units}
             | {"missed_units": 0 if state == "unclear" else missed, "claimable_at": at(epoch)}
@@ -169,25 +133,24 @@ class Settling(Service):
         through = -1 if self._record is None else self._record.through
         return {epoch: units for epoch, units in self._certified.items() if epoch > through}
 
-    async def look(self, pool: PoolInfo) -> None:
+    async def look(self, seen: Seen) -> float:
         """One look at what is due, and at what the owner should know."""
-        self.seen = pool
+        pool, self._seen = seen.pool, seen
         if self._provider is None:
-            self._provider = (await self._treasury.node_info(self._own)).owner
+            self._provider = (await self._chain.node_info(self._own)).owner
         await self._finish()
-        block = await self._treasury.block()
-        self._time.saw(block.timestamp)
-        posted = await self._treasury.earnings(self._pool)
-        table = await self._tables.of(posted) if posted.total else None
+        table = await self._books.of(seen.posted)
         units = table.units_of(self._own) if table else 0
-        claimed = await self._treasury.claimed(self._pool, self._own)
-        if table and units > claimed and self._is_time(pool, block.timestamp):
+        claimed = await self._chain.claimed(self._pool, self._own)
+        if table and units > claimed and self._is_time(pool, seen.now):
             await self._claim(units, table.proof(self._own))
-            claimed = await self._treasury.claimed(self._pool, self._own)
-        await self._sum(pool, posted, table, units, claimed)
+            claimed = await self._chain.claimed(self._pool, self._own)
+        await self._sum(seen, table, units, claimed)
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
-        await self._warn(pool, block.timestamp)
+        await self._warn(seen)
+        shortest, longest = PAUSES
+        return min(max(pool.epoch_seconds / 4, shortest), longest)
 
     # claiming
 
@@ -211,7 +174,7 @@ class Settling(Service):
             return
         units, proof = msgspec.msgpack.decode(kept, type=tuple[int, tuple[bytes, ...]])
         try:
-            await self._treasury.claim(self._pool, self._own, units, proof)
+            await self._chain.claim(self._pool, self._own, units, proof)
             log.info("pay.claimed", units=units)
         except Reverted as error:  # somebody else carried it, a newer table was posted, or its size allows no more yet
             log.info("pay.not_due", units=units, why=error.why)
@@ -219,13 +182,13 @@ class Settling(Service):
 
     # telling
 
-    async def _sum(self, pool: PoolInfo, posted: PostedEarnings, table: Table | None, line: int, claimed: int) -> None:
-        self.posted = posted.epoch
+    async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
+        pool = seen.pool
         self._certified = await self._journal.do(self._journal.certified_units, self._own, pool.threshold)
         kept = await self._journal.do(self._journal.recall, PAY)
         self._record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
-        if table is not None or not posted.total:
-            await self._note(pool, posted, table, line, claimed)
+        if table is not None or not seen.posted.total:
+            await self._note(seen, table, line, claimed)
         self._tabled = await self._journal.do(self._journal.tabled, EPOCHS_TOLD)
         missed = await self._journal.do(self._journal.missed_units)
         waiting = self._waiting()
@@ -233,9 +196,9 @@ class Settling(Service):
         paid = self._ledger.of(self._own).amount
         self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, paid)
 
-    async def _note(self, pool: PoolInfo, posted: PostedEarnings, table: Table | None, line: int, claimed: int) -> None:
+    async def _note(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""
-        known, through = self._record, -1 if posted.epoch is None else posted.epoch
+        pool, known, through = seen.pool, self._record, seen.first - 1
         if known is None:  # what was tabled before this journal began is not told
             first, before = through + 1, line
         elif through <= known.through:  # the same, or, after a reorganisation, another one in its place
@@ -243,8 +206,8 @@ class Settling(Service):
         else:
             first, before = known.through + 1, known.line
         times = (pool.started_at, pool.epoch_seconds, pool.window)
-        record = PayRecord(posted.root, first, through, before, line, claimed, pool.threshold, *times)
-        if table is not None and first <= through and (known is None or known.root != posted.root):
+        record = PayRecord(seen.posted.root, first, through, before, line, claimed, pool.threshold, *times)
+        if table is not None and first <= through and (known is None or known.root != seen.posted.root):
             try:
                 await self._settle(record, table)
             except IntellectError as error:  # a blob cannot be had: asked for again at the next look
@@ -285,14 +248,6 @@ class Settling(Service):
             works.pop(refusal.work(self._pool), None)
         return works
 
-    def _lasts(self, pool: PoolInfo) -> float | None:
-        """For how many epochs like those of the last tables the escrow lasts; None where there is none to go by."""
-        tables = list(self._ledger.tables)[-8:]
-        if len(tables) < 2 or tables[-1].total <= tables[0].total or not pool.reward_per_unit:
-            return None
-        per_epoch = (tables[-1].total - tables[0].total) / max(tables[-1].epoch - tables[0].epoch, 1)
-        return round(pool.escrow / pool.reward_per_unit / per_epoch, 1)
-
     def _tell_of_pay(self, paid: int) -> None:
         """What has arrived since the last look; at the first one, all of it is old."""
         before, self._told_paid = self._told_paid, paid
@@ -302,30 +257,30 @@ class Settling(Service):
 
     def _tell_of_certified(self, pool: PoolInfo) -> None:
         """What was certified of each epoch that is over; at the first look, all of it is old."""
-        last, before = self._time.epoch() - 1, self._told_certified
+        last, before = self._station.time.epoch() - 1, self._told_certified
         self._told_certified = last
         for epoch, units in sorted(self._waiting().items()):
             if before is not None and before < epoch <= last:
                 when = _date(pool.maturity(epoch))
                 self._progress.tell("certified", f"{units:,} units of epoch {epoch}, claimable from {when} on")
 
-    async def _warn(self, pool: PoolInfo, now: int) -> None:
-        told = {**self._of_the_pool(pool), **await self._of_cases(now)}
+    async def _warn(self, seen: Seen) -> None:
+        told = {**self._of_the_pool(seen), **await self._of_cases(seen.now)}
         for name, text in told.items():
             if self._warned.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
                 self._progress.tell(TROUBLE, text)
         self._warned, self.warnings = told, list(told.values())
 
-    def _of_the_pool(self, pool: PoolInfo) -> dict[str, str]:
+    def _of_the_pool(self, seen: Seen) -> dict[str, str]:
         """Money that runs out, and new judges."""
         told: dict[str, str] = {}
+        pool, lasts = seen.pool, seen.lasts
         waiting = self.account.certified * pool.reward_per_unit
-        lasts = self._lasts(pool)
         if not pool.stopped_at and pool.escrow < max(waiting, pool.reward_per_unit):
             told["escrow"] = "the pool's escrow does not pay for what is certified: contract pool fund"
         elif not pool.stopped_at and lasts is not None and lasts < WARN_EPOCHS:
-            told["escrow"] = f"the pool's escrow lasts for {lasts:g} more epochs like the last ones: contract pool fund"
+            told["escrow"] = f"the pool's escrow lasts for {lasts} more epochs like the last ones: contract pool fund"
         if pool.validators_from:
             names = ", ".join(pool.proposed)
             told["validators"] = f"other validators may take office from {_date(pool.validators_from)}: {names}"
@@ -335,12 +290,12 @@ class Settling(Service):
         """Stake of our provider that is lost unless somebody with its key acts in time."""
         if self._provider is None:
             return {}
-        frozen = (await self._treasury.stake_of(self._provider)).frozen
+        frozen = (await self._chain.stake_of(self._provider)).frozen
         told: dict[str, str] = {}
         if not frozen:
             return told
         for slash in [one for one in self._ledger.slashed.values() if one.provider == self._provider and one.case_id]:
-            case = await self._treasury.case(slash.case_id)
+            case = await self._chain.case(slash.case_id)
             if case.state is not CaseState.FROZEN:
                 continue
             frozen -= case.amount

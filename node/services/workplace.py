@@ -22,11 +22,11 @@ from node.processes.forkserver import Starter
 from node.recipe.docket import Docket
 from node.run.assets import image_limit
 from node.services.base import Crew
+from node.services.books import Books
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
-from node.services.tables import Tables
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
@@ -130,9 +130,9 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Rounds(self.station, TrainerProcess(spool, settings=settings, starter=self.starter), spool)
 
     @cached_property
-    def tables(self) -> Tables:
-        """Posted tables of earnings."""
-        return Tables(self.station)
+    def books(self) -> Books:
+        """What the chain says of the pool's money, and its tables of earnings."""
+        return Books(self.station, self.chain, self.ledger)
 
     @cached_property
     def tally(self) -> Tally:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import trio
 
+from node.services.books import HEARD, Books
 from node.services.certifying import MOST, TO_SAY, Certifying
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
 from node.services.judging.queue import URGENT
 from node.services.judging.records import CLASSES_REMEMBERED, REMEMBERED, WorkerRecords
 from node.services.rounds.judging import Looks
-from node.services.tables import HEARD, Tables
 from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
@@ -72,7 +72,8 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
         return file
 
     station.blobs = SimpleNamespace(fetch=fetch)  # type: ignore[assignment]
-    tables = Tables(station)
+    none: Any = None
+    tables = Books(station, none, none)
 
     async def say(seat: int, root: bytes) -> None:
         earnings = Earnings(POOL, 3, root, 7)

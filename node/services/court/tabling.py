@@ -12,22 +12,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import structlog
 import trio
 
-from contracts.bindings import PoolInfo, PostedEarnings
-from node.chain.client import Block
+from contracts.bindings import PoolInfo
 from node.chain.errors import Reverted
-from node.chain.ledger import Ledger
 from node.recent import Recent
-from node.services.base import Service
+from node.services.books import FETCH_TIMEOUT, RETRY_PAUSE, Books, Keeping, Seen
 from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
-from node.services.station import Station
-from node.services.tables import Tables
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.membership import is_cut_off, voices
@@ -57,11 +53,9 @@ PAUSES = (1.0, 15.0)
 """Seconds between two looks: a fortieth of the window, within these."""
 SETTLING = 2.5
 """Looks between signing a table and carrying it: what another one leaves out, with a proof, is heeded first."""
-RETRY_PAUSE = 5.0
 REPEAT_EVERY = 60.0
 SAID_WITHIN = 1.0
 """Seconds that the word on a table waits for other words of this node."""
-FETCH_TIMEOUT = 30.0
 QUEUE = MAX_SHOWN
 """Epochs of one node that wait to be fetched."""
 READ = 256
@@ -77,18 +71,7 @@ MISSES = 3
 """Blobs named by one table that cannot be had or are of no use, before the rest of it is not looked at."""
 
 
-class Books(Protocol):
-    """The part of node.chain that takes tables of earnings."""
-
-    async def pool(self, pool: int) -> PoolInfo: ...
-    async def block(self, number: int | None = None) -> Block: ...
-    async def earnings(self, pool: int) -> PostedEarnings: ...
-    async def post_earnings(
-        self, pool: int, epoch: int, root: bytes, total: int, signatures: Sequence[bytes]
-    ) -> object: ...
-
-
-class _Own(msgspec.Struct):
+class _Mine(msgspec.Struct):
     """What this node signed last. due: when it is this node's turn to carry it; said_at: when it was said."""
 
     message: EarningsSigned
@@ -97,17 +80,13 @@ class _Own(msgspec.Struct):
     said_at: float = 0.0
 
 
-class Tabling(Service):
+class Tabling(Keeping):
     name = "tabling"
+    trouble = "earnings.interrupted"
 
-    def __init__(
-        self, station: Station, books: Books, tables: Tables, ledger: Ledger, certifying: Certifying | None = None
-    ) -> None:
-        self._station = station
-        self._journal = station.journal
-        self._books = books
-        self._tables = tables
-        self._ledger = ledger
+    def __init__(self, books: Books, certifying: Certifying | None = None) -> None:
+        super().__init__(books)
+        station = books.station
         self._certifying = certifying
         self._bench = Bench({})
         self._left_at: dict[int, int] = {}
@@ -120,12 +99,11 @@ class Tabling(Service):
         self._heard_since = station.clock.monotonic()
         self._queues: dict[Address, trio.MemorySendChannel[EpochShown]] = {}
         self._read: dict[Address, Recent[bytes, float]] = {}
-        self._signed: dict[Address, EarningsSigned] = {}
         self._compared: dict[Address, list[bytes]] = {}
         """Tables of each that were looked at: again only where it could not be had whole."""
         self._done: set[bytes] = set()
         self._unfit: set[Address] = set()
-        self._own: _Own | None = None
+        self._mine: _Mine | None = None
         self._pause = PAUSES[0]
         self._next_try = 0.0
         self.waiting = ""
@@ -133,28 +111,16 @@ class Tabling(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.chain, place.tables, place.ledger, place.certifying)
+        return cls(place.books, place.certifying)
 
     def status(self) -> dict[str, Any]:
         told = {"tabled_before": self._first, "posted": self.posted, "waiting": self.waiting}
         return {"audit": {"earnings": told}}
 
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_shown, nursery)
-            nursery.start_soon(self._follow_tables)
-            nursery.start_soon(self._follow_jury)
-            nursery.start_soon(self._compare_all)
-            while True:
-                pause = PAUSES[0]
-                try:
-                    pool = await self._books.pool(self._station.pool)
-                    pause = self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
-                    await self.look(pool)
-                except IntellectError as error:
-                    log.info("earnings.interrupted", why=error.why)
-                    pause = RETRY_PAUSE
-                await trio.sleep(pause)
+    def begin(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._follow_shown, nursery)
+        nursery.start_soon(self._follow_jury)
+        nursery.start_soon(self._compare_all)
 
     # what nodes show
 
@@ -195,7 +161,7 @@ class Tabling(Service):
     async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
         """Fetch a blob and keep the works in it that a quorum certified; whether certificates are lacking in it. Raises
         ProtocolError where it is of no use."""
-        node, own = address_from_bytes(source.node), self._station.key.address
+        node, own = address_from_bytes(source.node), self._own
         others = [one for one in self._station.membership.addresses() if one not in holders]
         path = await self._station.blobs.fetch(
             source.root,
@@ -210,7 +176,7 @@ class Tabling(Service):
         # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
         for start in range(0, len(fresh), CHUNK):
             part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
-            given = (part, self._station.domain, self._station.pool, self._bench, self._quorum, own)
+            given = (part, self._station.domain, self._pool, self._bench, self._quorum, own)
             await trio.to_thread.run_sync(looked.check, *given)
             if looked.useless > USELESS:
                 break
@@ -242,36 +208,32 @@ class Tabling(Service):
 
     async def _heed_refusals(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
-            work = refusal.work(self._station.pool)
+            work = refusal.work(self._pool)
             if await self._journal.do(self._journal.is_refused, work):
                 continue
-            given = (refusal.statements(self._station.pool), self._station.domain, self._bench.of(refusal.epoch))
+            given = (refusal.statements(self._pool), self._station.domain, self._bench.of(refusal.epoch))
             if await trio.to_thread.run_sync(_against, *given) >= self._quorum:
                 await self._journal.do(self._journal.refuse, work, refusal.epoch, msgspec.msgpack.encode(refusal))
 
     # the table
 
-    async def look(self, pool: PoolInfo) -> None:
+    async def look(self, seen: Seen) -> float:
         """One look at what is to be tabled, signed, compared, carried."""
-        now = (await self._books.block()).timestamp
-        self._station.time.saw(now)
-        posted = await self._books.earnings(self._station.pool)
-        await self._learn_bench(pool, 0 if posted.epoch is None else posted.epoch + 1)
-        first = 0 if posted.epoch is None else posted.epoch + 1
+        pool, first = seen.pool, seen.first
+        self._pause = min(max(pool.window / 40, PAUSES[0]), PAUSES[1])
+        await self._learn_bench(pool, first)
         if first != self._first:
             # A new table was posted: what was signed or compared for the old one counts no more.
-            self._first, self._own, self._compared, self._done, self._unfit = first, None, {}, set(), set()
-        if self._is_deaf(pool):
-            return
+            self._first, self._mine, self._compared, self._done, self._unfit = first, None, {}, set(), set()
         # Epochs whose window is over by the chain's clock: until then a quorum may still refuse a work of them.
-        last = pool.epoch_at(max(now - pool.window, 0)) - 1
-        if last < first:
-            self.waiting = ""
-            return
-        table = await self._table(pool, posted, first, last)
+        last = pool.epoch_at(max(seen.now - pool.window, 0)) - 1
+        if self._is_deaf(pool):
+            return self._pause
+        table = await self._table(seen, last) if last >= first else None
         if table is not None:
             await self._sign(table)
             await self._carry(pool)
+        return self._pause
 
     async def _learn_bench(self, pool: PoolInfo, first: int) -> None:
         """Who may have certified works of epochs from `first` on. Who has left has no stake here any more, so it counts
@@ -281,7 +243,7 @@ class Tabling(Service):
         benches = list(self._ledger.benches)
         for bench, after in zip(benches, benches[1:], strict=False):
             if after.block not in self._left_at:
-                self._left_at[after.block] = (await self._books.block(after.block)).timestamp
+                self._left_at[after.block] = (await self._chain.block(after.block)).timestamp
             last |= dict.fromkeys(bench.validators, pool.epoch_at(self._left_at[after.block]))
         # Gone from the pool without a new bench having taken office: by eviction.
         struck = set(benches[-1].validators) - set(pool.validators) if benches else set[Address]()
@@ -303,8 +265,9 @@ class Tabling(Service):
         self.waiting = "nodes are given the time to show what they have" if deaf else ""
         return deaf
 
-    async def _table(self, pool: PoolInfo, posted: PostedEarnings, first: int, last: int) -> Table | None:
-        before = await self._tables.of(posted) if posted.total else None
+    async def _table(self, seen: Seen, last: int) -> Table | None:
+        pool, posted, first = seen.pool, seen.posted, seen.first
+        before = await self._books.of(posted)
         if posted.total and before is None:
             self.waiting = f"the table of epoch {posted.epoch} cannot be had from anybody"
             return None
@@ -332,31 +295,27 @@ class Tabling(Service):
         sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
         proofs = await self._journal.do(self._journal.refusals, first, epoch)
         refusals = [msgspec.msgpack.decode(proof, type=Refusal) for proof in proofs]
-        given = (self._station.pool, epoch, before, units, sources, refusals)
+        given = (self._pool, epoch, before, units, sources, refusals)
         return await trio.to_thread.run_sync(table_after, *given)
 
     async def _sign(self, table: Table) -> None:
-        now, own = self._station.clock.monotonic(), self._own
+        now, own = self._station.clock.monotonic(), self._mine
         # Compared by lines: other sources of the same units are no reason to sign anew.
         if own is None or own.table.epoch != table.epoch or own.table.lines != table.lines:
             data, root = await trio.to_thread.run_sync(lambda: (encode_table(table), table.root()))
             info = await self._station.blobs.add(data)
-            earnings = Earnings(self._station.pool, table.epoch, root, table.total)
+            earnings = Earnings(self._pool, table.epoch, root, table.total)
             signature = sign(self._station.key, self._station.domain, earnings)
             message = EarningsSigned(
                 pool=earnings.pool, earnings=earnings, table=info.root, size=info.size, signature=signature
             )
             turn = SETTLING * self._pause + seconds_to_wait(self._station, root)
-            own = self._own = _Own(message, table, now + turn)
+            own = self._mine = _Mine(message, table, now + turn)
             self._frozen = max(self._frozen, table.epoch)
             log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
         if not own.said_at or now - own.said_at >= REPEAT_EVERY:
             own.said_at = now
             self._station.board.say([own.message], within=SAID_WITHIN)
-
-    async def _follow_tables(self) -> None:
-        async for signed in self._station.board.subscribe(EarningsSigned):
-            self._signed[signed.author] = signed.message
 
     async def _compare_all(self) -> None:
         """Beside the looks, each validator beside the others: who names what nobody has stops nobody's own table."""
@@ -365,14 +324,14 @@ class Tabling(Service):
             if not self._bench.last:
                 continue  # the chain has not been asked yet
             async with trio.open_nursery() as nursery:
-                for author, message in list(self._signed.items()):
+                for author, message in self._books.signed.items():
                     nursery.start_soon(self._compare, author, message)
 
     async def _compare(self, author: Address, message: EarningsSigned) -> None:
         """Fetch what another's table rests on and this node lacks."""
-        own, first = self._own.message.earnings if self._own else None, self._first
+        own, first = self._mine.message.earnings if self._mine else None, self._first
         compared = self._compared.setdefault(author, [])
-        if message.earnings == own or message.earnings.epoch < first or author == self._station.key.address:
+        if message.earnings == own or message.earnings.epoch < first or author == self._own:
             return
         if message.table in self._done or len(compared) >= TABLES_EACH:
             return
@@ -388,7 +347,7 @@ class Tabling(Service):
     async def _take_from(self, author: Address, message: EarningsSigned, first: int) -> None:
         size = min(message.size, MAX_TABLE_BYTES)
         path = await self._station.blobs.fetch(message.table, [author], max_size=size, timeout=FETCH_TIMEOUT)
-        table = await trio.to_thread.run_sync(_read_table, path, self._station.pool)
+        table = await trio.to_thread.run_sync(_read_table, path, self._pool)
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
         rows = await self._journal.do(self._journal.sources, first, table.epoch)
         known = {root for _, _, root, _ in rows}
@@ -411,10 +370,10 @@ class Tabling(Service):
 
     async def _carry(self, pool: PoolInfo) -> None:
         """Post what a quorum in office signed alike, when it is this node's turn."""
-        own, now = self._own, self._station.clock.monotonic()
+        own, now = self._mine, self._station.clock.monotonic()
         if own is None or now < max(own.due, self._next_try):
             return
-        said = {**self._signed, self._station.key.address: own.message}
+        said = {**self._books.signed, self._own: own.message}
         alike = {author: one.signature for author, one in said.items() if one.earnings == own.message.earnings}
         fit = [alike[author] for author in pool.validators if author in alike and author not in self._unfit]
         if len(fit) < pool.threshold:
@@ -424,7 +383,7 @@ class Tabling(Service):
         self._next_try = now + RETRY_PAUSE
         try:
             given = (earnings.pool, earnings.epoch, earnings.root, earnings.total)
-            await self._books.post_earnings(*given, fit[: pool.threshold])
+            await self._chain.post_earnings(*given, fit[: pool.threshold])
         except Reverted as error:
             if error.name == "ValidatorUnfit":  # one without its stake spoils the others' signatures
                 self._unfit |= {author for author in alike if author in error.args_.values()}

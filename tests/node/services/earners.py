@@ -29,12 +29,12 @@ from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.progress import ProgressRecord
+from node.services.books import Books
 from node.services.certifying import Certifying
 from node.services.court.tabling import Tabling
 from node.services.paying import Paying
 from node.services.settling import Settling
 from node.services.station import PoolTime
-from node.services.tables import Tables
 from node.swarm.ballots import FileState
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Line, leaf_hash, verify
@@ -396,12 +396,12 @@ class Node:
             time=time,
         )
         chain: Any = world.chain
-        tables = Tables(station)
-        self.paying, self.settling = Paying(station, chain, ledger), Settling(station, chain, ledger, tables, 0.0)
+        books = Books(station, chain, ledger)
+        self.paying, self.settling = Paying(books), Settling(books, 0.0)
         services: list[Any] = [self.paying, self.settling]
         if self.role == "validator":
             self.certifying = Certifying(station)
-            self.tabling = Tabling(station, chain, tables, ledger, self.certifying)
+            self.tabling = Tabling(books, self.certifying)
             services += [self.certifying, self.tabling]
         self.lives, self.scope = True, trio.CancelScope()
         try:

@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from contracts.bindings import CaseInfo, CaseState, NodeInfo, PoolInfo, PostedEarnings, Slashed, SlashOverturned
-from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
 from node.services import clearing as module
+from node.services.books import Seen
 from node.services.clearing import Clearing
 from protocol.earnings import Line, Table, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
@@ -43,9 +43,6 @@ class Contract:
         given = {"started_at": 0, "epoch_seconds": 100, "window": WINDOW, "escrow": self.escrow}
         given |= {"ended": bool(self.ended_at), "stopped_at": self.ended_at, "validators": (), "proposed": ()}
         return PoolInfo(**dict.fromkeys(PoolInfo.__struct_fields__, 0) | given)  # type: ignore[arg-type]
-
-    async def block(self) -> Block:
-        return Block(self.time // 2, b"", self.time)
 
     async def case(self, case: int) -> CaseInfo:
         return self.cases[case]
@@ -104,11 +101,19 @@ class Contract:
 class Desk:
     def __init__(self) -> None:
         self.chain, self.ledger = Contract(), Ledger(PROVIDER)
-        station: Any = SimpleNamespace(pool=POOL, membership=SimpleNamespace(addresses=lambda: list(NODES)))
-        self.clearing = Clearing(station, self.chain, self.ledger, self)  # type: ignore[arg-type]
+        members = SimpleNamespace(addresses=lambda: list(NODES))
+        station: Any = SimpleNamespace(
+            pool=POOL, key=SimpleNamespace(address=PROVIDER), journal=None, membership=members
+        )
+        self.station = station
+        self.clearing = Clearing(self)  # type: ignore[arg-type]
+
+    async def look(self) -> Seen:
+        return Seen(await self.chain.pool(POOL), self.chain.time, await self.chain.earnings(POOL))
 
     async def of(self, posted: PostedEarnings) -> Table | None:
         """Among all that show a table."""
+        assert posted.total
         return self.chain.table if posted.root == self.chain.table.root() else None
 
     def slash(self, node: Address, case: int) -> None:

@@ -1,0 +1,150 @@
+"""A pool's books: what its contract says now, and the posted table of earnings, of which the root alone stands there.
+
+The table is found among what validators signed, and kept in the journal.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import msgspec
+import structlog
+import trio
+
+from contracts.bindings import PoolInfo, PostedEarnings
+from node.chain.client import ChainClient
+from node.chain.ledger import Ledger
+from node.recent import Recent
+from node.services.base import Service
+from node.services.station import Station
+from node.state.journal import TABLE
+from protocol.earnings import MAX_TABLE_BYTES, Table, checked_table, encode_table
+from protocol.errors import IntellectError
+from protocol.identity import Address
+from protocol.messages import EarningsSigned
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+HEARD = 16
+"""Tables of one validator that are remembered: others are crowded out by its own."""
+
+
+RETRY_PAUSE = 5.0
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A pool in its contract. now: the newest block's time, unix seconds; posted: the newest table of earnings."""
+
+    pool: PoolInfo
+    now: int
+    posted: PostedEarnings
+
+    @property
+    def first(self) -> int:
+        """The first epoch that no posted table covers."""
+        return 0 if self.posted.epoch is None else self.posted.epoch + 1
+
+    @property
+    def lasts(self) -> int | None:
+        """For how many epochs like those of the newest table the escrow lasts; None where there is none to go by."""
+        price = self.pool.reward_per_unit
+        return self.posted.epochs_left(self.pool.escrow // price) if price else None
+
+
+class Books:
+    """A pool's contract, its events, and its tables by root, found among what validators signed. One per node."""
+
+    def __init__(self, station: Station, chain: ChainClient, ledger: Ledger) -> None:
+        self.station = station
+        self.chain = chain
+        self.ledger = ledger
+        self._journal = station.journal
+        self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
+
+    async def look(self) -> Seen:
+        """Ask the chain; the pool's clock hears what time it is there."""
+        pool, now = await self.chain.pool(self.station.pool), (await self.chain.block()).timestamp
+        self.station.time.saw(now)
+        return Seen(pool, now, await self.chain.earnings(self.station.pool))
+
+    async def listen(self) -> None:
+        async for signed in self.station.board.subscribe(EarningsSigned):
+            said = self._signed.setdefault(signed.author, Recent(HEARD, refresh=True))
+            said[signed.message.earnings.root] = signed.message
+
+    @property
+    def signed(self) -> dict[Address, EarningsSigned]:
+        """What each validator signed last."""
+        return {author: next(reversed(said.values())) for author, said in self._signed.items()}
+
+    async def of(self, posted: PostedEarnings) -> Table | None:
+        """The table that stands on chain; None before the first, and while nobody shows it."""
+        if not posted.total:
+            return None
+        pool = self.station.pool
+        kept = await self._journal.do(self._journal.recall, TABLE)
+        if kept is not None:
+            table = await trio.to_thread.run_sync(_read_if, kept, pool, posted.root)
+            if table is not None:
+                return table
+        alike = {author: said[posted.root] for author, said in self._signed.items() if posted.root in said}
+        for author, message in alike.items():
+            try:
+                size = min(message.size, MAX_TABLE_BYTES)
+                sources = [author, *self.station.membership.addresses()]
+                path = await self.station.blobs.fetch(message.table, sources, max_size=size, timeout=FETCH_TIMEOUT)
+                table = await trio.to_thread.run_sync(_read, path, pool, posted.root)
+            except (IntellectError, OSError) as error:
+                log.info("table.unusable", validator=author, why=str(error))
+                continue
+            await self._journal.do(self._journal.remember, TABLE, encode_table(table))
+            return table
+        return None
+
+
+class Keeping(Service):
+    """Looks at the pool's books again and again, and does what is due. trouble: the log's word where it could not."""
+
+    trouble: ClassVar[str]
+
+    def __init__(self, books: Books) -> None:
+        self._books, self._station = books, books.station
+        self._chain, self._ledger = books.chain, books.ledger
+        self._pool, self._own = books.station.pool, books.station.key.address
+        self._journal = books.station.journal
+
+    @classmethod
+    async def open(cls, place: Any) -> Self | None:
+        return cls(place.books)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self.begin(nursery)
+            while True:
+                pause = RETRY_PAUSE
+                try:
+                    pause = await self.look(await self._books.look())
+                except IntellectError as error:
+                    log.warning(self.trouble, why=error.why)
+                    self.failed(error)
+                await trio.sleep(pause)
+
+    def begin(self, nursery: trio.Nursery) -> None:
+        """Start what goes on beside the looks."""
+
+    async def look(self, seen: Seen) -> float:
+        """One look; returns the seconds until the next one."""
+        raise NotImplementedError
+
+    def failed(self, error: IntellectError) -> None:
+        """Whatever else is to be done about that."""
+
+
+def _read(path: Path, pool: int, root: bytes) -> Table:
+    return checked_table(path.read_bytes(), pool, root)
+
+
+def _read_if(data: bytes, pool: int, root: bytes) -> Table | None:
+    try:
+        return checked_table(data, pool, root)
+    except IntellectError:  # the one before
+        return None
