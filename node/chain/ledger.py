@@ -1,4 +1,4 @@
-"""A pool's books, from the chain's events: tables of earnings that were posted, what nodes were paid, whom a slash hit.
+"""A pool's books, from the chain's events: tables of earnings that were posted, our node's pay, whom a slash hit.
 
 Fed by the service that follows the events, which delivers the whole history at every start; takes back what a replaced
 block took out. Knows no clock and asks nobody: whoever spends money on what stands here asks the chain once more.
@@ -6,13 +6,10 @@ block took out. Knows no clock and asks nobody: whoever spends money on what sta
 
 from collections import deque
 
-import msgspec
-
 from contracts.bindings import (
     Claimed,
     EarningsPosted,
     Event,
-    GivenBack,
     Slashed,
     SlashOverturned,
     ValidatorsSet,
@@ -26,27 +23,11 @@ MOST_BENCHES = 16
 """Benches that are remembered, the newest: a new one takes office a window after it was named, at the soonest."""
 
 
-class Account(msgspec.Struct, frozen=True):
-    """What became of one node's earnings. paid, given_back: units; amount: token wei that its provider got; block: of
-    the last pay."""
-
-    paid: int = 0
-    given_back: int = 0
-    amount: int = 0
-    block: int = 0
-
-    @property
-    def claimed(self) -> int:
-        """Units of the node's line that nobody can claim any more."""
-        return self.paid + self.given_back
-
-
 class Ledger:
-    """The books of one pool. own: the node whose pay is remembered one by one."""
+    """The books of one pool. own: the node whose pay is remembered."""
 
     def __init__(self, own: Address) -> None:
         self._own = own
-        self._accounts: dict[Address, Account] = {}
         self._slashes: dict[Address, list[Slashed]] = {}
         self._overturned: set[int] = set()
         self.tables: deque[EarningsPosted] = deque(maxlen=MOST_TABLES)
@@ -64,8 +45,8 @@ class Ledger:
                 self.tables.append(event)
             case ValidatorsSet():
                 self.benches.append(event)
-            case Claimed() | GivenBack():
-                self._book(event, 1)
+            case Claimed() if event.node == self._own:
+                self.claims.append(event)
             case Slashed(node=node):
                 self._slashes.setdefault(node, []).append(event)
             case SlashOverturned(case_id=case):
@@ -79,8 +60,8 @@ class Ledger:
                 self.tables.remove(event)
             case ValidatorsSet() if event in self.benches:
                 self.benches.remove(event)
-            case Claimed() | GivenBack():
-                self._book(event, -1)
+            case Claimed() if event in self.claims:
+                self.claims.remove(event)
             case Slashed(node=node):
                 self._slashes[node] = [known for known in self._slashes.get(node, ()) if known != event]
             case SlashOverturned(case_id=case):
@@ -89,13 +70,9 @@ class Ledger:
     # what is known
 
     @property
-    def newest(self) -> EarningsPosted | None:
-        """The table that counts."""
-        return self.tables[-1] if self.tables else None
-
-    def of(self, node: Address) -> Account:
-        """What the node was paid, since the pool began."""
-        return self._accounts.get(node, Account())
+    def paid(self) -> int:
+        """Token wei that our node's provider got, since the pool began."""
+        return sum(claim.amount for claim in self.claims)
 
     @property
     def slashed(self) -> dict[Address, Slashed]:
@@ -116,19 +93,3 @@ class Ledger:
         """The vault's cases of all slashes that were not overturned; a node may have one beside a later conviction."""
         found = {slash.case_id for slashes in self._slashes.values() for slash in slashes}
         return sorted(found - self._overturned - {0})
-
-    # inside
-
-    def _book(self, event: Claimed | GivenBack, sign: int) -> None:
-        known = self.of(event.node)
-        if isinstance(event, GivenBack):
-            changed = msgspec.structs.replace(known, given_back=known.given_back + sign * event.units)
-        else:
-            paid, amount = known.paid + sign * event.units, known.amount + sign * event.amount
-            block = event.block if sign > 0 else known.block
-            changed = msgspec.structs.replace(known, paid=paid, amount=amount, block=block)
-            if event.node == self._own and sign > 0:
-                self.claims.append(event)
-            elif event in self.claims:
-                self.claims.remove(event)
-        self._accounts[event.node] = changed

@@ -156,7 +156,7 @@ class Settling(Keeping):
 
     def _is_time(self, pool: PoolInfo, now: int) -> bool:
         """Whether what is due has waited long enough for more: since the first table after the last pay."""
-        paid_at = self._ledger.of(self._own).block
+        paid_at = self._ledger.claims[-1].block if self._ledger.claims else 0
         first = next((table.epoch for table in self._ledger.tables if table.block > paid_at), None)
         wanted = min(EPOCHS_TO_GATHER * pool.epoch_seconds, MOST_TO_GATHER) if self._gather is None else self._gather
         return first is None or now - pool.maturity(first) >= wanted or pool.ended
@@ -193,8 +193,7 @@ class Settling(Keeping):
         missed = await self._journal.do(self._journal.missed_units)
         waiting = self._waiting()
         until = min((pool.maturity(epoch) for epoch in waiting), default=0)
-        paid = self._ledger.of(self._own).amount
-        self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, paid)
+        self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, self._ledger.paid)
 
     async def _note(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""

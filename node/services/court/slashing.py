@@ -11,7 +11,8 @@ on two machines sees twice the same (protocol.engines).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 import trio
@@ -157,16 +158,8 @@ class Slashing:
         work = case.first.work
         log.warning(what, node=key, work=work.hex()[:16])
         await trio.sleep(seconds_to_wait(self._station, work))
-        for attempt in range(TRIES):
-            if self._station.membership.is_evicted(key):
-                return
-            try:
-                await self._court.carry(case)
-                return
-            except IntellectError as error:
-                log.warning("evidence.failed", node=key, why=error.why, attempt=attempt)
-                await trio.sleep(min(2.0**attempt, 30.0))
-        self._evidenced.discard(key)
+        if not await self._carry(key, lambda unfit: case):
+            self._evidenced.discard(key)
 
     # what a quorum says
 
@@ -231,14 +224,15 @@ class Slashing:
         # by the node and not by the work: of several accusations each validator may find another one ripe first
         await trio.sleep(seconds_to_wait(self._station, verdict.node.encode()))
 
-        def votes() -> "_Votes":
+        def case(unfit: set[Any]) -> FileCase | None:
             if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
                 self._accuse(self._station.key.address, verdict)
-                return {}
+                return None
             accusing = self._station.jury.ballots.accusations(id, verdict.reason)
-            return {author: (vote.verdict, vote.signature) for author, vote in accusing.items()}
+            said = {author: (vote.verdict, vote.signature) for author, vote in accusing.items()}
+            return self._file_case(message.commitment, message.signature, verdict.reason, said, unfit)
 
-        if not await self._slash(message.commitment, message.signature, verdict.reason, votes):
+        if not await self._carry(verdict.node, case):
             self._executed.discard(verdict.node)
 
     async def _execute_step(self, term: int) -> None:
@@ -259,36 +253,40 @@ class Slashing:
             if not awaited and len(proof) >= station.quorum and len(proof) > held:
                 await trio.sleep(seconds_to_wait(station, one.trainer.encode()))
                 bad = one.statement.commitment(one.trainer)
-                if await self._slash(bad, one.word, reason, lambda proof=proof: proof):
+                if await self._carry(one.trainer, partial(self._file_case, bad, one.word, reason, proof)):
                     return
             await trio.sleep(POLL)
 
-    async def _slash(
-        self, commitment: WorkCommitment, signature: bytes, reason: int, votes: "Callable[[], _Votes]"
-    ) -> bool:
-        """Whether it is done, by this node or another; not if there is nothing to show any more. votes: asked anew
-        before each attempt."""
-        node, unfit = commitment.node, set[Address]()
+    async def _carry(self, node: Address, case: "Callable[[set[Any]], Case | None]") -> bool:
+        """Whether it is done, by this node or another; not if there is nothing to show any more. case: asked anew
+        before each attempt, and given validators without their stake."""
+        unfit = set[Any]()
         for attempt in range(TRIES):
             if self._station.membership.is_evicted(node):
                 return True
-            said = votes()
-            if not said:
+            shown = case(unfit)
+            if shown is None:
                 return False
-            in_office = self._station.membership.is_validator  # one signature of somebody who left spoils the others
-            fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
-            shown = tuple(Vote(one, verdict.values, isinstance(verdict, Rechecked)) for verdict, one in fit)
             try:
-                await self._court.carry(FileCase(commitment, signature, reason, shown))
+                await self._court.carry(shown)
                 return True
             except IntellectError as error:
                 if isinstance(error, Reverted) and error.name == "AlreadyJudged":  # and overturned since
                     return True
-                if isinstance(error, Reverted) and error.name == "ValidatorUnfit":  # likewise one without its stake
-                    unfit |= {author for author in said if author in error.args_.values()}
-                log.warning("slash.failed", node=node, why=error.why, attempt=attempt)
+                if isinstance(error, Reverted) and error.name == "ValidatorUnfit":
+                    unfit |= {*error.args_.values()}
+                log.warning("case.not_carried", node=node, why=error.why, attempt=attempt)
                 await trio.sleep(min(2.0**attempt, 30.0))
         return False
+
+    def _file_case(
+        self, commitment: WorkCommitment, signature: bytes, reason: int, said: "_Votes", unfit: set[Any]
+    ) -> FileCase:
+        """One signature of somebody who left, or is without its stake, spoils the others."""
+        in_office = self._station.membership.is_validator
+        fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
+        votes = tuple(Vote(one, verdict.values, isinstance(verdict, Rechecked)) for verdict, one in fit)
+        return FileCase(commitment, signature, reason, votes)
 
 
 def _proof_of(said: Mapping[Address, StepJudged]) -> "tuple[int, _Votes]":
