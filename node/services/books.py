@@ -3,8 +3,10 @@
 The table is found among what validators signed, and kept in the journal.
 """
 
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 import structlog
@@ -23,6 +25,7 @@ from protocol.identity import Address
 from protocol.messages import EarningsSigned
 
 log = structlog.get_logger()
+T = TypeVar("T")
 FETCH_TIMEOUT = 30.0
 HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
@@ -59,6 +62,8 @@ class Books:
         self.ledger = ledger
         self._journal = station.journal
         self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
+        self._read: dict[bytes, Table] = {}
+        """The table that was posted last, by its root."""
 
     async def look(self) -> Seen:
         """Ask the chain; the pool's clock hears what time it is there."""
@@ -78,27 +83,34 @@ class Books:
 
     async def of(self, posted: PostedEarnings) -> Table | None:
         """The table that stands on chain; None before the first, and while nobody shows it."""
-        if not posted.total:
-            return None
-        pool = self.station.pool
+        if posted.total and posted.root not in self._read:
+            read = partial(checked_table, pool=self.station.pool, root=posted.root)
+            if (table := await self._kept(read) or await self._shown(posted.root, read)) is not None:
+                self._read = {posted.root: table}
+        return self._read.get(posted.root) if posted.total else None
+
+    async def _kept(self, read: Callable[[bytes], Table]) -> Table | None:
         kept = await self._journal.do(self._journal.recall, TABLE)
-        if kept is not None:
-            table = await trio.to_thread.run_sync(_read_if, kept, pool, posted.root)
-            if table is not None:
-                return table
-        alike = {author: said[posted.root] for author, said in self._signed.items() if posted.root in said}
-        for author, message in alike.items():
+        with suppress(IntellectError):  # it is the one before
+            return await trio.to_thread.run_sync(read, kept) if kept else None
+
+    async def _shown(self, root: bytes, read: Callable[[bytes], Table]) -> Table | None:
+        for author, message in [(one, said[root]) for one, said in self._signed.items() if root in said]:
             try:
                 size = min(message.size, MAX_TABLE_BYTES)
-                sources = [author, *self.station.membership.addresses()]
-                path = await self.station.blobs.fetch(message.table, sources, max_size=size, timeout=FETCH_TIMEOUT)
-                table = await trio.to_thread.run_sync(_read, path, pool, posted.root)
+                table = await self.fetch(message.table, size, [author, *self.station.membership.addresses()], read)
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
                 continue
             await self._journal.do(self._journal.remember, TABLE, encode_table(table))
             return table
         return None
+
+    async def fetch(self, root: bytes, size: int, holders: Sequence[Address], read: Callable[[bytes], T]) -> T:
+        """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""
+        others = list(dict.fromkeys(one for one in holders if one != self.station.key.address))
+        path = await self.station.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
+        return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
 
 
 class Keeping(Service):
@@ -137,14 +149,3 @@ class Keeping(Service):
 
     def failed(self, error: IntellectError) -> None:
         """Whatever else is to be done about that."""
-
-
-def _read(path: Path, pool: int, root: bytes) -> Table:
-    return checked_table(path.read_bytes(), pool, root)
-
-
-def _read_if(data: bytes, pool: int, root: bytes) -> Table | None:
-    try:
-        return checked_table(data, pool, root)
-    except IntellectError:  # the one before
-        return None

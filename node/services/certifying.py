@@ -87,13 +87,10 @@ class Certifying(Service):
 
     async def decide(self) -> None:
         """Sign everything that has come to count since the last time."""
-        for waiting in list(self._files.values()):
-            for statement in self._decided_files(waiting):
-                await self._sign(statement)
-        for validator, verdicts in list(self._verdicts.items()):
-            for statement in self._decided_as_said(validator, verdicts):
-                await self._sign(statement)
-        for statement in self._trained():
+        found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
+        for validator, verdicts in self._verdicts.items():
+            found += self._decided_as_said(validator, verdicts)
+        for statement in found + self._trained():
             await self._sign(statement)
 
     async def answer(self, lacking: Sequence[Accepted]) -> None:

@@ -1,30 +1,10 @@
 """From a file that the engine made to a promise that everybody hears: stored, signed, journaled, posted."""
 
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
 
 from node.services.station import Station
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign, work_id
-
-
-class MadeFile(Protocol):
-    """units: of work in it."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def units(self) -> int: ...
-
-
-class Made(msgspec.Struct, frozen=True):
-    """A file that no engine made."""
-
-    path: str
-    units: int
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -32,19 +12,20 @@ def slot_name(root: bytes, index: int) -> bytes:
     return root + index.to_bytes(8, "big")
 
 
-async def commit(station: Station, root: bytes, index: int, made: MadeFile, step: int | None = None) -> WorkCommitment:
-    """Commit to a file under (root, index). step: of the policy; None for a task's. Raises StateError where the journal
-    holds another promise for this place."""
-    path = Path(made.path)
+async def commit(
+    station: Station, root: bytes, index: int, path: Path, units: int, step: int | None = None
+) -> WorkCommitment:
+    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's. Raises
+    StateError where the journal holds another promise for this place."""
     # In the store first: whoever hears of the commitment asks for the file at once.
     info = await station.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
     epoch = station.time.epoch()
-    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, made.units, epoch)
+    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, units, epoch)
     signature = sign(station.key, station.domain, commitment)
     message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
     raw = station.board.sealed(message)
-    place, file = (slot_name(root, index), raw), (info.root, root, index, made.units, station.clock.wall())
+    place, file = (slot_name(root, index), raw), (info.root, root, index, units, station.clock.wall())
     of = (station.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
     await station.journal.do(station.journal.commit_file, *place, *file, *of)

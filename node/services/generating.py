@@ -297,7 +297,7 @@ class Generating(Service):
         self._progress = progress
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
-        commitment = await commit(self._station, policy.root, index, produced, policy.step)
+        commitment = await commit(self._station, policy.root, index, Path(produced.path), produced.units, policy.step)
         self.units += produced.units
         await self._count()
         self.rate.add(produced.tokens)

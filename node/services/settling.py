@@ -6,7 +6,7 @@ that runs out, a slash that must be appealed with a key that is not here, new va
 """
 
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -17,10 +17,10 @@ from contracts.bindings import CaseState, PoolInfo
 from node.chain.errors import Reverted, tokens
 from node.chain.faucet import is_devnet
 from node.progress import TROUBLE
-from node.services.books import FETCH_TIMEOUT, Books, Keeping, Seen
+from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
-from protocol.earnings import Shown, Table, decode_certificates
+from protocol.earnings import Table, decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
 
@@ -237,11 +237,11 @@ class Settling(Keeping):
     async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
         works: dict[bytes, int] = {}
-        others = [one for one in self._station.membership.addresses() if one != self._own]
+        others = self._station.membership.addresses()
         for source in table.sources:
             if source.node == address_bytes(self._own):
-                path = await self._station.blobs.fetch(source.root, others, max_size=source.size, timeout=FETCH_TIMEOUT)
-                shown = await trio.to_thread.run_sync(_read_shown, path, self._own, source.epoch)
+                read = partial(decode_certificates, node=self._own, epoch=source.epoch)
+                shown = await self._books.fetch(source.root, source.size, others, read)
                 works |= {one.work: one.units for one in shown.works if len(one.signatures) >= quorum}
         for refusal in table.refusals:
             works.pop(refusal.work(self._pool), None)
@@ -306,10 +306,6 @@ class Settling(Keeping):
         if frozen > 0:
             told["case elsewhere"] = f"{frozen / 10**18:g} tokens of stake are frozen by another pool: contract show"
         return told
-
-
-def _read_shown(path: Path, node: Address, epoch: int) -> Shown:
-    return decode_certificates(path.read_bytes(), node, epoch)
 
 
 def _date(timestamp: int) -> str:

@@ -11,7 +11,7 @@ quorum's signatures. Nothing is signed beyond what is funded.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -21,7 +21,7 @@ import trio
 from contracts.bindings import PoolInfo
 from node.chain.errors import Reverted
 from node.recent import Recent
-from node.services.books import FETCH_TIMEOUT, RETRY_PAUSE, Books, Keeping, Seen
+from node.services.books import RETRY_PAUSE, Books, Keeping, Seen
 from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
@@ -99,7 +99,7 @@ class Tabling(Keeping):
         self._heard_since = station.clock.monotonic()
         self._queues: dict[Address, trio.MemorySendChannel[EpochShown]] = {}
         self._read: dict[Address, Recent[bytes, float]] = {}
-        self._compared: dict[Address, list[bytes]] = {}
+        self._compared = Counter[Address]()
         """Tables of each that were looked at: again only where it could not be had whole."""
         self._done: set[bytes] = set()
         self._unfit: set[Address] = set()
@@ -161,22 +161,16 @@ class Tabling(Keeping):
     async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
         """Fetch a blob and keep the works in it that a quorum certified; whether certificates are lacking in it. Raises
         ProtocolError where it is of no use."""
-        node, own = address_from_bytes(source.node), self._own
-        others = [one for one in self._station.membership.addresses() if one not in holders]
-        path = await self._station.blobs.fetch(
-            source.root,
-            [one for one in (*holders, *others) if one != own],
-            max_size=min(source.size, MAX_SHOWN_BYTES),
-            timeout=FETCH_TIMEOUT,
-        )
-        shown = await trio.to_thread.run_sync(_read_certificates, path, node, source.epoch)
+        node, others = address_from_bytes(source.node), self._station.membership.addresses()
+        read = partial(decode_certificates, node=node, epoch=source.epoch)
+        shown = await self._books.fetch(source.root, min(source.size, MAX_SHOWN_BYTES), [*holders, *others], read)
         known = await self._journal.do(self._journal.earned_works, source.epoch, node)
         looked = _Looked()
         fresh = [one for one in shown.works if (one.work, one.units) not in known]
         # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
         for start in range(0, len(fresh), CHUNK):
             part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
-            given = (part, self._station.domain, self._pool, self._bench, self._quorum, own)
+            given = (part, self._station.domain, self._pool, self._bench, self._quorum, self._own)
             await trio.to_thread.run_sync(looked.check, *given)
             if looked.useless > USELESS:
                 break
@@ -224,7 +218,7 @@ class Tabling(Keeping):
         await self._learn_bench(pool, first)
         if first != self._first:
             # A new table was posted: what was signed or compared for the old one counts no more.
-            self._first, self._mine, self._compared, self._done, self._unfit = first, None, {}, set(), set()
+            self._first, self._mine, self._compared, self._done, self._unfit = first, None, Counter(), set(), set()
         # Epochs whose window is over by the chain's clock: until then a quorum may still refuse a work of them.
         last = pool.epoch_at(max(seen.now - pool.window, 0)) - 1
         if self._is_deaf(pool):
@@ -330,12 +324,11 @@ class Tabling(Keeping):
     async def _compare(self, author: Address, message: EarningsSigned) -> None:
         """Fetch what another's table rests on and this node lacks."""
         own, first = self._mine.message.earnings if self._mine else None, self._first
-        compared = self._compared.setdefault(author, [])
         if message.earnings == own or message.earnings.epoch < first or author == self._own:
             return
-        if message.table in self._done or len(compared) >= TABLES_EACH:
+        if message.table in self._done or self._compared[author] >= TABLES_EACH:
             return
-        compared.append(message.table)
+        self._compared[author] += 1
         try:
             await self._take_from(author, message, first)
             self._done.add(message.table)
@@ -345,9 +338,8 @@ class Tabling(Keeping):
                 self._done.add(message.table)  # bytes of this root will never be others
 
     async def _take_from(self, author: Address, message: EarningsSigned, first: int) -> None:
-        size = min(message.size, MAX_TABLE_BYTES)
-        path = await self._station.blobs.fetch(message.table, [author], max_size=size, timeout=FETCH_TIMEOUT)
-        table = await trio.to_thread.run_sync(_read_table, path, self._pool)
+        read = partial(decode_table, pool=self._pool)
+        table = await self._books.fetch(message.table, min(message.size, MAX_TABLE_BYTES), [author], read)
         log.info("earnings.differ", validator=author, epoch=table.epoch, total=table.total)
         rows = await self._journal.do(self._journal.sources, first, table.epoch)
         known = {root for _, _, root, _ in rows}
@@ -443,11 +435,3 @@ def _signer(domain: Domain, statement: Statement, signature: bytes) -> Address |
 def _against(statements: Sequence[tuple[Verdict, bytes]], domain: Domain, bench: frozenset[Address]) -> int:
     """How many of the bench signed a refusal."""
     return len({_signer(domain, verdict, signature) for verdict, signature in statements} & bench)
-
-
-def _read_certificates(path: Path, node: Address, epoch: int) -> Shown:
-    return decode_certificates(path.read_bytes(), node, epoch)
-
-
-def _read_table(path: Path, pool: int) -> Table:
-    return decode_table(path.read_bytes(), pool)

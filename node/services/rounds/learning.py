@@ -1,12 +1,13 @@
 """A peer's part in a round: its seat, its steps, and its contribution, committed like any work."""
 
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
 import trio
 
 from node.services.base import Service
-from node.services.committing import Made, commit, slot_name
+from node.services.committing import commit, slot_name
 from node.services.rounds.applying import Outer, Rounds, in_words
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
@@ -89,13 +90,13 @@ class Learning(Service):
         if outer.round + 1 < self._rounds.newest:  # the node was stopped meanwhile: nobody would count it
             self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
             return
-        made = Made(found["path"], found["tokens"])
-        commitment = await commit(self._station, outer.root, 0, made, outer.round)
+        units = found["tokens"]
+        commitment = await commit(self._station, outer.root, 0, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = outer.round
-        self.units += made.units
-        self.rate.add(made.units)
+        self.units += units
+        self.rate.add(units)
         await self._count()
-        log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=made.units, loss=found["loss"])
+        log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=units, loss=found["loss"])
 
     async def _follow_verdicts(self) -> None:
         """What becomes of this node's contributions."""

@@ -15,7 +15,7 @@ import trio
 from node.inference.wire import Produce, Produced
 from node.recent import Recent
 from node.services.base import Service
-from node.services.committing import Made, MadeFile, commit, slot_name
+from node.services.committing import commit, slot_name
 from node.services.generating import EngineChild
 from node.services.station import Station
 from node.services.workplace import Workplace
@@ -135,7 +135,7 @@ class TaskWork(Service):
             result = await trio.to_thread.run_sync(work)
             out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.bin"
             await trio.to_thread.run_sync(out.write_bytes, result)
-            await self._deliver(task, shard, Made(str(out), task.spec.units))
+            await self._deliver(task, shard, out, task.spec.units)
 
     async def _sample(self, task: Task, shard: int) -> None:
         order, load = await self._stock.order(task)
@@ -153,19 +153,19 @@ class TaskWork(Service):
         produced = await self._engine.ask(asked, timeout=max(PRODUCE_DEADLINE, task.spec.lease_seconds), policy=load)
         assert isinstance(produced, Produced)  # noqa: S101 - the engine client checks the reply's type
         self.seconds += produced.seconds
-        await self._deliver(task, shard, produced)
+        await self._deliver(task, shard, Path(produced.path), produced.units)
 
-    async def _deliver(self, task: Task, shard: int, made: MadeFile) -> None:
+    async def _deliver(self, task: Task, shard: int, path: Path, units: int) -> None:
         """Commit to what was made, unless somebody else took the shard over meanwhile."""
         if task.leases.free_since(shard, trio.current_time(), self._is_alive) is None and not self._holds(task, shard):
             self.counts["lost"] += 1
             log.info("task.lost", task=task.id.hex()[:16], shard=shard)
             return
-        commitment = await commit(self._station, task.id, shard, made)
+        commitment = await commit(self._station, task.id, shard, path, units)
         self._said[slot_name(task.id, shard)] = True
         self._committed[task.id, shard] = trio.current_time()
         self.counts["committed"] += 1
-        self.units += made.units
+        self.units += units
         log.info("task.committed", task=task.id.hex()[:16], shard=shard, root=commitment.file_root.hex())
 
     async def _claim(self, task: Task, shard: int) -> bool:

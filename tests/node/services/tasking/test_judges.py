@@ -17,7 +17,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produce
 from node.recipe.docket import Docket, Unjudged
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Selection
-from node.services.committing import Made, commit
+from node.services.committing import commit
 from node.services.tasking.judges import Judges
 from node.services.training.intake import Intake, _decided
 from node.services.training.stating import make
@@ -148,7 +148,7 @@ class Court(Town):
         places = [(group, sample) for group in range(GROUPS) for sample in range(SIZE)]
         rows = tuple(SampleRow(g, s, f"p{g}", [7], [6, 1], True, b"") for g, s in places)
         path.write_bytes(encode(RolloutBatch(header, rows)))
-        await commit(seat.station, POLICY, 0, Made(str(path), 2 * len(rows)), 0)
+        await commit(seat.station, POLICY, 0, path, 2 * len(rows), 0)
         register, ballots = self.trainer.jury.register, self.trainer.jury.ballots
         await self.until(lambda: register.of(seat.key.address))
         (work,) = register.of(seat.key.address)
