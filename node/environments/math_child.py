@@ -1,4 +1,4 @@
-"""The scoring child: JSON lines [answer, [truth, ...]] in, `1` or `0` out. See math_scorer.py.
+"""The scoring child: JSON lines [answer, [truth, ...]] in, whether it is right out. See math_scorer.py.
 
 math-verify's own time-outs are switched off: they need signals and the main thread, and the parent's
 deadline does the work. End of input ends the process.
@@ -24,14 +24,14 @@ def main() -> None:
         given = boxed(answer)
         return any(verify(boxed(truth), given, timeout_seconds=0) for truth in truths)
 
-    print("ready", flush=True)
+    print('["ready"]', flush=True)
     for line in sys.stdin:
         answer, truths = json.loads(line)
         try:
             verdict = right(answer, truths)
         except (Exception, MemoryError, RecursionError):  # noqa: BLE001 - whatever algebra does, it is a wrong answer
             verdict = False
-        print("1" if verdict else "0", flush=True)
+        print(json.dumps(bool(verdict)), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,15 @@ deadline here; what does not finish scores 0. Plain integers and equal strings n
 """
 
 import json
-import os
 import re
-import selectors
-import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import IO
 
 from node.environments.errors import EnvironmentFault
+from node.environments.lines import LineChild
+from node.sandbox.runtime import child_environment
 
 MAX_ANSWER_CHARACTERS = 512
 DEADLINE_SECONDS = 5.0
@@ -61,8 +58,7 @@ class MathScorer:
 
     def __init__(self, deadline: float = DEADLINE_SECONDS) -> None:
         self._deadline = deadline
-        self._child: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._child: LineChild | None = None
         self._cache: dict[Question, bool] = {}
         self._undecided: set[Question] = set()
         self.gave_up = 0
@@ -81,10 +77,9 @@ class MathScorer:
         return [self._cache[q] if verdict is None else verdict for q, verdict in zip(questions, verdicts, strict=True)]
 
     def close(self) -> None:
-        child, self._child, self._unread = self._child, None, b""
+        child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.communicate()
+            child.close()
 
     def _ask_some(self, pending: deque[Question]) -> None:
         """Put as many questions as fit a pipe, take the answers off `pending`; the first without answer is wrong.
@@ -92,58 +87,32 @@ class MathScorer:
         Many at a time: on a busy machine every exchange of turns between processes costs milliseconds.
         """
         child = self._running()
-        lines = [json.dumps([answer, list(truths)]).encode() + b"\n" for answer, truths in islice(pending, _WINDOW)]
-        sizes = accumulate(map(len, lines))
-        asked = [line for line, size in zip(lines, sizes, strict=True) if size <= _PIPE_BYTES] or lines[:1]
-        try:
-            child.stdin.write(b"".join(asked))  # type: ignore[union-attr]
-            child.stdin.flush()  # type: ignore[union-attr]
-        except OSError:
-            self.close()
-        for _ in asked:
-            reply = self._line(self._deadline)
-            question = pending.popleft()
-            self._cache[question] = reply == b"1"
+        asked = list(islice(pending, _WINDOW))
+        sizes = accumulate(len(json.dumps(question)) + 1 for question in asked)
+        asked = [question for question, size in zip(asked, sizes, strict=True) if size <= _PIPE_BYTES] or asked[:1]
+        child.send(*asked)
+        for question in asked:
+            reply = child.receive(self._deadline)
+            pending.popleft()
+            self._cache[question] = reply is True
             if reply is None:
                 self._undecided.add(question)
                 self.close()
                 return
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
+    def _running(self) -> LineChild:
+        if self._child is not None and self._child.alive:
             return self._child
         self.close()
-        child = subprocess.Popen(  # noqa: S603 - our own module, no shell
-            [sys.executable, "-m", "node.environments.math_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._child = child
-        if self._line(START_SECONDS) != b"ready":
+        self._child = LineChild([sys.executable, "-P", "-m", "node.environments.math_child"], child_environment())
+        if self._child.receive(START_SECONDS) != ["ready"]:
             self.close()
             raise EnvironmentFault(
                 "mathematical answers cannot be scored",
                 "the scoring process did not start",
                 "install intellect-node with its math extra (math-verify) and try again",
             )
-        return child
-
-    def _line(self, seconds: float) -> bytes | None:
-        """One line of the child's output, None if it does not come in time or ever."""
-        child, until = self._child, time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            if child is None or child.stdout is None or not _readable(child.stdout, until - time.monotonic()):
-                return None
-            data = os.read(child.stdout.fileno(), 4096)
-            if not data:
-                return None
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-
-def _readable(stream: IO[bytes], seconds: float) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        return bool(selector.select(max(seconds, 0.0)))
+        return self._child
 
 
 def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
