@@ -1,10 +1,10 @@
 """What a session costs per turn, with snapshots and without, and whether strangers agree on it.
 
-`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N]`. Sessions of a seeded generator
-(shell, Python, edits, endless loops,
-full disks) are played under two hash seeds of the host, two settings of the compiler, and in wasmtime's virtual machine
-in place of this processor: words, fuel and state hashes are compared. Cost: wall milliseconds per turn of a session of
-8 turns.
+`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N] [--emulated PYTHON]`. Sessions
+of a seeded generator (shell, Python, edits, endless loops, full disks) are played under two hash seeds of the host, two
+settings of the compiler, and in wasmtime's virtual machine in place of this processor: words, fuel and state hashes are
+compared. With --emulated they are played by another processor's code as well: PYTHON is what
+`scripts/emulated_arm64.sh` makes. Cost: wall milliseconds per turn of a session of 8 turns.
 """
 
 import argparse
@@ -16,16 +16,23 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.command import parser_of
 from node.environments.guests import guest
-from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi
-from node.sandbox.wasi.settings import OPTIMISED, Settings
+from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi, wire
+from node.sandbox.opening import _load
+from node.sandbox.runtime import compiled
+from node.sandbox.wasi.channel import Finished
+from node.sandbox.wasi.engine import load_module
+from node.sandbox.wasi.guest import Guest
+from node.sandbox.wasi.host import _stack_is_enough
+from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
 
 LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)
-TURNS, SLICE = 8, 100
+TURNS, SLICE, PAGE = 8, 100, 4096
 KINDS = (
     ("python", "x{0} = [i * {1} for i in range({2})]; print(sum(x{0}))"),
     ("python", "print(sorted(n for n in dir() if n[0] == 'x'))"),
@@ -92,18 +99,64 @@ def cost(count: int, kept: int) -> dict[str, float]:
     return {"turn_2_ms": by_turn[1], f"turn_{TURNS}_ms": by_turn[-1], "session_ms": sum(by_turn), "replayed": replayed}
 
 
-def agreement(count: int, ways: Sequence[str]) -> dict[str, Any]:
-    """Slice by slice, all ways at once, so that what agreed so far can be seen; told on standard error."""
+def images(count: int) -> dict[str, float]:
+    """KiB of a machine that waits after its last turn, as they would have to travel: the pages of its memory that are
+    other than those of a machine that heard nothing. Medians of `count` sessions."""
+    _stack_is_enough(STACK_BYTES + (8 << 20))
+    sizes = []
+    for number in range(count):
+        seen = _images(session(number))
+        starts = range(0, len(seen[-1]), PAGE)
+        pages = ((seen[0][at : at + PAGE], seen[-1][at : at + PAGE]) for at in starts)
+        changed = b"".join(now for before, now in pages if now != before)
+        sizes.append((len(seen[-1]), len(changed), len(zlib.compress(changed, 6))))
+    names = ("memory_kib", "changed_kib", "compressed_kib")
+    return {name: statistics.median(row[place] for row in sizes) / 1024 for place, name in enumerate(names)}
+
+
+def _images(calls: Sequence[Call]) -> list[bytes]:
+    """The machine's memory before the first of these calls and after the last that ended well. It plays here and not
+    in a fork, so the first call that ends badly ends it."""
+    place = compiled(find_runtime())
+    load = _load({"intellect_session.py": guest("intellect_session")}, "intellect_session", LIMITS, str(place))
+    waiting = [
+        wire.Request(json.dumps([one.function, list(one.arguments)]).encode(), b"", LIMITS.fuel, session=1)
+        for one in calls
+    ]
+    seen: list[bytes] = []
+
+    def look() -> None:
+        now = bytes(machine._system._memory.view())
+        seen[:] = [seen[0], now] if seen else [now]
+
+    def first() -> wire.Request:
+        look()
+        return waiting.pop(0)
+
+    def following(_: wire.Ending) -> wire.Request:
+        look()
+        if not waiting:
+            raise Finished
+        return waiting.pop(0)
+
+    machine = Guest(*load_module(place), load, first, following)
+    machine.run()
+    return seen
+
+
+def agreement(count: int, ways: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Slice by slice, all ways (interpreter, name) at once, so that what agreed so far can be seen; told on standard
+    error."""
     different = 0
     for first in range(0, count, SLICE):
         numbers = f"{first}:{min(first + SLICE, count)}"
         played = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.sessions", "--play", numbers, "--way", name],
+                [python, "-m", "benchmarks.sessions", "--play", numbers, "--way", name],
                 env={**os.environ, "PYTHONHASHSEED": WAYS[name][0]},
                 stdout=subprocess.PIPE,
             )
-            for name in ways
+            for python, name in ways
         ]
         hashes = [json.loads(child.communicate()[0]) for child in played]
         different += sum(len(set(row)) > 1 for row in zip(*hashes, strict=True))
@@ -116,6 +169,9 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
     parser.add_argument("--no-cost", action="store_true", help="agreement alone")
     parser.add_argument("--ways", type=int, default=len(WAYS), help="the first so many; the last one is the slowest")
+    parser.add_argument(
+        "--emulated", action="append", default=[], metavar="PYTHON", help="an interpreter that is one way more"
+    )
     parser.add_argument("--play", default="", help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -125,8 +181,10 @@ def main() -> None:
     count = 2 if asked.quick else 10
     found: dict[str, Any] = {}
     if not asked.no_cost:
-        found |= {"with snapshots": cost(count, 4), "without": cost(count, 0)}
-    found["agreement"] = agreement(asked.sessions or (6 if asked.quick else 2000), list(WAYS)[: max(2, asked.ways)])
+        found |= {"with snapshots": cost(count, 4), "without": cost(count, 0), "image": images(count)}
+    ways = [(sys.executable, name) for name in list(WAYS)[: max(1 if asked.emulated else 2, asked.ways)]]
+    ways += [(python, name) for python in asked.emulated for name in list(WAYS)[1:3]]
+    found["agreement"] = agreement(asked.sessions or (6 if asked.quick else 2000), ways)
     print(json.dumps(found) if asked.json else json.dumps(found, indent=1))
 
 
