@@ -57,7 +57,7 @@ test-contracts: $(VENV)/.ready-dev
 
 test-verifiers: $(VENV)/.ready-dev
 	@$(BIN)/intellect-node verifiers install
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/environments/test_verifiers.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/node/environments/test_verifiers.py tests/node/environments/test_verifiers_served.py $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.ready
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/node/inference/test_every_engine.py tests/node/inference/vllm $(ARGS)

@@ -41,6 +41,7 @@ from cli import (
     train,
     trainer,
     update,
+    verifiers,
     warm_start,
     weights,
     weights_serve,
@@ -215,7 +216,7 @@ for name, group in (
     ("env", env.app),
     ("task", task.app),
     ("sandbox", sandbox.app),
-    ("verifiers", sandbox.verifiers_app),
+    ("verifiers", verifiers.app),
 ):
     app.add_typer(group, name=name)
 

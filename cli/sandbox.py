@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from cli.errors import RUN, USAGE, CommandError
 from cli.output import clean, console, print_facts, print_json
@@ -18,72 +17,6 @@ if TYPE_CHECKING:
     from node.sandbox.base import Limits, Outcome
     from node.sandbox.process import ProcessSandbox
     from node.sandbox.shelf import Package
-
-verifiers_app = typer.Typer(
-    help="Packages of verifiers v1 in an environment of their own, for training at a desk.", no_args_is_help=True
-)
-
-
-@verifiers_app.callback()
-def verifiers_group() -> None:
-    """A group although it has one command."""
-
-
-@verifiers_app.command(
-    "install",
-    epilog="Examples:  intellect-node verifiers install ./my_taskset   |   intellect-node verifiers install "
-    "'wordle-v1==0.2.0' --json   |   intellect-node verifiers install",
-)
-def install_verifiers(
-    packages: Annotated[
-        list[str] | None, typer.Argument(help="What pip installs beside verifiers: names, paths, wheels.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
-) -> None:
-    """Make the environment, about 570 MB, with pip as you have configured it; again: add packages to it.
-
-    Packages run with all that you may do, as with any pip install: read what you install.
-    """
-    from node.environments.verifiers.place import PYTHON_VARIABLE, VERSION, own_place
-
-    place = own_place()
-    interpreter = place / "bin" / "python"
-    if not interpreter.exists():
-        typer.echo(f"making an environment in {place}", err=True)
-        _run_program(_this_python(), "-m", "venv", str(place), what="the environment cannot be made")
-    wanted = [f"verifiers=={VERSION}", *(packages or [])]
-    _run_program(str(interpreter), "-m", "pip", "install", *wanted, what=f"pip could not install {', '.join(wanted)}")
-    _run_program(str(interpreter), "-c", "import verifiers.v1", what=f"verifiers {VERSION} cannot be imported")
-    if as_json:
-        print_json({"python": str(interpreter), "verifiers": VERSION, "packages": packages or []})
-        return
-    said = f"verifiers {VERSION} is in {place}; runs find it there, or where {PYTHON_VARIABLE} says"
-    console().print(escape(said), soft_wrap=True)
-
-
-def _this_python() -> str:
-    import sys
-
-    return sys.executable
-
-
-def _run_program(*command: str, what: str) -> None:
-    """A program whose progress goes to standard error. Raises CommandError if it fails."""
-    import subprocess
-    import sys
-
-    try:
-        done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
-    except OSError as error:
-        raise CommandError(what, f"{Path(command[0]).name}: {error.strerror or error}", "see above", RUN) from error
-    if done.returncode:
-        raise CommandError(
-            what,
-            f"{' '.join(command[1:4])} ended with {done.returncode}; what it said stands above",
-            "correct what it complains about (pip's index, the disk, the package's name) and repeat the command",
-            RUN,
-        )
-
 
 INSTALL_EXAMPLES = (
     "Examples:  intellect-node sandbox install   |   intellect-node sandbox install --package sympy   |   "

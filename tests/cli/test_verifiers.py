@@ -1,4 +1,4 @@
-"""`intellect-node verifiers install`, with a pip that does nothing."""
+"""`intellect-node verifiers`, with a pip and a server that do nothing."""
 
 import json
 import sys
@@ -37,3 +37,25 @@ def test_packages_are_installed_beside_a_pinned_verifiers(
 def test_what_pip_cannot_install_is_named(interpreter: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["verifiers", "install", "nothing"]) == 6
     assert "nothing" in capfd.readouterr().err
+
+
+SERVER = """#!{python}
+import json, sys
+asked = json.loads(sys.stdin.readline())
+row = {{"problem_id": "mine-0", "prompt": asked["config"]["say"], "reset": {{"task": 0}}}}
+told = {{"url": "ws://h/ws", "tasks": 1, "rows": [row]}}
+print(json.dumps({{"wrong": "no such package"}} if asked["taskset"] == "gone" else told), flush=True)
+"""
+
+
+def test_a_package_is_served_and_its_rows_are_written(
+    interpreter: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    interpreter.write_text(SERVER.format(python=sys.executable))
+    words = ["verifiers", "serve", "mine", "--rows", str(tmp_path / "rows.jsonl"), "--config", '{"say": "x"}', "--json"]
+    assert main(words) == 0
+    assert json.loads(capfd.readouterr().out)["url"] == "ws://h/ws"
+    assert json.loads((tmp_path / "rows.jsonl").read_text())["prompt"] == "x"
+    assert main(["verifiers", "serve", "gone", "--config", '{"say": ""}']) == 6
+    assert "no such package" in capfd.readouterr().err
+    assert main(["verifiers", "serve", "mine", "--config", "[]"]) == 2
