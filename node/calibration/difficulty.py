@@ -12,14 +12,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from blake3 import blake3
-from safetensors.torch import load_file
 
 from node.environments.base import Environment, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Request, generate
-from node.inference.errors import ModelError
+from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.inference.turns import bounds_of, play
 from protocol.budgets import output_limit, told
@@ -31,19 +29,11 @@ AT_ONCE = 16
 """Problems that are sampled together."""
 
 
-def _start_weights(model_dir: Path) -> dict[str, torch.Tensor]:
-    """The model's own weights as samplers of policy 0 have them: rounded to bf16. Raises ModelError."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        tensors |= load_file(path)
-    missing = [name for name in image_names(build_model(model_dir)) if name not in tensors]
-    if missing:
-        raise ModelError(
-            "the start model cannot be loaded",
-            f"{model_dir}: tensor {missing[0]!r} is missing ({len(missing)} in all)",
-            "use a complete model directory in Hugging Face form",
-        )
-    return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+def _start_weights(model_dir: Path) -> StartWeights:
+    """The model's own weights as samplers of policy 0 have them. Raises ModelError."""
+    weights = StartWeights(model_dir)
+    weights.check(image_names(build_model(model_dir, "meta")))
+    return weights
 
 
 class Difficulty:

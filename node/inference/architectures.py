@@ -26,12 +26,23 @@ AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertParts:
+    """Of a layer with experts. router: its name; width: what the configuration calls an expert's; clamped: experts have
+    biases, their matrices are [in, out], columns of gate and up take turns in one, and both are clamped between."""
+
+    router: str = "gate"
+    width: str = "moe_intermediate_size"
+    clamped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """norms: names of those before attention, behind it, before the MLP, behind it; empty: there is none. gain: of all
     norms. whole_norms: queries and keys are normed over all heads, not each. fused: queries, keys and values have one
     matrix, gate and up have one. wide_positions: rotated in float32. caps: scores and logits are capped where the
-    configuration says by how much. root_scale: embeddings are multiplied by the root of their width. experts: layers
-    have several MLPs and a router, where the configuration says which."""
+    configuration says by how much. root_scale: embeddings are multiplied by the root of their width. sinks: each head
+    has a score that takes part in the softmax and has no value. experts: layers have several MLPs and a router, where
+    the configuration says which."""
 
     norms: tuple[str, str, str, str] = BEFORE
     gain: Gain = Gain.ROUNDED
@@ -40,7 +51,8 @@ class Architecture:
     wide_positions: bool = False
     caps: bool = False
     root_scale: bool = False
-    experts: bool = False
+    sinks: bool = False
+    experts: ExpertParts | None = None
 
 
 _OLMO = Architecture(norms=AFTER, gain=Gain.PRODUCT, whole_norms=True, wide_positions=True)
@@ -48,7 +60,10 @@ ARCHITECTURES = {
     "llama": Architecture(),
     "qwen2": Architecture(),
     "qwen3": Architecture(),
-    "qwen3_moe": Architecture(experts=True),
+    "qwen3_moe": Architecture(experts=ExpertParts()),
+    "gpt_oss": Architecture(
+        gain=Gain.PRODUCT, sinks=True, experts=ExpertParts(router="router", width="intermediate_size", clamped=True)
+    ),
     "mistral": Architecture(),
     "ministral": Architecture(),
     "smollm3": Architecture(),
@@ -70,17 +85,18 @@ LAYERS = ("full_attention", "sliding_attention")
 class Attending:
     """How one layer attends. scale: of its scores, None: the root of a head's width; window: places that are seen, the
     own one among them, None: all; cap: scores are cap * tanh(score / cap); positions: which table of them, None: it
-    has no positions."""
+    has no positions; sinks: of its heads each has one."""
 
     scale: float | None = None
     window: int | None = None
     cap: float | None = None
     positions: str | None = ""
+    sinks: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether a kernel that knows nothing of these numbers computes it."""
-        return self.scale is None and self.window is None and self.cap is None
+        return self.scale is None and self.window is None and self.cap is None and not self.sinks
 
 
 def unsupported(config: Any) -> str | None:
@@ -107,7 +123,7 @@ def expert_layers(config: Any) -> list[int]:
     """The numbers of the layers that have experts."""
     if not ARCHITECTURES[config.model_type].experts:
         return []
-    every, dense = config.decoder_sparse_step, set(config.mlp_only_layers or ())
+    every, dense = getattr(config, "decoder_sparse_step", 1), set(getattr(config, "mlp_only_layers", None) or ())
     return [at for at in range(config.num_hidden_layers) if at not in dense and (at + 1) % every == 0]
 
 
@@ -115,6 +131,13 @@ def routing_of(config: Any) -> Routing | None:
     """What the routers of a model do; None if it has none."""
     layers = len(expert_layers(config))
     return Routing(layers, config.num_experts, config.num_experts_per_tok) if layers else None
+
+
+def expert_width(config: Any) -> int:
+    """Of each expert between gate and down, in a model that has some."""
+    parts = ARCHITECTURES[config.model_type].experts
+    assert parts is not None  # noqa: S101 - as the caller knows
+    return int(getattr(config, parts.width))
 
 
 def _by_layer(rope: Any) -> bool:
@@ -126,7 +149,12 @@ def attending(config: Any) -> list[Attending]:
     row, count = ARCHITECTURES[config.model_type], config.num_hidden_layers
     scale = _scale(config)
     cap = config.attn_logit_softcapping if row.caps else None
-    return [Attending(scale, _window(config, at), cap, _positions(config, at)) for at in range(count)]
+    return [Attending(scale, _window(config, at), cap, _positions(config, at), row.sinks) for at in range(count)]
+
+
+def written_out(config: Any) -> bool:
+    """Whether attention has caps or sinks, which transformers' fast kernels leave out silently."""
+    return any(one.cap is not None or one.sinks for one in attending(config))
 
 
 def _scale(config: Any) -> float | None:

@@ -61,17 +61,35 @@ PLAIN = Attending()
 
 class Kernel(Protocol):
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask = None,
+        *,
+        causal: bool = False,
+        how: Attending = PLAIN,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """q: [B, heads, T, D]; k and v: [B, kv heads, S, D]; causal: each position sees those up to its own, instead of
-        a mask; how: scale and cap, its window is the caller's. [B, heads, T, D]."""
+        a mask; how: scale and cap, its window is the caller's; sinks: [heads, T or 1], scores that have no value, where
+        the layer has some. [B, heads, T, D]."""
         ...
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN) -> Tensor:
-    """torch's own kernel; it has no caps."""
-    if how.cap is not None:
-        return eager(q, k, v, mask, causal=causal, how=how)
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    causal: bool = False,
+    how: Attending = PLAIN,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """torch's own kernel; it has no caps and no sinks."""
+    if how.cap is not None or sinks is not None:
+        return eager(q, k, v, mask, causal=causal, how=how, sinks=sinks)
     k, v = (one_each(part, q, masked=mask is not None) for part in (k, v))
     shared = q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=how.scale, enable_gqa=shared)
@@ -87,7 +105,14 @@ def one_each(kept: Tensor, q: Tensor, *, masked: bool) -> Tensor:
 
 
 def eager(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask = None, *, causal: bool = False, how: Attending = PLAIN
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    causal: bool = False,
+    how: Attending = PLAIN,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Written out; the softmax is float32."""
     batch, heads, length, dim = q.shape
@@ -100,7 +125,11 @@ def eager(
     if mask is not None:
         wide = mask[:, None] if mask.ndim == 4 else mask
         scores = scores.masked_fill_(~wide, float("-inf")) if wide.dtype == torch.bool else scores.add_(wide)
-    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    if sinks is None:
+        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    else:
+        sunk = sinks.view(k.shape[1], -1, sinks.shape[1], 1).expand(*scores.shape[:-1], 1)
+        shares = torch.cat((scores, sunk), -1).softmax(-1, dtype=torch.float32)[..., :-1].to(q.dtype)
     return (shares @ v[:, :, None]).view(batch, heads, length, dim)
 
 
@@ -116,12 +145,17 @@ class Causal:
         self._kernel, self._shape = kernel, shape
         self._masks = _Masks()
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        how, length = self._shape.at(layer), q.shape[2]
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        how, length, sunk = self._shape.at(layer), q.shape[2], by_head(sinks)
         if how.window is None or how.window >= length:
-            return self._kernel(q, k, v, causal=True, how=how)
+            return self._kernel(q, k, v, causal=True, how=how, sinks=sunk)
         positions = torch.arange(length, device=q.device)
-        return self._kernel(q, k, v, self._masks.of(positions, length, q.dtype, how.window), how=how)
+        return self._kernel(q, k, v, self._masks.of(positions, length, q.dtype, how.window), how=how, sinks=sunk)
+
+
+def by_head(sinks: Tensor | None) -> Tensor | None:
+    """[heads, 1] of [heads]."""
+    return None if sinks is None else sinks[:, None]
 
 
 class _Masks:
@@ -156,16 +190,16 @@ class Chunk:
         self._kernel, self._cache, self._first, self._start = kernel, cache, first, start
         self._masks = _Masks()
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         rows, places = slice(self._first, self._first + len(q)), slice(self._start, self._start + q.shape[2])
         keys, values = self._cache.keys[layer][rows], self._cache.values[layer][rows]
         keys[:, :, places], values[:, :, places] = k, v
-        how, end = self._cache.shape.at(layer), places.stop
+        how, end, sunk = self._cache.shape.at(layer), places.stop, by_head(sinks)
         if self._start == 0 and (how.window is None or how.window >= end):
-            return self._kernel(q, k, v, causal=True, how=how)
+            return self._kernel(q, k, v, causal=True, how=how, sinks=sunk)
         positions = torch.arange(places.start, end, device=q.device)
         mask = self._masks.of(positions, end, q.dtype, how.window)
-        return self._kernel(q, keys[:, :, :end], values[:, :, :end], mask, how=how)
+        return self._kernel(q, keys[:, :, :end], values[:, :, :end], mask, how=how, sinks=sunk)
 
 
 class Step:
@@ -179,12 +213,14 @@ class Step:
         self._rows, self._places = torch.arange(len(positions), device=positions.device), positions
         self._masks, self._level = _Masks(), level
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values = self._put(self._cache.keys[layer], k), self._put(self._cache.values[layer], v)
         rows, heads, _, dim = q.shape
         grouped = q.reshape(rows, k.shape[1], -1, dim)
         how = self._cache.shape.at(layer)
-        return self._kernel(grouped, keys, values, self._seen(how.window), how=how).reshape(rows, heads, 1, dim)
+        sunk = None if sinks is None else sinks.view(k.shape[1], -1)
+        found = self._kernel(grouped, keys, values, self._seen(how.window), how=how, sinks=sunk)
+        return found.reshape(rows, heads, 1, dim)
 
     def _seen(self, window: int | None) -> Mask:
         if self._level and (window is None or window >= self._end):

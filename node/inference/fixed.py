@@ -163,20 +163,22 @@ class Blocks:
             self._masks[window] = unseen[:, None, None].split(self._cache.block, dim=3)
         return self._masks[window]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         rows, places = self._own
         keys[rows, :, places], values[rows, :, places] = k[: self._used, :, 0], v[: self._used, :, 0]
         tile, heads, _, dim = q.shape
         how = self._cache.shape.at(layer)
         grouped = q.reshape(tile, k.shape[1], -1, dim).float() * (dim**-0.5 if how.scale is None else how.scale)
-        return self._seen(grouped, keys, values, how).reshape(tile, heads, 1, dim).to(q.dtype)
+        sunk = None if sinks is None else sinks.view(1, k.shape[1], -1, 1).float()
+        return self._seen(grouped, keys, values, how, sunk).reshape(tile, heads, 1, dim).to(q.dtype)
 
-    def _seen(self, q: Tensor, keys: Tensor, values: Tensor, how: Attending) -> Tensor:
+    def _seen(self, q: Tensor, keys: Tensor, values: Tensor, how: Attending, sinks: Tensor | None) -> Tensor:
         """Softmax over what each token sees, block by block (Milakov and Gimelshein 2018). q: float32[tile, kv heads,
-        heads of each, D]."""
-        top = q.new_full((*q.shape[:3], 1), LEAST)
-        total, summed = torch.zeros_like(top), torch.zeros_like(q)
+        heads of each, D]; sinks: of each head, what the sums begin with."""
+        top = q.new_full((*q.shape[:3], 1), LEAST) if sinks is None else sinks.expand(len(q), -1, -1, -1)
+        total = torch.zeros_like(top) if sinks is None else torch.ones_like(top)
+        summed = torch.zeros_like(q)
         for number, unseen in enumerate(self._unseen(how.window)):
             part = slice(number * unseen.shape[3], (number + 1) * unseen.shape[3])
             some_keys, some_values = (kept[self._rows, :, part].float() for kept in (keys, values))

@@ -8,6 +8,7 @@ from node.inference.errors import ModelError
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 SMALL_FILES = (".json", ".txt", ".model", ".jinja")
+QUANTIZATION = "quantization_config"
 MAX_CONFIG_BYTES = 1024**2
 
 
@@ -33,15 +34,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def is_mxfp4(config: dict[str, Any]) -> bool:
+    """Whether a config.json says that experts are in four bits of the kind that node.inference.start_weights reads."""
+    said = config.get(QUANTIZATION)
+    return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+
+
 def as_bf16(config: bytes) -> bytes:
     """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were.
 
-    Who loads it would otherwise take twice the memory. What is no JSON object stays as it is.
+    Who loads it would otherwise take twice the memory, or look for four bits. What is no JSON object stays as it is.
     """
     try:
         found: Any = json.loads(config)
     except ValueError:
         return config
+    if isinstance(found, dict) and is_mxfp4(found):
+        del found[QUANTIZATION]
+        config = (json.dumps(found, indent=2) + "\n").encode()
     names = [name for name in ("dtype", "torch_dtype") if name in found] if isinstance(found, dict) else []
     if not isinstance(found, dict) or (names and all(found[name] == "bfloat16" for name in names)):
         return config

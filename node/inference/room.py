@@ -7,7 +7,7 @@ logits have their room is the cache: it decides how many sequences of which leng
 from dataclasses import dataclass
 from typing import Any, Self
 
-from node.inference.architectures import routing_of
+from node.inference.architectures import expert_width, routing_of
 from node.inference.errors import EngineError
 
 GIB = 1 << 30
@@ -49,7 +49,7 @@ class ModelSize:
         routing = routing_of(config)
         intermediate = config.intermediate_size
         if routing:  # those of a token, and the token once for each
-            intermediate = max(intermediate, routing.chosen * (config.moe_intermediate_size + config.hidden_size))
+            intermediate = max(intermediate, routing.chosen * (expert_width(config) + config.hidden_size))
         heads = config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return cls.counted(

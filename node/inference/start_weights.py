@@ -1,7 +1,7 @@
 """Policy 0: the weights of the start model's own files, rounded to bf16, read one tensor at a time.
 
 Experts are a matrix each in the files that people publish, and one tensor of all in a model of transformers: read here
-as the latter."""
+as the latter. Numbers of four bits (MXFP4, as gpt_oss has them) are read as what they stand for, which bf16 holds."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +14,11 @@ from torch import Tensor
 from node.inference.errors import ModelError
 
 _ONE_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.weight")
+_BLOCKS, _SCALES = "_blocks", "_scales"
+"""Of a tensor in MXFP4 (OCP Microscaling Formats 1.0): two numbers a byte, lower half first, and a power of two, 127
+more than its exponent, for each 32 of them."""
+_FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.bfloat16)
+_FOUR_BITS = torch.cat((_FOUR_BITS, -_FOUR_BITS))
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -28,17 +33,25 @@ class StartWeights(Mapping[str, Tensor]):
             with _opened(path) as file:
                 self._files |= dict.fromkeys(file.keys(), path)
         self._stacks = _stacks(self._files)
+        whole = {name.removesuffix(_BLOCKS) for name in self._files if name.endswith(_BLOCKS)}
+        self._small = {name for name in whole if name + _SCALES in self._files}
 
     def __getitem__(self, name: str) -> Tensor:
         """bf16, on the CPU."""
         if name in self._stacks:
             return torch.stack([torch.cat([self[part] for part in parts]) for parts in self._stacks[name]])
+        if name in self._small:
+            return _widened(self._stored(name + _BLOCKS), self._stored(name + _SCALES), self.shape(name))
+        return self._stored(name).to(torch.bfloat16)
+
+    def _stored(self, name: str) -> Tensor:
         with _opened(self._files[name]) as file:
-            return file.get_tensor(name).to(torch.bfloat16)
+            return file.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         inside = {part for parts in self._stacks.values() for one in parts for part in one}
-        return iter([*(name for name in self._files if name not in inside), *self._stacks])
+        inside |= {name + part for name in self._small for part in (_BLOCKS, _SCALES)}
+        return iter([*(name for name in self._files if name not in inside), *self._stacks, *self._small])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -46,7 +59,7 @@ class StartWeights(Mapping[str, Tensor]):
     def check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raises ModelError unless every parameter has a tensor of its name and shape."""
         for name, parameter in parameters.items():
-            if name not in self._files and name not in self._stacks:
+            if name not in self._files and name not in self._stacks and name not in self._small:
                 raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
             found, wanted = self.shape(name), tuple(parameter.shape)
             if found != wanted:
@@ -59,8 +72,17 @@ class StartWeights(Mapping[str, Tensor]):
         """Read from the file's header."""
         if name in self._stacks:
             return self._stacked_shape(name)
+        if name in self._small:
+            return self._widened_shape(name)
         with _opened(self._files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
+
+    def _widened_shape(self, name: str) -> tuple[int, ...]:
+        """[experts, in, out]. Raises ModelError for blocks without a scale each."""
+        blocks, scales = self.shape(name + _BLOCKS), self.shape(name + _SCALES)
+        if len(blocks) != 4 or blocks[3] != 16 or blocks[:3] != scales:
+            raise _unusable(self._files[name + _BLOCKS], f"blocks of {name!r} have shape {blocks}, scales {scales}")
+        return blocks[0], 32 * blocks[2], blocks[1]
 
     def _stacked_shape(self, name: str) -> tuple[int, ...]:
         """Raises ModelError for experts of unlike shapes."""
@@ -87,6 +109,16 @@ def _stacks(names: Iterable[str]) -> dict[str, list[list[str]]]:
     return {
         whole: parts for whole, parts in stacks.items() if present.issuperset(part for one in parts for part in one)
     }
+
+
+def _widened(blocks: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """bf16[experts, in, out] of uint8[experts, out, in / 32, 16] and uint8[experts, out, in / 32]."""
+    whole = torch.empty(shape[0], shape[2], shape[1], dtype=torch.bfloat16)
+    for one, block, scale in zip(whole, blocks, scales, strict=True):
+        pairs = torch.stack((block & 15, block >> 4), -1).flatten(-2).int()
+        power = torch.exp2(scale[..., None].float() - 127).to(torch.bfloat16)
+        one.copy_((_FOUR_BITS[pairs] * power).flatten(-2))
+    return whole.transpose(1, 2).contiguous()
 
 
 def _opened(path: Path) -> safe_open:

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.inference.architectures import FAMILIES, unsupported
+from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
 from node.inference.errors import EngineError, ModelError
@@ -26,7 +26,7 @@ from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
-from node.inference.model_files import read_json
+from node.inference.model_files import QUANTIZATION, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go, ran_out
 from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
@@ -48,19 +48,26 @@ def build_model(
     Raises ModelError for anything that is not a plain causal language model of a family that the engine computes.
     """
     raw = read_json(model_dir / "config.json")
-    refused = [key for key in (*_SCALED_LOGITS, "quantization_config") if raw.get(key) not in (None, 1, 1.0)]
+    refused = [key for key in _SCALED_LOGITS if raw.get(key) not in (None, 1, 1.0)]
+    if raw.get(QUANTIZATION) is not None and not is_mxfp4(raw):
+        refused.append(f"{QUANTIZATION} (other than MXFP4)")
     if refused:
         raise _model_error(model_dir, f"config.json uses {', '.join(refused)}, which this engine does not support")
     try:
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever the config's values break
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
+    if raw.get(QUANTIZATION) is not None:
+        del config.quantization_config  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
     if why := unsupported(config):
         raise _model_error(model_dir, f"config.json: {why}")
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+                config,
+                dtype=dtype,
+                attn_implementation="eager" if written_out(config) else attention,
+                trust_remote_code=False,
             )
     except Exception as error:  # as above
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None

@@ -20,6 +20,7 @@ from node.inference.architectures import (
     ARCHITECTURES,
     Architecture,
     Attending,
+    ExpertParts,
     Gain,
     attending,
     embedding_scale,
@@ -58,9 +59,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[..., Tensor]
 """(layer, q [B, heads, T, D], k and v [B, kv heads, T, D]) -> [B, heads, T, D]. One with `by_shape` does what the
-shape says of each layer; another only knows layers that are plain."""
+shape says of each layer, and takes a layer's sinks [heads] behind v; another only knows layers that are plain."""
 
 
 _PLAIN = Attending()
@@ -244,26 +245,27 @@ class Mlp:
         gate_up = ["gate_up_proj"] if row.fused else ["gate_proj", "up_proj"]
         self._gate_up = Projection(fused, *(f"{name}.{part}" for part in gate_up))
         self._down = Projection(fused, f"{name}.down_proj")
-        self._activation = _activation(config)
+        self._gate = _gated(config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self._gate_up.load(weights)
         self._down.load(weights)
 
     def __call__(self, x: Tensor, routes: Routes | None) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate).mul_(up))
+        return self._down(self._gate(self._gate_up(x)))
 
 
 class Experts:
     """Several MLPs, of which a router gives each token some, and what they say by their probabilities."""
 
-    def __init__(self, fused: Fused, name: str, config: Any) -> None:
-        self._router = fused.required(f"{name}.gate.weight")
-        self._gate_up = fused.required(f"{name}.experts.gate_up_proj")
-        self._down = fused.required(f"{name}.experts.down_proj")
-        self._normed = config.norm_topk_prob
-        self._activation = _activation(config)
+    def __init__(self, fused: Fused, name: str, parts: ExpertParts, config: Any) -> None:
+        self._router = fused.required(f"{name}.{parts.router}.weight")
+        self._bias = fused.stack(f"{name}.{parts.router}.bias")
+        stacks = [fused.required(f"{name}.experts.{part}") for part in ("gate_up_proj", "down_proj")]
+        self._gate_up, self._down = (one.transpose(1, 2) if parts.clamped else one for one in stacks)
+        self._biases = [fused.stack(f"{name}.experts.{part}") for part in ("gate_up_proj_bias", "down_proj_bias")]
+        self._normed = getattr(config, "norm_topk_prob", True)
+        self._gate = _clamped(config) if parts.clamped else _gated(config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """What is in memory as it is was loaded with all else."""
@@ -271,7 +273,7 @@ class Experts:
     def __call__(self, x: Tensor, routes: Routes | None) -> Tensor:
         assert routes is not None  # noqa: S101 - a Transformer with experts makes them
         flat = x.flatten(0, -2)
-        logits = linear(flat, self._router)
+        logits = linear(flat, self._router, self._bias)
         scores = logits.float()
         chosen = routes.choose(scores)
         shares = scores.softmax(-1).gather(1, chosen)
@@ -300,17 +302,35 @@ class Experts:
         return summed
 
     def _computed(self, expert: int, x: Tensor) -> Tensor:
-        gate, up = linear(x, self._gate_up[expert]).chunk(2, dim=-1)
-        return linear(self._activation(gate).mul_(up), self._down[expert])
+        first, last = (None if bias is None else bias[expert] for bias in self._biases)
+        return linear(self._gate(linear(x, self._gate_up[expert], first)), self._down[expert], last)
 
 
-def _activation(config: Any) -> Callable[[Tensor], Tensor]:
-    return ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+def _gated(config: Any) -> Callable[[Tensor], Tensor]:
+    """Of [..., gate and up] what goes down."""
+    activation = ACT2FN[getattr(config, "hidden_act", None) or config.hidden_activation]
+
+    def gated(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return activation(gate).mul_(up)
+
+    return gated
+
+
+def _clamped(config: Any) -> Callable[[Tensor], Tensor]:
+    """The same where gate and up take turns: gate * sigmoid(alpha gate) * (up + 1), both bounded before."""
+    alpha, limit = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
+
+    def clamped(both: Tensor) -> Tensor:
+        gate, up = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
+        return (up + 1).mul_(gate * torch.sigmoid(gate * alpha))
+
+    return clamped
 
 
 class Layer:
     def __init__(self, fused: Fused, name: str, shape: Shape, row: Architecture, config: Any, *, routed: bool) -> None:
-        """routed: it has experts."""
+        """routed: it is one of those with experts."""
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         self._shape, self._turned = shape, shape.heads + shape.kv_heads
         norms = [fused.stack(f"{name}.{part}.weight") if part else None for part in row.norms]
@@ -319,7 +339,9 @@ class Layer:
         self._qkv = Projection(fused, *(f"{attention}.{part}" for part in qkv))
         self._qk_norms = _qk_norms(fused, attention, shape, row)
         self._out = Projection(fused, f"{attention}.o_proj")
-        self._mlp = Experts(fused, mlp, config) if routed else Mlp(fused, mlp, row, config)
+        self._sinks = (fused.required(f"{attention}.sinks"),) if row.sinks else ()
+        parts = row.experts if routed else None
+        self._mlp = Experts(fused, mlp, parts, config) if parts else Mlp(fused, mlp, row, config)
         self._share = float(getattr(config, "residual_multiplier", 1.0))
         self._wide = row.wide_positions
 
@@ -332,7 +354,7 @@ class Layer:
     ) -> Tensor:
         """x: [B, T, hidden], which is changed in place."""
         q, k, v = self._project(self._before(x), rotation)
-        seen = attend(number, q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1)
+        seen = attend(number, q, k, v, *self._sinks).transpose(1, 2).reshape(*x.shape[:2], -1)
         x.add_(self._behind(self._out(seen)), alpha=self._share)
         x.add_(self._last(self._mlp(self._between(x), routes)), alpha=self._share)
         return x

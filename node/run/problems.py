@@ -323,9 +323,11 @@ def parameters_in(file: Path) -> int:
     """How many numbers the file's tensors hold."""
     try:
         with safe_open(file, framework="np") as weights:
-            shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a dict
+            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error
     if not shapes:
         raise RunFileError(f"cannot use the weights {file}", "there are no tensors in it", "export the model again")
-    return sum(math.prod(shape) for shape in shapes)
+    halves = {name for name in shapes if name.endswith("_blocks")}  # two numbers a byte, in MXFP4
+    scales = {name.removesuffix("_blocks") + "_scales" for name in halves}
+    return sum(math.prod(shape) * (2 if name in halves else 1) for name, shape in shapes.items() if name not in scales)

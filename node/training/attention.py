@@ -63,22 +63,23 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     pack: Pack | None = None,
+    s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, heads, tokens, d]; key, value: [1, key heads, tokens, d] -> [1, tokens, heads, d].
+    """query: [1, heads, tokens, d]; key, value: [1, key heads, tokens, d]; s_aux: [heads], sinks, by transformers' name
+    -> [1, tokens, heads, d].
 
-    Raises TrainingError for attention that this cannot express (sinks).
+    Raises TrainingError for attention that this cannot express (biases of positions).
     """
-    refused = [name for name in ("s_aux", "position_bias") if extra.get(name) is not None]
-    if refused or pack is None or query.shape[0] != 1:
+    biased = extra.get("position_bias") is not None
+    if biased or pack is None or query.shape[0] != 1:
         raise TrainingError(
             "samples of this model cannot be packed",
-            f"its attention uses {', '.join(refused) or 'no packs'}",
+            f"its attention uses {'position_bias' if biased else 'no packs'}",
             "set trainer.packing to false",
         )
-    parts = [
-        _attend(part, query[0], key[0], value[0], scaling, sliding_window, extra.get("softcap")) for part in pack.parts
-    ]
+    how = scaling, sliding_window, extra.get("softcap"), s_aux
+    parts = [_attend(part, query[0], key[0], value[0], *how) for part in pack.parts]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -90,6 +91,7 @@ def _attend(
     scale: float | None,
     window: int | None,
     cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[tokens of the bucket, heads, d]"""
     bucket = part.bucket
@@ -109,8 +111,8 @@ def _attend(
         mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
     q = cut(query)
     k, v = (one_each(cut(part), q, masked=mask is not None) for part in (key, value))
-    if cap is not None:
-        found = _capped(q, k, v, mask, scale, cap)
+    if cap is not None or sinks is not None:
+        found = _written_out(q, k, v, mask, scale, cap, sinks)
     else:
         found = scaled_dot_product_attention(
             q,
@@ -125,14 +127,27 @@ def _attend(
     return flat if part.scatter is None else flat.index_select(0, part.scatter)
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, cap: float) -> Tensor:
-    """Written out, in an order that a gradient can go through: no kernel of torch has caps."""
+def _written_out(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """In an order that a gradient can go through: no kernel of torch has caps or sinks."""
     shared = q.unflatten(1, (k.shape[1], -1))
     scores = (shared @ k[:, :, None].transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (scores / cap).tanh() * cap
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
     width = q.shape[2]
     seen = torch.ones(width, width, dtype=torch.bool, device=q.device).tril() if mask is None else mask
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(q.dtype)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        sunk = sinks.view(k.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sunk), -1)
+    shares = scores.softmax(-1, dtype=torch.float32)[..., :width].to(q.dtype)
     return (shares @ v[:, :, None]).flatten(1, 2)
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from node.inference.architectures import expert_layers, routing_of
+from node.inference.architectures import ARCHITECTURES, expert_layers, routing_of
 from node.training.batch import BatchRow
 from protocol.routing import Routing, load_of, table_of
 
@@ -24,8 +24,9 @@ class Routers:
     def __init__(self, model: Any) -> None:
         self.routing: Routing | None = routing_of(model.config)
         self._given: Tensor | None = None
+        parts = ARCHITECTURES[model.config.model_type].experts
         for number, layer in enumerate(expert_layers(model.config)):
-            self._replay(model.base_model.layers[layer].mlp.gate, number)
+            self._replay(getattr(model.base_model.layers[layer].mlp, parts.router if parts else ""), number)
 
     def give(self, experts: Tensor | None) -> None:
         """What the next pass computes with, and whoever recomputes it for a gradient: int16[tokens, width], -1 where
@@ -33,7 +34,7 @@ class Routers:
         self._given = experts
 
     def _replay(self, router: nn.Module, number: int) -> None:
-        own, normed = router.forward, bool(router.norm_topk_prob)
+        own, normed = router.forward, bool(getattr(router, "norm_topk_prob", True))
         assert self.routing is not None  # noqa: S101 - it has this router
         part = slice(number * self.routing.chosen, (number + 1) * self.routing.chosen)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from node.inference.architectures import attending, logit_cap, logit_divisor
+from node.inference.architectures import logit_cap, logit_divisor, written_out
 from node.training.attention import NAME
 from node.training.experts import Routers
 from node.training.head import Slopes, sampled_logprobs
@@ -31,8 +31,7 @@ class PolicyModel(nn.Module):
         """(log-probability, entropy) of each sampled token, float32[n], in the distribution that was sampled from."""
         packing = {} if batch.pack is None else {"pack": batch.pack}
         config = self.model.config
-        capped = any(one.cap for one in attending(config))  # which transformers' other kernels leave out silently
-        config._attn_implementation = NAME if packing else "eager" if capped else "sdpa"
+        config._attn_implementation = NAME if packing else "eager" if written_out(config) else "sdpa"
         self.routers.give(batch.experts)
         states = self.model.base_model(
             input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, **packing

@@ -34,7 +34,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of one of the architectures; what some have of further norms is left out. hidden, intermediate: widths;
     layers, heads, key_heads, head: counts, and a head's width; tied: one matrix for embedding and output; norms:
     queries and keys are normed; biases: those of the attention's input layers; routed: layers with experts;
-    experts, chosen, expert: how many each of these has, how many of them compute a token, and their width."""
+    experts, chosen, expert: how many each of these has, how many of them compute a token, and their width;
+    expert_biases: of all their matrices, and of routers."""
 
     hidden: int
     intermediate: int
@@ -49,6 +50,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     experts: int = 0
     chosen: int = 0
     expert: int = 0
+    expert_biases: bool = False
     routed: int = 0
 
     @property
@@ -65,7 +67,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def _mlps(self) -> tuple[int, int]:
         """Parameters behind the attention of a layer without experts and of one with them; 0 where there is none."""
         plain = 3 * self.hidden * self.intermediate if self.routed < self.layers else 0
-        return plain, self.experts * self.hidden * (3 * self.expert + 1) if self.routed else 0
+        biases = (2 * self.expert + self.hidden + 1) * self.expert_biases
+        return plain, self.experts * (self.hidden * (3 * self.expert + 1) + biases) if self.routed else 0
 
     @property
     def _around(self) -> int:
@@ -259,7 +262,7 @@ def shape_of(model_dir: Path) -> Shape:
                 "vocabulary": config["vocab_size"],
                 "tied": config.get("tie_word_embeddings", kind in ("qwen2", "smollm3", *GEMMA)),
                 "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-                "biases": kind == "qwen2" or bool(config.get("attention_bias")),
+                "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }
             | _experts(kind, config),
             Shape,
@@ -271,8 +274,9 @@ def shape_of(model_dir: Path) -> Shape:
         ) from None
 
 
-def _experts(kind: str, config: dict[str, Any]) -> dict[str, int]:
-    if not ARCHITECTURES[kind].experts:
+def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    parts = ARCHITECTURES[kind].experts
+    if parts is None:
         return {}
     every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     with_experts = [at for at in range(config["num_hidden_layers"]) if at not in dense and (at + 1) % every == 0]
@@ -281,7 +285,8 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, int]:
     return {
         "experts": config.get("num_experts") or config["num_local_experts"],  # transformers writes the latter
         "chosen": config["num_experts_per_tok"],
-        "expert": config["moe_intermediate_size"],
+        "expert": config[parts.width],
+        "expert_biases": parts.clamped,
         "routed": len(with_experts),
     }
 

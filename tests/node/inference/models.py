@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
@@ -35,6 +36,7 @@ _SIZES: dict[str, Any] = {
 }
 _MIXED = ["sliding_attention", "full_attention"]
 _FAR = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 CONFIGURATIONS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, far": LlamaConfig(**_SIZES, rope_parameters={**_FAR, "original_max_position_embeddings": 64}),
@@ -51,6 +53,15 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
         num_experts_per_tok=3,
         moe_intermediate_size=40,
         mlp_only_layers=[0],
+    ),
+    "gpt_oss": GptOssConfig(
+        **_SIZES,
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        swiglu_limit=0.5,
+        rope_parameters={**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
     "mistral": MistralConfig(**_SIZES, sliding_window=9),
     "ministral": MinistralConfig(**_SIZES, head_dim=16, sliding_window=7, layer_types=_MIXED),
@@ -87,8 +98,8 @@ CONFIGURATIONS: dict[str, PretrainedConfig] = {
 
 
 def kernel_of(name: str) -> str:
-    """What transformers computes it with: its other kernels leave out caps, silently."""
-    return "eager" if name == "gemma2" else "sdpa"
+    """What transformers computes it with: its other kernels leave out caps and sinks, silently."""
+    return "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
 
 
 def transformers_model(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> Any:

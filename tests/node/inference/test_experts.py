@@ -16,9 +16,9 @@ from node.inference.prefilling import Prefiller
 from node.training.batch import BatchRow
 from node.training.experts import describe_experts
 from protocol.routing import Routing, load_of, objection
-from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
+from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
-NAMES = ["qwen3_moe", "qwen3_moe, in part"]
+NAMES = ["qwen3_moe", "qwen3_moe, in part", "gpt_oss"]
 END = frozenset({0})
 
 
@@ -70,7 +70,7 @@ def others(experts: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize("budget", [1 << 15, 60])
 def test_what_was_recorded_computes_it_again(name: str, budget: int) -> None:
     """With the small budget, sequences wait half way and begin anew."""
-    model, asked = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa")), requests()
+    model, asked = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name))), requests()
     asked += [asked[0], asked[0]]  # share a prompt's pass
     made = run(model, asked, budget)
     assert model.routing is not None
@@ -157,8 +157,9 @@ def test_a_router_that_sends_all_tokens_to_one_expert_works_and_is_told() -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batch_invariant_arithmetic_stays_that(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = transformers_model(CONFIGURATIONS["qwen3_moe"], dtype, "sdpa")
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_batch_invariant_arithmetic_stays_that(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = transformers_model(CONFIGURATIONS[name], dtype, kernel_of(name))
     ours, asked = model_for(theirs, "cpu", dtype, "fixed"), requests(4, 8)
     with torch.no_grad():
         ours.load(dict(theirs.named_parameters()))

@@ -21,7 +21,7 @@ from protocol.engines import is_exact, pair
 from protocol.run import RunSpec
 from protocol.sampling import distance
 from protocol.toploc import ProofErrors
-from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, transformers_model
+from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, kernel_of, transformers_model
 from tests.pretended_cuda import pretended_cuda
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -29,7 +29,7 @@ HERE = "x86_64-avx2/bfloat16/fixed/ieee/tp1/torch-2.13.0"
 
 
 def model(name: str, dtype: torch.dtype, kernel: str = "fixed", device: str = "cpu") -> LanguageModel:
-    theirs = transformers_model(CONFIGURATIONS[name], dtype, "sdpa")
+    theirs = transformers_model(CONFIGURATIONS[name], dtype, kernel_of(name))
     ours = model_for(theirs, device, dtype, kernel)
     with torch.no_grad():
         ours.load(dict(theirs.named_parameters()))

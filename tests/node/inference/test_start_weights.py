@@ -9,11 +9,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from node.inference.errors import ModelError
+from node.inference.model_files import as_bf16
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
+from node.run.problems import parameters_in
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
@@ -137,3 +140,40 @@ def test_experts_that_do_not_fit_together_are_refused(tmp_path: Path, change: st
     )
     with pytest.raises(ModelError, match="in no file" if change == "one lacks" else "unlike shapes"):
         StartWeights(tmp_path).check({whole: torch.zeros(3, 8, 8)})
+
+
+def in_four_bits(shape: tuple[int, int, int], random: torch.Generator) -> dict[str, torch.Tensor]:
+    """Any blocks and scales of a tensor [experts, in, out]."""
+    blocks = torch.randint(0, 256, (shape[0], shape[2], shape[1] // 32, 16), generator=random, dtype=torch.uint8)
+    scales = torch.randint(0, 250, blocks.shape[:3], generator=random, dtype=torch.uint8)
+    return {"_blocks": blocks, "_scales": scales}
+
+
+def test_experts_of_four_bits_are_read_as_the_bf16_that_they_stand_for(tmp_path: Path) -> None:
+    config = GptOssConfig(**CONFIGURATIONS["gpt_oss"].to_dict() | {"intermediate_size": 64})
+    model = transformers_model(config, torch.bfloat16, "eager")
+    parameters, random = dict(model.named_parameters()), torch.Generator().manual_seed(1)
+    files: dict[str, torch.Tensor] = {}
+    for name, tensor in parameters.items():
+        packed = name.endswith(("gate_up_proj", "down_proj"))
+        parts = in_four_bits(tuple(tensor.shape), random) if packed else {"": tensor.detach().clone()}
+        files |= {name + part: value for part, value in parts.items()}
+    save_file(files, tmp_path / "model.safetensors")
+    said = {**config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    weights = StartWeights(tmp_path)
+    weights.check(dict(build_model(tmp_path, "meta").named_parameters()))
+    assert set(weights) == set(parameters) and len(weights) == len(parameters)
+    stack = "model.layers.1.mlp.experts.down_proj"
+    expected = convert_moe_packed_tensors(files[stack + "_blocks"], files[stack + "_scales"])
+    assert torch.equal(weights[stack], expected) and weights[stack].is_contiguous()
+    assert parameters_in(tmp_path / "model.safetensors") == sum(tensor.numel() for tensor in parameters.values())
+    assert "quantization_config" not in json.loads(as_bf16((tmp_path / "config.json").read_bytes()))
+    (tmp_path / "config.json").write_text(json.dumps({**said, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        build_model(tmp_path, "meta")
+    assert "other than MXFP4" in caught.value.why
+    save_file(files | {stack + "_scales": files[stack + "_scales"][:, :1]}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        StartWeights(tmp_path).check(parameters)
+    assert "blocks of" in caught.value.why and stack in caught.value.why

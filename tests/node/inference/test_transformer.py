@@ -23,12 +23,15 @@ TOKENS = torch.randint(0, VOCABULARY, (3, 40), generator=torch.Generator().manua
         ("llama", "sdpa", torch.bfloat16),
         ("qwen3", "eager", torch.float32),
         ("qwen3", "eager", torch.bfloat16),
-        *((name, "eager", torch.bfloat16) for name in ("olmo3", "granite", "gemma2", "gemma3_text", "phi3, in part")),
+        *(
+            (name, "eager", torch.bfloat16)
+            for name in ("olmo3", "granite", "gemma2", "gemma3_text", "phi3, in part", "gpt_oss")
+        ),
     ],
 )
 @torch.inference_mode()
 def test_a_pass_gives_what_transformers_gives(name: str, attention: str, dtype: torch.dtype) -> None:
-    theirs = transformers_model(CONFIGURATIONS[name], dtype, "eager" if name == "gemma2" else attention)
+    theirs = transformers_model(CONFIGURATIONS[name], dtype, attention if kernel_of(name) == "sdpa" else "eager")
     model = engine_model(theirs, dtype, attention)
     expected = theirs.base_model(input_ids=torch.tensor(TOKENS)).last_hidden_state
     whole = model.sequences(TOKENS)
@@ -68,10 +71,10 @@ def test_the_head_gives_the_probabilities_of_transformers(name: str) -> None:
     assert torch.allclose(torch.from_numpy(found), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "smollm3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "smollm3", "gpt_oss"])
 @torch.inference_mode()
 def test_rows_of_different_lengths_step_together(name: str) -> None:
-    model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa"))
+    model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name)))
     cache = model.cache()
     cache.resize(3, 40, 0, 0)
     ends = [9, 39, 20]
@@ -83,8 +86,8 @@ def test_rows_of_different_lengths_step_together(name: str) -> None:
 
 
 def test_a_way_to_attend_that_knows_no_windows_is_refused_them() -> None:
-    for name, refused in (("gemma3_text", True), ("qwen3", False)):
-        model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa"))
+    for name, refused in (("gemma3_text", True), ("gpt_oss", True), ("qwen3", False)):
+        model = engine_model(transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name)))
         fed, places = torch.tensor(TOKENS[:1]), torch.arange(40)
         with pytest.raises(EngineError, match="cannot be computed this way") if refused else nullcontext():
             model._transformer(fed, places, 40, lambda layer, q, k, v: q)

@@ -17,7 +17,7 @@ from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
 from protocol.recipe import Recipe
 from protocol.routing import table_of
-from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, transformers_model
+from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
 CPU = torch.device("cpu")
 LENGTHS = (9, 17, 17, 24)
@@ -37,7 +37,7 @@ def rows(width: int, chosen: int, experts: int) -> list[BatchRow]:
 
 def model(name: str = "qwen3_moe") -> Any:
     """Experts that have something to say."""
-    made = transformers_model(CONFIGURATIONS[name], torch.float32, "sdpa")
+    made = transformers_model(CONFIGURATIONS[name], torch.float32, kernel_of(name))
     with torch.no_grad():
         for key, parameter in made.named_parameters():
             if key.endswith("experts.down_proj"):
@@ -45,7 +45,7 @@ def model(name: str = "qwen3_moe") -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe, in part"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe, in part", "gpt_oss"])
 def test_log_probabilities_are_the_engines_with_the_experts_on_record(name: str) -> None:
     theirs = model(name)
     engine, policy = engine_model(theirs), PolicyModel(theirs, 1.0, logit_cells=7 * VOCABULARY)
@@ -62,7 +62,8 @@ def test_log_probabilities_are_the_engines_with_the_experts_on_record(name: str)
         found, _ = policy(make(told, CPU, routing))
         assert found.detach().numpy() == pytest.approx(expected, abs=2e-5)
         found.sum().backward()
-        gate = theirs.model.layers[-1].mlp.gate.weight.grad
+        mlp = theirs.model.layers[-1].mlp
+        gate = (mlp.router if name == "gpt_oss" else mlp.gate).weight.grad
         assert gate is not None and torch.isfinite(gate).all() and (gate.abs().sum(1) > 0).sum() == routing.experts
         unsaid = [msgspec.structs.replace(row, experts=b"") for row in told]
         assert policy(make(unsaid, CPU, routing))[0].detach().numpy() == pytest.approx(free, abs=2e-5)
