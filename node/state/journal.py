@@ -290,9 +290,12 @@ class Journal:
             # Not OR IGNORE: a group that trained a step before raises here and trains no second one.
             self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
 
-    def forget_consumed(self, first_step: int) -> None:
-        """Free the files of batches that were never written: the node died between the two."""
-        self._db.execute("DELETE FROM consumed WHERE step >= ?", (first_step,))
+    def forget_consumed(self, first_step: int) -> list[bytes]:
+        """Free the files of batches that were never written, since the node died between the two, or that were taken
+        back; which they are."""
+        return [
+            row[0] for row in self._db.execute("DELETE FROM consumed WHERE step >= ? RETURNING root", (first_step,))
+        ]
 
     def invalidate(self, root: bytes, why: str) -> bool:
         """Record that a file which trained a step was rejected afterwards; whether it had and was not recorded yet.

@@ -112,6 +112,8 @@ class Jury:
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(lambda: membership.quorum, self.lots, pool)
         self.ballots.on_quarantine = self._tell
+        self._convicting: dict[int, tuple[Fork, list[Signed[Message]]]] = {}
+        """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self._results: dict[Address, Recent[WorkId, Work]] = {}
         """Of tasks, that the pool has not decided about; by member."""
         self.register.follow(self._on_work)
@@ -250,8 +252,11 @@ class Jury:
         """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
         convicted itself. Those who convicted it are in the journal, the others came since the start."""
         fork = self.policies.forks.get(term)
-        kept = [open_envelope(domain, self._pool, raw) for raw in fork.evidence] if fork else []
-        said = {one.author: one.message for one in kept if isinstance(one.message, StepJudged)}
+        if fork is None:
+            return {}
+        if term not in self._convicting or self._convicting[term][0] is not fork:
+            self._convicting[term] = fork, [open_envelope(domain, self._pool, raw) for raw in fork.evidence]
+        said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
         for one in list(said.values())[:1]:
             said |= {a: of.message for a, of in self.steps.judged_by(one.statement.struct_hash).items()}
         return said

@@ -53,9 +53,11 @@ class Terms:
         """The term in which a policy lies, as far as is known."""
         return next(term for term in reversed(self._terms) if term.from_step <= step or term is self._terms[0])
 
-    def first_of_another(self, own: Address, after: int) -> int | None:
-        """The first policy of the earliest term later than `after` that is somebody else's; None without one."""
-        return next((term.from_step for term in self._terms if term.number > after and term.holder != own), None)
+    def taken_back(self, own: Address, after: int, apart: int) -> int | None:
+        """The first policy of the earliest term later than `after` that is somebody else's, or that begins at or before
+        policy `apart`, which its holder before stated otherwise than it came out here (-1: none); None without one."""
+        later = (term for term in self._terms if term.number > after)
+        return next((one.from_step for one in later if one.holder != own or one.from_step <= apart), None)
 
     def follow(self, listener: Listener) -> None:
         """Told after every change."""

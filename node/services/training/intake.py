@@ -87,6 +87,7 @@ class Intake:
         self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
         self.invalidated = 0
+        self._register.follow(self._note)
 
     async def run(self) -> None:
         """Take in files until cancelled."""
@@ -95,7 +96,6 @@ class Intake:
         self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
         self.invalidated = len(await journal.do(journal.invalidated))
         await self.values.recall()
-        self._register.follow(self._note)
         async with trio.open_nursery() as nursery:
             if self._look is not None:
                 nursery.start_soon(self._look.run)
@@ -103,6 +103,14 @@ class Intake:
             nursery.start_soon(self._watch_clock, nursery)
             for _ in range(FETCHERS):
                 nursery.start_soon(self._fetch_accepted)
+
+    def take_again(self, works: set[WorkId]) -> None:
+        """Of these the groups are free again that a batch had used up which was taken back."""
+        for id in works:
+            self._taken.pop(id, None)
+            self._looked_at.pop(id, None)
+            if (work := self._register.get(id)) is not None:
+                self._open[id] = work
 
     def _note(self, work: Work) -> None:
         if work.task is not None:  # nobody trains on what was asked for

@@ -191,8 +191,9 @@ class Trainer:
         self._station.progress.doing = self.doing
         self._station.progress.enter("engine", "the learner loads its libraries and the model")
         # Groups that were journaled for a batch which was never written are free again.
-        await journal.do(journal.forget_consumed, self._first_batch)
+        freed = await journal.do(journal.forget_consumed, self._first_batch)
         self._used = _by_step(await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness))
+        self._intake.take_again({name[:-4] for name in freed})
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self._settle_adopted()
         await self._recall()
@@ -217,24 +218,29 @@ class Trainer:
         return self._chair is None or self._chair.leads(step)
 
     def _lost_from(self) -> int | None:
-        """The first policy here that somebody else's later term decides; None where there is none. Policy 0 follows
-        from the start model, whoever says it."""
+        """The first policy here that somebody else's later term decides, or that a term of this trainer decides anew,
+        since its leader was convicted of it; None where there is none. Policy 0 follows from the start model, whoever
+        says it."""
         own, terms = self._station.key.address, self._station.membership.terms
-        first = terms.first_of_another(own, self._term)
+        first = terms.taken_back(own, self._term, self.apart.step if self.apart else -1)
         # Policies that no batch here has reached yet are not lost: there is nothing to take back.
         return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
 
     async def _heed_terms(self) -> None:
-        """Drop what this trainer made beyond the start of another's term, as if it had never been."""
+        """Drop what this trainer made or replayed beyond the start of a term, as if it had never been."""
         self._term = await trio.to_thread.run_sync(term_known, self._spool)
         first = self._lost_from()
         if first is not None:
             log.warning("trainer.cut_back", step=first, term=self._station.membership.terms.now.number)
-            self._station.progress.tell("chair", f"another trainer leads: own policies from {first} on are dropped")
+            who = "this" if self._station.membership.terms.now.holder == self._station.key.address else "another"
+            text = f"{who} trainer leads: policies from {first} on that were made here before are dropped"
+            self._station.progress.tell("chair", text)
             await trio.to_thread.run_sync(self._spool.cut, first)
             if not self._spool.goes_on:  # what it had taken over lies beyond the cut
                 await trio.to_thread.run_sync(self._spool.cut, 0)
             self.step = min(self.step, first - 1)
+            if self.apart is not None and first <= self.apart.step:
+                self.apart = None  # it is equal to the leader's up to there
             self._pool.forget_made_with(self._station.jury.policies.is_orphan)
         await self._remember_term()
 
@@ -256,9 +262,14 @@ class Trainer:
 
     def ready(self) -> Ready | None:
         """What this trainer could lead from now: everything announced is replayed here, and came out equal. Who cannot
-        replay it leads from the checkpoint that it has taken over, where that is not too far back."""
+        replay it leads from the checkpoint that it has taken over, where that is not too far back. Who came to another
+        state in the very step that a quorum found bad leads from the policy before."""
+        if self.done or self.ended_by:
+            return None
+        if self.apart is not None:
+            return self._ready_before(self.apart.step)
         newest = self._spool.newest_step()
-        if self.done or self.ended_by or self.apart or newest < 0 or self._spool.next_batch() != newest:
+        if newest < 0 or self._spool.next_batch() != newest:
             return None
         policies, terms = self._station.jury.policies, self._station.membership.terms
         behind = policies.newest_step - newest
@@ -271,6 +282,15 @@ class Trainer:
             return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
         announced = policies.of_step(newest)
         return Ready(newest + 1, announced.message.policy_root) if announced and self.step >= newest else None
+
+    def _ready_before(self, step: int) -> Ready | None:
+        """Where the holder of the term was convicted of this step: whatever it made after it does not count."""
+        jury, station = self._station.jury, self._station
+        said = jury.step_verdicts(station.domain, station.membership.terms.now.number).values()
+        before = jury.policies.of_step(step - 1)
+        if before is None or not any(one.statement.step == step for one in said):
+            return None
+        return Ready(step, before.message.policy_root)
 
     def _at(self) -> tuple[int, bytes]:
         announced = self._station.jury.policies.of_step(self.step)
@@ -315,8 +335,8 @@ class Trainer:
 
     async def _bring_out(self, step: int) -> HeldPolicy | None:
         """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
-        apart, and then this trainer follows no further and never leads from there; and where a later state was taken
-        over, of a policy that is not announced any more."""
+        apart, and then this trainer follows no further until a term begins before that; and where a later state was
+        taken over, of a policy that is not announced any more."""
         own, policies = self._station.key.address, self._station.jury.policies
         taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
         while taken or step >= self._spool.adopted():
@@ -337,7 +357,7 @@ class Trainer:
             # For good: a state that differs by one bit differs in every later step, too.
             self.apart = found
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
-            self._station.progress.trouble(f"{text}: this trainer does not take the chair")
+            self._station.progress.trouble(f"{text}: it follows no further")
             return None
         self.equal += not taken
         return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
@@ -478,7 +498,7 @@ class Trainer:
                 if self.apart is None and await self._stand_by(step):
                     continue
             # At most AHEAD of what is published: a batch made sooner would miss the rollouts of the newest policies.
-            elif step <= self.step + AHEAD and not self._evaluations.behind:
+            elif self.apart is None and step <= self.step + AHEAD and not self._evaluations.behind:
                 selection = self._pool.take(step)
                 if selection is not None:
                     await self._hand_over(selection)

@@ -11,6 +11,7 @@ from node.chain.errors import ChainError, Reverted
 from node.services.court.slashing import STEP_PATIENCE, Slashing
 from node.services.court.turns import TURN
 from node.services.judging.judge import Validator
+from node.swarm import jury
 from node.swarm.ballots import FileState
 from node.swarm.jury import Jury
 from protocol.checks import Reason
@@ -367,7 +368,7 @@ async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_sta
 
 
 async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_once_it_was_overturned(
-    autojump_clock: Any,
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
     one, two, _ = VALIDATORS
@@ -379,7 +380,12 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
         seat = bench.court.seats[2]
         again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.station.journal)
         await again._recall()  # noqa: SLF001
-        assert again.step_verdicts(DOMAIN, 0).keys() == {one.address, two.address}
+        opened: list[bytes] = []
+        verify = jury.open_envelope
+        monkeypatch.setattr(jury, "open_envelope", lambda *of: (opened.append(of[2]), verify(*of))[1])
+        for _ in range(3):
+            assert again.step_verdicts(DOMAIN, 0).keys() == {one.address, two.address}
+        assert len(opened) == 2, "who asks twice a second verifies no signature twice"
         assert again.policies.fork == seat.jury.policies.fork and again.distrust
         bench.chain.overturned = True
         await trio.sleep(STEP_PATIENCE + 4 * TURN)

@@ -76,6 +76,18 @@ async def test_a_file_trains_after_its_quorum_or_after_the_first_word(autojump_c
         assert trainer.invalidated == 0
 
 
+async def test_a_file_whose_batch_was_taken_back_is_taken_in_again(autojump_clock) -> None:
+    court = Court([Validator, Validator])
+    async with session(court) as trainer:
+        root, other = await court.commit(), await court.commit(index=1)
+        await trio.sleep(10)
+        assert sorted(trainer.taken) == sorted([root, other])
+        trainer._station.journal.forget_consumed(3)
+        trainer.take_again({root, b"\1" * 32})
+        await trio.sleep(10)
+        assert trainer.taken[2:] == [root]
+
+
 async def test_what_the_quorum_rejects_after_it_trained_is_on_record(autojump_clock) -> None:
     court = Court([Validator, Validator, Validator], engine=slow(10.0), trust="optimistic")
     court.engines[0].bad = {}  # the first one is blind

@@ -35,10 +35,11 @@ from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.publish import StepWord
 from protocol.blobs import describe
+from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.manifest import Arithmetic, decode_card, decode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, stated
+from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
+from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, stated
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -50,7 +51,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import Recipe, RolloutSpec, encode_run
-from protocol.statements import TermSilent, WorkCommitment, signer_of, work_id
+from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
 from tests.node.services.tasking.town import at_once
 
@@ -83,13 +84,14 @@ class Shared(BlobStore):
 
 
 class Learner:
-    """step_seconds: of one step; kind: its class."""
+    """step_seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
 
     engine_name, name, pid, restarts = "hash", "learner", None, 0
 
     def __init__(self, spool: Spool, kind: str, step_seconds: float) -> None:
         self._spool, self._kind, self._seconds = Spool(spool.root), kind, step_seconds
         self._consumed: dict[str, int] = {}
+        self.lies_at = -1
 
     def finish(self) -> None:
         """It stops with the test."""
@@ -108,7 +110,8 @@ class Learner:
             elif self._spool.batch_path(step).exists():
                 await trio.sleep(self._seconds)
                 batch = self._spool.batch_path(step).read_bytes()
-                before, state, step = state, blake3(state + batch + self._kind.encode()).digest(), step + 1
+                lie = b"lie" if step + 1 == self.lies_at else b""
+                before, state, step = state, blake3(state + batch + self._kind.encode() + lie).digest(), step + 1
                 self._publish(step, before, state)
                 self._save(step, state)
 
@@ -237,6 +240,16 @@ class Chain:
         number, until = self.number, self.until
         self._tell(lambda terms: terms.end(number, until))
 
+    async def convict(self, who: Address, term: int, bad: WorkCommitment, said: list[Verdict], by: list[bytes]) -> None:
+        await self._block(who)
+        if (term, bad.node) != (self.number, self.holder) or self.ended:
+            self._revert()
+        assert {signer_of(DOMAIN, *one) for one in zip(said, by, strict=True)} <= {key.address for key in VALIDATORS}
+        assert len(said) >= 2 and all(one.work == work_id(bad) and one.outcome != Outcome.ACCEPT for one in said)
+        self.ended, self.until = True, int(now())
+        until = self.until
+        self._tell(lambda terms: terms.end(term, until))
+
 
 class Door:
     def __init__(self, chain: Chain, own: Address) -> None:
@@ -250,6 +263,9 @@ class Door:
 
     async def end_term(self, silent: TermSilent, signatures: Sequence[bytes]) -> None:
         await self._chain.end(self._own, silent, signatures)
+
+    async def end_term_by_verdicts(self, term: int, bad: WorkCommitment, said: list[Verdict], by: list[bytes]) -> None:
+        await self._chain.convict(self._own, term, bad, said, by)
 
 
 def now() -> float:
@@ -269,14 +285,22 @@ class Desk:
         self.spool.prepare(encode_run(RUN), folder)
         self.chair = Chairing(station, Door(pool.chain, key.address))  # type: ignore[arg-type]
         publisher: Any = SimpleNamespace(publish=self._publish, hold=self._hold)
-        children: Any = Learner(self.spool, kind, seconds), Examiner(self.spool)
+        self.learner: Any = Learner(self.spool, kind, seconds)
+        examiner: Any = Examiner(self.spool)
         observer = Observer(RUN, folder)
-        self.trainer = Trainer(station, *children, self.spool, publisher, observer, chair=self.chair)  # type: ignore[call-arg]
-        self.trainer._intake.run = trio.sleep_forever  # noqa: SLF001 - files come by hand
+        self.trainer = Trainer(station, self.learner, examiner, self.spool, publisher, observer, chair=self.chair)
+        intake = self.trainer._intake  # noqa: SLF001 - files come by hand
+        intake.run, intake.take_again = trio.sleep_forever, self._take_again  # type: ignore[method-assign]
+        self._groups = pool.groups
+        self.freed: set[bytes] = set()
         self.trainer._pool.add(pool.groups)  # noqa: SLF001
         self.showing = Showing(station, pool.store, self.spool, folder / "offering")
         self.made: dict[int, bytes] = {}
         station.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
+
+    def _take_again(self, works: set[bytes]) -> None:
+        self.freed |= works
+        self.trainer._take_in([group for group in self._groups if group.key[0] in works])  # noqa: SLF001
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
         root = self.made[step] = word.statement.policy_root
@@ -374,6 +398,22 @@ class Pool:
             while not true():  # noqa: ASYNC110 - a test may look
                 await trio.sleep(0.1)
         return trio.current_time() - began
+
+    def batch(self, step: int) -> ComposedBatch:
+        """That led to policy `step`."""
+        signed = self.seats[0].jury.policies.of_step(step)
+        assert signed is not None
+        return decode_manifest(self.store.path(signed.message.batch_root).read_bytes()).batch
+
+    async def convict(self, step: int) -> None:
+        """A quorum found the step bad that led to this policy."""
+        signed = self.seats[0].jury.policies.of_step(step)
+        assert signed is not None and (statement := signed.message.statement) is not None
+        word = sign(TRAINER, DOMAIN, statement.commitment(signed.author))
+        for seat in self.judges[:2]:
+            draft = StepJudged(statement, signed.author, word, Outcome.SLASH, Reason.STATE, b"", pool=POOL)
+            said = msgspec.structs.replace(draft, signature=sign(seat.key, DOMAIN, draft.verdict))
+            await seat.board.post(said)
 
     def check(self) -> int:
         """One policy a step at every node, each after the one before it, no group twice; how many."""
@@ -517,3 +557,32 @@ async def test_a_standby_that_has_heard_of_nothing_or_is_far_behind_does_not_tak
         await pool.arrive(1, nursery)
         await pool.until(lambda: now() > pool.chain.until + 2 * GRACE)
         assert standby.spool.newest_step() == 0 and standby.trainer.ready() is None and not pool.chain.taken
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step_once_a_quorum_found_it(
+    clock: MockClock, tmp_path: Path, found: bool
+) -> None:
+    """Without the quorum it follows no further, and leads nowhere: who is right nobody has said. A quorum that finds
+    another step bad says nothing about this one."""
+    pool = Pool(tmp_path, ["same", "same"])
+    async with opened(pool):
+        leader, standby = pool.desks
+        leader.learner.lies_at = 6
+        await pool.until(lambda: leader.trainer.step >= 8 and bool(standby.trainer.apart))
+        assert standby.trainer.ready() is None and standby.trainer.step == 5
+        leader.learner.lies_at = -1
+        await pool.convict(6 if found else 7)
+        await pool.until(lambda: pool.chain.ended)
+        if not found:
+            await trio.sleep(LEASE + 2 * GRACE)
+            assert not any(who == SECOND.address for who, _ in pool.chain.taken) and standby.trainer.apart
+            return
+        await pool.until(lambda: standby.leads and standby.trainer.step >= 12, 60)
+        assert pool.chain.taken == [(SECOND.address, 6)] and not standby.trainer.apart
+        assert standby.freed, "what the bad step had used up is learnt from again"
+        await pool.until(lambda: leader.trainer.step >= 12)
+        assert not leader.leads and not leader.trainer.apart
+        manifests = [pool.batch(step) for step in range(1, 13)]
+        assert standby.freed <= {work.name(POOL) for one in manifests for work in one.works}
+        assert pool.check() >= 12
