@@ -61,7 +61,7 @@ async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> i
 
 def about_run(spec: "RunSpec") -> str:
     """A run in one line, for those who choose a pool. The opener's word: only the run's root is proof."""
-    weights = sum(asset.size for asset in spec.assets if asset.path.endswith(".safetensors"))
+    weights = spec.weight_bytes()
     need = spec.requirements.worker
     asked = [(need.cores, "cores"), (need.memory_gib, "GiB memory"), (need.gpu_memory_gib, "GiB GPU memory")]
     machine = ", ".join(f"{amount:g} {what}" for amount, what in asked if amount) or "any machine"

@@ -176,7 +176,11 @@ PANELS = (
         "mismatch",
         "Divergences",
         "nats per token",
-        (Curve("mismatch_kl", "sampler and trainer"), Curve("kl", "policy and start model")),
+        (
+            Curve("mismatch_kl", "sampler and trainer"),
+            Curve("kl", "policy and start model"),
+            Curve("teacher_kl", "policy and teacher"),
+        ),
     ),
     Panel(
         "clipped",

@@ -218,18 +218,21 @@ def beside_a_learner(run: "RunSpec", assets: Path, means: Means) -> list[str]:
     from node.config import NodeConfig
     from node.hardware import nvidia
     from node.training.errors import TrainingError
-    from node.training.sizing import GIB, left_for_training, shape_of
+    from node.training.sizing import GIB, held_beside, left_for_training, shape_of
+    from protocol.run import MODEL
+    from protocol.sections import TEACHER
 
     gpus, own = len(nvidia.look()[0]), NodeConfig.engine_program()
     if not gpus or list(means.engine_command[: len(own)]) != own:
         return [*means.engine_command]
     recipe = run.recipe
     try:
-        shape = shape_of(assets / "model")
+        shape = shape_of(assets / MODEL)
+        teacher = shape_of(assets / TEACHER) if run.distill else None
     except TrainingError:  # of a kind that is not counted yet: the engine finds out when memory runs out
         return [*means.engine_command]
-    held = recipe.objective().reference_kl > 0 and recipe.lora is None
-    leave = left_for_training(shape, means.settings, gpus=gpus, lora=recipe.lora, reference=held)
+    held = held_beside(shape, recipe, teacher)
+    leave = left_for_training(shape, means.settings, gpus=gpus, lora=recipe.lora, held=held)
     return [*means.engine_command, "--leave-gib", f"{leave / GIB:.2f}"]
 
 

@@ -192,6 +192,11 @@ seed = 0
 # rank = 16
 # alpha = 32
 
+# [distill]                     # a teacher's probabilities of what was sampled are learnt from, too
+# teacher = "models/larger"     # same tokenizer
+# coefficient = 1.0
+# rewards = 0.0                 # above 0: rewards count beside it
+
 [filters]
 online = {online}                  # leave groups with equal rewards out and wait for others
 refill = 4                      # ... but look at no more than four times prompts_per_step

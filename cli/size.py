@@ -162,7 +162,7 @@ def command(
     if file is not None and model is not None:
         raise CommandError("a run or a model?", "a run file names its model", "give one of the two", USAGE)
     settings = trainer_settings(trainer or [])
-    rows = [_row(name, shape, settings, gpu_gib, lora, kl) for name, shape, lora, kl in _asked(file, model)]
+    rows = [_row(name, shape, settings, gpu_gib, lora, held) for name, shape, lora, held in _asked(file, model)]
     sent = _sent(file, rows[0]["parameters"])
     if as_json:
         more = {"exchange": sent} if sent else {}
@@ -192,27 +192,28 @@ def _print_sent(sent: list[dict[str, Any]]) -> None:
         )
 
 
-def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lora | None, bool]]":
-    """(name, shape, adapter, whether a reference model is held) of what was named, or of all known models."""
+def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lora | None, int]]":
+    """(name, shape, adapter, parameters of models that are held beside) of what was named, or of all known models."""
     from node.run.file import load_run_file
-    from node.training.sizing import KNOWN, shape_of
+    from node.training.sizing import KNOWN, held_beside, shape_of
 
     if model is not None:
-        return [(model.name, shape_of(model), None, False)]
+        return [(model.name, shape_of(model), None, 0)]
     if file is None:
-        return [(name, shape, None, False) for name, shape in KNOWN.items()]
+        return [(name, shape, None, 0) for name, shape in KNOWN.items()]
     run = load_run_file(file)
-    recipe = run.recipe
-    held = recipe.objective().reference_kl > 0 and recipe.lora is None
-    return [(run.name, shape_of(file.parent / run.model), recipe.lora, held)]
+    shape, teacher = shape_of(file.parent / run.model), None
+    if run.distill:
+        teacher = shape_of(file.parent / run.distill.teacher)
+    return [(run.name, shape, run.recipe.lora, held_beside(shape, run.recipe, teacher))]
 
 
 def _row(
-    name: str, shape: "Shape", settings: "TrainerSettings", gpu_gib: float, lora: "Lora | None", reference: bool
+    name: str, shape: "Shape", settings: "TrainerSettings", gpu_gib: float, lora: "Lora | None", held: int
 ) -> dict[str, Any]:
     from node.training.sizing import engine_plan, fewest_ranks, left_for_training, memory_of_a_rank
 
-    how: dict[str, Any] = {"shape": shape, "settings": settings, "lora": lora, "reference": reference}
+    how: dict[str, Any] = {"shape": shape, "settings": settings, "lora": lora, "held": held}
     return {
         "model": name,
         "parameters": shape.parameters,

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 MAX_WEIGHT = 10_000
 MAX_BATCHES = 1024
 """Inner steps of a round whose batches a contribution names one by one."""
-UNREAD = ("rollout", "verification", "length_budget", "filters", "audit", "pay")
+UNREAD = ("rollout", "verification", "length_budget", "filters", "audit", "pay", "distill")
 """Sections that a pre-training run does not read."""
 READ_OF_RECIPE = ("steps", "seed", "weight_decay", "beta1", "beta2", "grad_clip")
 

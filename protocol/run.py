@@ -35,6 +35,7 @@ from protocol.sections import (
     Alarms,
     Budget,
     ChairRules,
+    Distill,
     EnvironmentPart,
     EvaluationEnvironment,
     Filters,
@@ -43,6 +44,7 @@ from protocol.sections import (
     Requirements,
     Rule,
     Section,
+    distill_rules,
     evaluation_rules,
     parts_rules,
 )
@@ -50,6 +52,8 @@ from protocol.sections import (
 # Most of it is for calibrated tables, a number for each bin of each pair of engines; all else takes some KiB.
 MAX_RUN_BYTES = 64 * 1024
 MAX_ASSETS = 512
+MODEL = "model"
+"""The directory of the start model among a run's files."""
 # No leading dot: neither `..` nor hidden files. Nothing that a shell, a URL or Windows reads in another way.
 _SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -287,6 +291,7 @@ class RunSections(Section, frozen=True, kw_only=True):
     weights: WeightsSpec = WeightsSpec()
     pay: Pay = Pay()
     chair: ChairRules = ChairRules()
+    distill: Distill | None = None
     pretraining: Pretraining | None = None
     diloco: Diloco | None = None
 
@@ -309,6 +314,7 @@ YOUNGER: dict[str, Any] = {
     "audit.witnessed": "no",
     "verification.routing": Cuts().routing,
     "verification.pairs.*.routing": Cuts().routing,
+    "distill": None,
     "pretraining": None,
     "diloco": None,
     "diloco.fragments": 1,
@@ -409,6 +415,11 @@ class RunSpec(RunSections, frozen=True):
                 "(intellect-node train --run FILE --peers N)",
             )
 
+    def weight_bytes(self, directory: str = MODEL) -> int:
+        """Of the start model's files, or a teacher's."""
+        own = (asset for asset in self.assets if asset.path.startswith(f"{directory}/"))
+        return sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
+
     @property
     def groups_per_file(self) -> int:
         """Parts of a work that are looked at one by one: problems of a file of rollouts; a contribution is one."""
@@ -422,6 +433,7 @@ class RunSpec(RunSections, frozen=True):
             *parts_rules(self.environment.parts, self.environment.name),
             *evaluation_rules(self.evaluation.environments, self.environment.titles),
             *kind_rules(self, RunSections()),
+            *distill_rules(self),
             *((setting, is_import_path(path), "must be MODULE:FUNCTION") for setting, path in self.own_code().items()),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
         ]

@@ -5,7 +5,7 @@ as it would be without the section.
 """
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -158,6 +158,42 @@ class Pay(Section, frozen=True):
             ("pay.judged_share", 0 <= self.judged_share <= 1, "must be 0 to 1"),
             ("pay.training", 0 <= self.training <= 64, "must be 0 to 64 units per token of a step"),
         ]
+
+
+TEACHER = "teacher"
+"""The directory of a teacher among a run's files."""
+
+
+class Distill(Section, frozen=True):
+    """On-policy distillation: a teacher's log-probabilities of the tokens that a policy sampled.
+
+    teacher: a model directory in a run file; in a run its files are assets below `teacher/`, so their roots name it.
+    coefficient: a token's advantage has so much of log teacher - log sampler, the sampled part of the reverse KL;
+    rewards: and so much of what the rewards say, 0 for a run that learns from the teacher alone.
+    """
+
+    teacher: str
+    coefficient: float = 1.0
+    rewards: float = 0.0
+
+    def rules(self) -> list[Rule]:
+        return [
+            ("distill.teacher", 1 <= len(self.teacher) <= MAX_TEXT, "must name a model directory"),
+            ("distill.coefficient", 0 < self.coefficient <= 10, "must be above 0, at most 10"),
+            ("distill.rewards", 0 <= self.rewards <= 10, "must be 0 (the teacher alone) to 10"),
+        ]
+
+
+def distill_rules(run: Any) -> list[Rule]:
+    """What a run with a teacher must keep to."""
+    if run.distill is None:
+        return []
+    names = {asset.path for asset in run.assets}
+    return [
+        ("distill.teacher", f"{TEACHER}/config.json" in names, f"has no files in {TEACHER}/"),
+        ("distill", run.diloco is None, "does not go with [diloco] yet"),
+        ("filters.online", not run.filters.online, "must be false with [distill]: equal rewards are no reason to skip"),
+    ]
 
 
 class Alarms(Section, frozen=True):

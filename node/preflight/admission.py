@@ -18,7 +18,7 @@ from node.hardware import Hardware
 from node.preflight.chain import against_chain, check_pool
 from node.preflight.engines import check_class
 from node.preflight.finding import Finding, PreflightFailed, worst
-from node.preflight.machine import check_disk, check_gpu, check_memory, weights_of
+from node.preflight.machine import check_disk, check_gpu, check_memory
 from node.preflight.reach import ask_for_spec, check_all_announced, check_listen, is_public
 from protocol.identity import Address
 from protocol.run import RunSpec
@@ -48,7 +48,7 @@ async def examine(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> l
 
 
 def _examine_machine(applicant: Applicant) -> list[Finding]:
-    image = 2 * weights_of(applicant.run) if applicant.run else 0
+    image = 2 * applicant.run.weight_bytes() if applicant.run else 0
     return [
         check_disk(applicant.directory, applicant.quota, image),
         check_memory(applicant.run, applicant.role, applicant.hardware),

@@ -25,6 +25,7 @@ from node.sandbox.confined import walls
 from node.state.directory import MIN_FREE_BYTES
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from protocol.run import RunSpec
+from protocol.sections import TEACHER
 
 # The program and what it is made of, against what it was tried with
 
@@ -231,11 +232,8 @@ ALONE = 0.6 * GIB
 """Bytes of a child with torch, before any model."""
 COPIES = {"worker": 2.5, "validator": 2.5, "trainer": 9.0}
 """Bytes of memory for one of bf16 weights: float32 weights and activations; the trainer's gradients and moments."""
-
-
-def weights_of(run: RunSpec) -> int:
-    """Bytes of the run's first weights."""
-    return sum(asset.size for asset in run.assets if asset.path.endswith(".safetensors"))
+TEACHER_COPIES = 2.0
+"""The same of a trainer's teacher: float32, without any of these."""
 
 
 def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
@@ -246,12 +244,12 @@ def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
     lacking = shortfalls(run, role, hardware)
     if lacking:
         return failure("memory", "; ".join(lacking), LARGER, **data)
-    needed = ALONE + COPIES[role] * weights_of(run)
+    teacher = TEACHER_COPIES * run.weight_bytes(TEACHER) if role == "trainer" else 0.0
+    needed = ALONE + COPIES[role] * run.weight_bytes() + teacher
     largest = max([hardware.memory, *(gpu.memory for gpu in hardware.gpus)])
     data["needed_bytes"] = round(needed)
-    what = (
-        f"about {needed / GIB:.1f} GiB as {role} for a model of {weights_of(run) / 1e6:.0f} MB, of {hardware.summary}"
-    )
+    model = f"a model of {run.weight_bytes() / 1e6:.0f} MB"
+    what = f"about {needed / GIB:.1f} GiB as {role} for {model}, of {hardware.summary}"
     if needed > largest:
         return failure("memory", f"the model does not fit: {what}", LARGER, **data)
     if needed > 0.8 * largest:

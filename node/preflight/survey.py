@@ -43,7 +43,6 @@ from node.preflight.machine import (
     check_versions,
     holder_of,
     speed_finding,
-    weights_of,
 )
 from node.preflight.reach import announced, check_all_announced, check_listen, choose_listen, is_public, visit
 from node.preflight.settings import check_settings
@@ -209,7 +208,7 @@ class Survey:
             run = await self._visit(chain, pool, Path(folder)) if self._scope.visit else None
             spec = run.spec if run else None
             # Two: the policy that is worked with and the one that is fetched meanwhile.
-            image = 2 * weights_of(spec) if spec else 0
+            image = 2 * spec.weight_bytes() if spec else 0
             await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
             self._add(check_memory(spec, role, self._hardware))
             if spec is not None and role != "trainer" and not self._config.engine_command:

@@ -68,8 +68,7 @@ async def offer_run(compiled: CompiledRun, pool_root: bytes, blobs: Blobs, direc
 
 def image_limit(spec: RunSpec) -> int:
     """The largest policy image that a member accepts, bytes: twice the run's own model files."""
-    model = sum(asset.size for asset in spec.assets if asset.path.endswith(".safetensors"))
-    return 2 * model + (1 << 20)
+    return 2 * spec.weight_bytes() + (1 << 20)
 
 
 async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: Path) -> None:

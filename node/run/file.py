@@ -8,11 +8,13 @@ import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from node.errors import RunFileError
+from node.inference.model_files import CONFIG, INDEX
 from node.run.environments import (
     EnvironmentTable,
     EvaluationTable,
@@ -24,13 +26,14 @@ from node.run.keys import unknown_keys
 from node.run.own_code import compiled
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.recipe import Recipe
-from protocol.run import Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
-from protocol.sections import Section
+from protocol.run import MODEL, Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
+from protocol.sections import TEACHER, Section
 from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_RUN_FILE = 256 * 1024
+MAX_TOKENIZER = 1 << 26
 TEXT = "text"
 """Stands for the environment in a run that has none: it pre-trains."""
 
@@ -161,6 +164,9 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
         "evaluation": compile_evaluation(run_file, path, files),
         **compile_text(run_file, path, files),
     }
+    if run_file.distill:
+        files |= teacher_files(path.parent / run_file.distill.teacher, files)
+        sections["distill"] = msgspec.structs.replace(run_file.distill, teacher=TEACHER)
     spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
     try:
         spec.check(desk=desk)
@@ -208,7 +214,33 @@ def model_files(directory: Path) -> dict[str, Path]:
             f"it lacks {', '.join(missing)}",
             "export the model in Hugging Face format: config.json, tokenizer.json, *.safetensors",
         )
-    return {f"model/{file.name}": file for file in found}
+    return {f"{MODEL}/{file.name}": file for file in found}
+
+
+def teacher_files(directory: Path, own: dict[str, Path]) -> dict[str, Path]:
+    """Asset path -> file of a teacher: what computes, without its tokenizer. own: the files of the run's model. Raises
+    RunFileError for one that reads other tokens than the model."""
+    found = model_files(directory)
+    if _tokens(found[f"{MODEL}/tokenizer.json"]) != _tokens(own[f"{MODEL}/tokenizer.json"]):
+        raise RunFileError(
+            f"the teacher {directory} has another tokenizer",
+            "its log-probabilities are of tokens that the run's model has other numbers for",
+            "name a teacher of the same family in [distill]",
+        )
+    names = {name: path for name, path in found.items() if name.endswith((".safetensors", "/" + CONFIG, "/" + INDEX))}
+    return {TEACHER + name.removeprefix(MODEL): path for name, path in names.items()}
+
+
+def _tokens(path: Path) -> tuple[Any, Any]:
+    """What a tokenizer's file says of the numbers of tokens."""
+    try:
+        if path.stat().st_size > MAX_TOKENIZER:
+            raise ValueError(f"larger than {MAX_TOKENIZER} bytes")
+        said = json.loads(path.read_bytes())
+        return said["model"]["vocab"], sorted((one["id"], one["content"]) for one in said.get("added_tokens") or ())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__} {error}"
+        raise RunFileError(f"cannot read {path}", why[:300], "copy or export it again") from error
 
 
 def _assets(files: dict[str, Path]) -> Iterable[Asset]:

@@ -29,8 +29,8 @@ from node.run.text import TextTokenizer, check_stream
 from protocol.budgets import told
 from protocol.errors import IntellectError
 from protocol.pretraining import Pretraining, shares
-from protocol.run import RunSpec
-from protocol.sections import EvaluationEnvironment
+from protocol.run import MODEL, RunSpec
+from protocol.sections import TEACHER, EvaluationEnvironment
 from protocol.toploc import most_points
 
 
@@ -42,11 +42,12 @@ def check_architecture(run: CompiledRun) -> None:
     from node.inference.torch_engine import build_model, image_names
     from node.training.lora import adapted_layers
 
-    directory = run.files["model/config.json"].parent
-    model = build_model(directory, device="meta")
-    StartWeights(directory).check(image_names(model))
-    if run.spec.recipe.lora:
-        adapted_layers(model, run.spec.recipe.lora)
+    for name in (MODEL, *([TEACHER] if run.spec.distill else [])):
+        directory = run.files[f"{name}/config.json"].parent
+        model = build_model(directory, device="meta")
+        StartWeights(directory).check(image_names(model))
+        if run.spec.recipe.lora and name == MODEL:
+            adapted_layers(model, run.spec.recipe.lora)
 
 
 def check_functions(run: CompiledRun) -> None:
@@ -296,7 +297,8 @@ def _check_model(run: CompiledRun) -> int:
             f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
         )
     _check_shards(run)
-    return sum(parameters_in(file) for name, file in run.files.items() if name.endswith(".safetensors"))
+    weights = {name: file for name, file in run.files.items() if name.endswith(".safetensors")}
+    return sum(parameters_in(file) for name, file in weights.items() if name.startswith(f"{MODEL}/"))
 
 
 def _check_shards(run: CompiledRun) -> None:

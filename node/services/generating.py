@@ -387,5 +387,5 @@ async def _expected_speed(place: Workplace) -> float | None:
     if not run.spec.length_budget.targets:
         return None
     speed = await measured(place.config.home, place.hardware, place.config.engine_options)
-    weights = sum(asset.size for asset in run.spec.assets if asset.path.endswith(".safetensors"))
+    weights = run.spec.weight_bytes()
     return None if speed is None else speed.expected(weights // BYTES_PER_PARAMETER)

@@ -110,9 +110,9 @@ class TaskStock:
         while self._over:
             await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
         place = self._place(task)
-        most, own = MOST_ASSET_BYTES, self._run.spec.assets
+        most = MOST_ASSET_BYTES
         if task.spec.weights:  # as large as the run's own
-            most += sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
+            most += self._run.spec.weight_bytes()
         if (size := sum(asset.size for asset in task.spec.assets)) > most:
             why = f"its files have {size:,} bytes, which are more than {most:,}"
             raise TaskUnready(f"{task.title} cannot be worked on", why, "split them")

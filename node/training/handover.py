@@ -19,7 +19,7 @@ from node.training.world import World
 from protocol.blobs import choose_piece_size, describe_pieces
 from protocol.run import Asset, decode_run
 
-NEEDED = ("model/", "code/")
+NEEDED = ("model/", "teacher/", "code/")
 """What ranks read; problems are machine 0's affair."""
 
 

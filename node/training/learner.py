@@ -8,7 +8,7 @@ world size): the trainer's exact resume rests on that.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from node.training.errors import TrainingError
 from node.training.experts import describe_experts
 from node.training.functions import Samples, functions_of
 from node.training.lora import add_adapters, without_adapters
+from node.training.losses.base import log_ratio
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
 from node.training.objective import Known, loss_of, slopes_of
@@ -38,6 +39,7 @@ from node.training.tally import Tally, describe
 from node.training.world import World, compute_dtype
 from protocol.lora import LORA_B
 from protocol.recipe import Recipe
+from protocol.sections import Distill
 
 Weights = Mapping[str, Tensor]
 NO_TIMING: Any = lambda name: nullcontext()  # noqa: E731
@@ -71,10 +73,11 @@ class Learner:
         max_output_tokens: int = 1,
         assets: Path | None = None,
         inner_steps: int = 1,
+        distill: Distill | None = None,
     ) -> None:
         """assets: where the source of the recipe's own functions lies; inner_steps: from one policy to the next, which
-        several trainers make by themselves. Raises OwnCodeError, and TrainingError for an adapter that does not fit the
-        model."""
+        several trainers make by themselves; distill: such a learner needs a teacher before its first step. Raises
+        OwnCodeError, and TrainingError for an adapter that does not fit the model."""
         self._recipe = recipe
         self._objective = recipe.objective()
         self._functions = functions_of(self._objective, assets)
@@ -92,7 +95,9 @@ class Learner:
             dtype = compute_dtype(self._settings, self._world.device) if sharded else torch.float32
             add_adapters(model, recipe.lora, dtype)
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
+        self._distill = distill
         self._reference: PolicyModel | None = None
+        self._teacher: PolicyModel | None = None
         # By name: AdamW's state and the published image must not depend on the order of modules.
         named: list[tuple[str, Tensor]] = sorted(model.named_parameters())
         self.parameters = {name: tensor for name, tensor in named if tensor.requires_grad}
@@ -128,10 +133,26 @@ class Learner:
 
     def set_reference(self, model: Any, weights: Weights) -> None:
         """Give the model that KL is measured to; `model` is a fresh one like the learner's."""
+        self._reference = self._held(model, weights)
+
+    def set_teacher(self, model: Any, weights: Weights) -> None:
+        """Give the model that [distill] names, of any architecture, without memory like the learner's. Raises
+        TrainingError for one with fewer tokens than the learner's."""
+        tokens = int(model.get_output_embeddings().weight.shape[0])
+        if tokens < self.vocabulary:
+            raise TrainingError(
+                "the teacher does not fit the model",
+                f"it has {tokens} tokens, and the model has {self.vocabulary}",
+                "name a teacher with the same tokenizer in [distill]",
+            )
+        self._teacher = self._held(model, weights)
+
+    def _held(self, model: Any, weights: Weights) -> PolicyModel:
         model.requires_grad_(False)
-        self._reference = prepare_model(model, self._temperature, self._settings, self._world)
+        policy = prepare_model(model, self._temperature, self._settings, self._world)
         for name, parameter in model.named_parameters():
             fill(parameter, weights[name])
+        return policy
 
     def learning_rate(self, step: int, update: int = 0) -> float:
         """Linear warm-up, then linear decay to zero over `decay_steps` (0: constant), both counted in policies;
@@ -156,6 +177,7 @@ class Learner:
         self.divisible = any(len(members) > 1 for members in passes)
         tally = Tally(self._functions.metrics)
         norms: list[float] = []
+        taught = len(good) if self._distill else sum(np.count_nonzero(u.advantages) for u in updates)
         with out_of_memory_says_what_to_lower(self._settings, step):
             self._find_proximal(updates)
             for number, update in enumerate(updates):
@@ -177,7 +199,7 @@ class Learner:
             "learning_rate": self.learning_rate(step),
             "updates": len(norms),
             "micro_batches": sum(len(update.rounds) for update in updates),
-            "informative_share": sum(np.count_nonzero(u.advantages) for u in updates) / max(len(rows), 1),
+            "informative_share": taught / max(len(rows), 1),
             "rejected_rows": sum(refused.values()),
         }
 
@@ -203,7 +225,7 @@ class Learner:
     def _all_count(self) -> bool:
         """Whether rows of groups without signal have a gradient too."""
         objective = self._objective
-        regular = objective.reference_kl > 0 or objective.entropy_bonus > 0
+        regular = objective.reference_kl > 0 or objective.entropy_bonus > 0 or self._distill is not None
         return regular or self._functions.pulls_at_zero_advantage
 
     def _updates(self, rows: list[BatchRow], step: int) -> list[Update]:
@@ -257,7 +279,8 @@ class Learner:
         batch = self._micro_batch(rows)
         functions, objective, scale = self._functions, self._objective, self._world.size
         reference = self._reference_logprobs(batch)  # also without rows: a sharded reference is gathered by all ranks
-        known = self._known(update, place, members, reference, version) if rows else None
+        teacher = self._teacher_logprobs(batch)
+        known = self._known(update, place, members, reference, teacher, version) if rows else None
         slopes = slopes_of(functions, objective, known, scale) if known else None
         with self._saving():
             logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0, slopes)
@@ -275,22 +298,41 @@ class Learner:
                 return self.policy(batch)[0]
         return None if self._reference is None else self._reference(batch)[0]
 
+    @torch.no_grad()
+    def _teacher_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """Of the sampled tokens; experts on record are the policy's, not the teacher's."""
+        if self._distill is None:
+            return None
+        assert self._teacher is not None  # noqa: S101 - whoever makes such a learner gives it
+        return self._teacher(replace(batch, experts=None))[0]
+
     def _known(
-        self, update: Update, place: int, members: NDArray[np.int64], reference: Tensor | None, version: float
+        self,
+        update: Update,
+        place: int,
+        members: NDArray[np.int64],
+        reference: Tensor | None,
+        teacher: Tensor | None,
+        version: float,
     ) -> Known:
         rows, device = [update.rows[i] for i in members], self._world.device
-        sampler = np.concatenate([row.sampler_logprobs for row in rows]).astype(np.float32)
+        sampler = sent(np.concatenate([row.sampler_logprobs for row in rows]).astype(np.float32), device)
+        advantages, closer = self._per_token(update.advantages[members], rows), None
+        if self._distill is not None and teacher is not None:
+            closer = log_ratio(teacher, sampler)
+            advantages = self._distill.rewards * advantages + self._distill.coefficient * closer
         ages = None
         if self._functions.needs_proximal and self._objective.proximal == "loglinear":
             ages = self._per_token(np.array([version - row.policy_step for row in rows]).clip(min=0), rows).float()
         return Known(
-            sent(sampler, device),
-            self._per_token(update.advantages[members], rows),
+            sampler,
+            advantages,
             self._per_token(np.arange(len(rows)), rows),
             self._per_token(update.weights[members], rows),
             ages,
             update.proximal[place] if update.proximal else None,
             reference,
+            None if closer is None else -closer,
         )
 
     def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:

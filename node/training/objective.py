@@ -33,7 +33,8 @@ def loglinear(logprobs: Tensor, sampler_logprobs: Tensor, ages: Tensor) -> Tenso
 @dataclass(frozen=True, slots=True)
 class Known:
     """Per token, [n]. weights: of each loss in the total; ages: for losses that take the proximal policy to lie between
-    sampler and learner; proximal: for those that have it computed; reference: where there is a pull to it."""
+    sampler and learner; proximal: for those that have it computed; reference: where there is a pull to it; teacher_kl:
+    log sampler - log teacher, where there is one: it is in the advantages already, and only told."""
 
     sampler_logprobs: Tensor
     advantages: Tensor
@@ -42,6 +43,7 @@ class Known:
     ages: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
+    teacher_kl: Tensor | None = None
 
     def cut(self, cut: slice) -> "Known":
         parts: dict[str, Any] = {}
@@ -70,6 +72,8 @@ def loss_of(functions: Functions, objective: Objective, known: Known, logprobs: 
     if known.reference is not None:
         extra["kl"] = reference_kl(logprobs, known.sampler_logprobs, known.reference)
         per_token = per_token + objective.reference_kl * extra["kl"]
+    if known.teacher_kl is not None:
+        extra["teacher_kl"] = known.teacher_kl
     return Loss((known.weights.to(logprobs.dtype) * per_token).sum(), inputs, found, extra)
 
 

@@ -17,6 +17,7 @@ from node.inference.room import ModelSize, NoRoom, plan
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
 from protocol.lora import Lora
+from protocol.recipe import Recipe
 
 GIB = 1 << 30
 RESERVE_SHARE = 0.1
@@ -148,15 +149,15 @@ def memory_of_a_rank(
     *,
     ranks: int,
     lora: Lora | None = None,
-    reference: bool = False,
+    held: int = 0,
     gpu: bool = True,
 ) -> Memory:
-    """At the peak of a step with full micro-batches. reference: a second model is held for KL; gpu: layers compute in
-    bfloat16 unless the settings say otherwise."""
+    """At the peak of a step with full micro-batches. held: parameters of other models, for KL or as a teacher; gpu:
+    layers compute in bfloat16 unless the settings say otherwise."""
     bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and gpu)
     size = 2 if bfloat16 else 4
     sharded = ranks > 1 or bfloat16 or settings.offload_parameters
-    state = _state(shape, size, lora, reference=reference) // ranks
+    state = _state(shape, size, lora, held) // ranks
     activations = _activations(shape, settings, size)
     gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
     cells = settings.logit_cells if gpu else min(settings.logit_cells, CPU_LOGIT_CELLS)
@@ -181,11 +182,18 @@ def fewest_ranks(device_bytes: int, most: int, **how: Any) -> int | None:
     return next((n for n in counts if memory_of_a_rank(**how, ranks=n).device <= device_bytes), None)
 
 
-def _state(shape: Shape, size: int, lora: Lora | None, *, reference: bool) -> int:
-    whole = shape.parameters
-    if lora is None:
-        return whole * (MASTER + GRADIENT + MOMENTS + MASTER * reference)
-    return whole * size + shape.adapter_parameters(lora) * (MASTER + GRADIENT + MOMENTS)
+def held_beside(shape: Shape, recipe: Recipe, teacher: Shape | None = None) -> int:
+    """Parameters of the models that are held beside one that learns: a reference, which an adapter has in itself, and a
+    teacher."""
+    reference = recipe.objective().reference_kl > 0 and recipe.lora is None
+    return shape.parameters * reference + (teacher.parameters if teacher else 0)
+
+
+def _state(shape: Shape, size: int, lora: Lora | None, held: int) -> int:
+    own = shape.parameters * (MASTER + GRADIENT + MOMENTS)
+    if lora is not None:
+        own = shape.parameters * size + shape.adapter_parameters(lora) * (MASTER + GRADIENT + MOMENTS)
+    return own + held * MASTER
 
 
 def _activations(shape: Shape, settings: TrainerSettings, size: int) -> int:
@@ -211,13 +219,13 @@ def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: boo
 
 
 def left_for_training(
-    shape: Shape, settings: TrainerSettings, *, gpus: int, lora: Lora | None = None, reference: bool = False
+    shape: Shape, settings: TrainerSettings, *, gpus: int, lora: Lora | None = None, held: int = 0
 ) -> int:
     """Bytes of the first GPU that an engine leaves to a learner of this machine, and to the evaluator where every GPU
     has a rank. 0 where neither computes there."""
     if not gpus or settings.device == "cpu":
         return 0
-    rank = memory_of_a_rank(shape, settings, ranks=min(settings.world_size, gpus), lora=lora, reference=reference)
+    rank = memory_of_a_rank(shape, settings, ranks=min(settings.world_size, gpus), lora=lora, held=held)
     alone = settings.evaluation_device == "cpu" or gpus > settings.world_size
     return rank.device + (0 if alone else rank.evaluator)
 

@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from node.inference.start_weights import StartWeights  # noqa: E402
-from node.inference.torch_engine import build_model  # noqa: E402
+from node.inference.torch_engine import build_model, image_names  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
 from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of  # noqa: E402
@@ -61,7 +61,8 @@ from node.training.world import World, join_world, leave_world, place_in_world  
 from protocol.errors import IntellectError  # noqa: E402
 from protocol.manifest import Arithmetic, decode_card  # noqa: E402
 from protocol.policy import policy_root  # noqa: E402
-from protocol.run import RunSpec, decode_run  # noqa: E402
+from protocol.run import MODEL, RunSpec, decode_run  # noqa: E402
+from protocol.sections import TEACHER  # noqa: E402
 
 POLL_SECONDS = 0.01
 AGAIN = 75
@@ -96,7 +97,7 @@ class Trainer:
         self._world = world or World()
         self._run: RunSpec = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
         recipe, rollout = self._run.recipe, self._run.rollout
-        self._start_weights = StartWeights(spool.assets / "model")
+        self._start_weights = StartWeights(spool.assets / MODEL)
         self._learner = Learner(
             self._new_model(),
             recipe,
@@ -105,6 +106,7 @@ class Trainer:
             self._world,
             rollout.max_output_tokens,
             spool.assets,
+            distill=self._run.distill,
         )
         self._limit = MicroBatchLimit(spool.lowered_path, self._settings.micro_batch_tokens, self._world)
         self._consumed: dict[str, int] = {}
@@ -164,9 +166,9 @@ class Trainer:
     def _stopwatch(self) -> Stopwatch:
         return Stopwatch(self._world.device)
 
-    def _new_model(self) -> Any:
+    def _new_model(self, name: str = MODEL) -> Any:
         with without_memory(self._world):
-            return build_model(self._spool.assets / "model")
+            return build_model(self._spool.assets / name)
 
     # From where
 
@@ -193,13 +195,18 @@ class Trainer:
         return step
 
     def _place_model(self) -> None:
-        """What every run begins with: the start model's weights, and beside them a reference where that is needed."""
+        """What every run begins with: the start model's weights, and beside them a reference or a teacher where that is
+        needed."""
         learner = self._learner
         adapter = StartAdapter(learner.parameters, self._run.recipe.seed) if self._run.recipe.lora else None
         self._start_weights.check(learner.frozen if adapter else learner.parameters)
         learner.load_frozen(self._start_weights)
         if learner.needs_reference:
             learner.set_reference(self._new_model(), self._start_weights)
+        if self._run.distill:
+            teacher, weights = self._new_model(TEACHER), StartWeights(self._spool.assets / TEACHER)
+            weights.check(image_names(teacher))
+            learner.set_teacher(teacher, weights)
         learner.load_weights(adapter or self._start_weights)
 
     # From another trainer's state

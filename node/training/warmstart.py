@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digits", type=int, default=4, help="digits of the sort task")
     parser.add_argument("--tries", type=int, default=1, help="answers to one problem; more than 1: the task is retry")
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model")
+    parser.add_argument("--layers", type=int, default=3, help="its layers")
     parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which to stop")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -207,7 +209,7 @@ def main() -> None:
     def report(event: dict[str, Any]) -> None:
         print(json.dumps(event), flush=True)
 
-    model = create_model(arguments.out, SORT_ALPHABET, arguments.seed)
+    model = create_model(arguments.out, SORT_ALPHABET, arguments.seed, arguments.hidden, arguments.layers)
     settings: EnvironmentSettings = EnvironmentSpec(name="sort", args={"digits": arguments.digits})
     if arguments.tries > 1:
         settings = EnvironmentSpec(name="retry", args={"digits": arguments.digits, "tries": arguments.tries})
