@@ -46,8 +46,9 @@ def write_tokenizer(out: Path, alphabet: str) -> None:
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def write_config(out: Path, vocabulary: int, hidden: int, layers: int) -> None:
-    """config.json and generation_config.json of an untied Qwen3; heads have 32 dimensions."""
+def write_config(out: Path, vocabulary: int, hidden: int, layers: int, experts: int = 0) -> None:
+    """config.json and generation_config.json of an untied Qwen3; heads have 32 dimensions. experts: of each layer, two
+    of which compute a token."""
     heads = max(hidden // 32, 2)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -65,6 +66,10 @@ def write_config(out: Path, vocabulary: int, hidden: int, layers: int) -> None:
         "pad_token_id": 0,
         "eos_token_id": 1,
     }
+    if experts:
+        kind = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "norm_topk_prob": True}
+        counts = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+        config |= kind | counts
     (out / "config.json").write_text(json.dumps(config, indent=1))
     (out / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=1))
 
@@ -75,11 +80,11 @@ def write_weights(out: Path, model: Any) -> None:
     (out / "model.safetensors").write_bytes(encode_image(bits))
 
 
-def create_model(out: Path, alphabet: str, seed: int, hidden: int = 128, layers: int = 3) -> Any:
+def create_model(out: Path, alphabet: str, seed: int, hidden: int = 128, layers: int = 3, experts: int = 0) -> Any:
     """An untrained model directory; returns its fp32 model."""
     out.mkdir(parents=True, exist_ok=True)
     write_tokenizer(out, alphabet)
-    write_config(out, len(dict.fromkeys(alphabet)) + 2, hidden, layers)
+    write_config(out, len(dict.fromkeys(alphabet)) + 2, hidden, layers, experts)
     torch.manual_seed(seed)
     model = build_model(out)
     write_weights(out, model)
@@ -202,6 +207,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1, help="answers to one problem; more than 1: the task is retry")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model")
     parser.add_argument("--layers", type=int, default=3, help="its layers")
+    parser.add_argument("--experts", type=int, default=0, help="of each layer, two of which compute a token; 0: none")
     parser.add_argument("--target", type=float, default=0.25, help="sampled accuracy at which to stop")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -209,7 +215,9 @@ def main() -> None:
     def report(event: dict[str, Any]) -> None:
         print(json.dumps(event), flush=True)
 
-    model = create_model(arguments.out, SORT_ALPHABET, arguments.seed, arguments.hidden, arguments.layers)
+    model = create_model(
+        arguments.out, SORT_ALPHABET, arguments.seed, arguments.hidden, arguments.layers, arguments.experts
+    )
     settings: EnvironmentSettings = EnvironmentSpec(name="sort", args={"digits": arguments.digits})
     if arguments.tries > 1:
         settings = EnvironmentSpec(name="retry", args={"digits": arguments.digits, "tries": arguments.tries})

@@ -1,5 +1,6 @@
 """The learner computes with the experts on record, as the engine that reads them does."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,14 +10,17 @@ import torch
 
 from node.inference.engine import Finished
 from node.inference.prefilling import Prefiller
+from node.inference.start_weights import StartWeights
+from node.inference.torch_engine import build_model
 from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.learner import Learner
 from node.training.micro_batch import packed, padded
 from node.training.policy_model import PolicyModel
 from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
+from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.recipe import Recipe
-from protocol.routing import table_of
+from protocol.routing import Routing, table_of
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
 CPU = torch.device("cpu")
@@ -101,3 +105,10 @@ def test_rows_whose_experts_do_not_fit_are_left_out() -> None:
     kept, refused = usable_rows([good, short], VOCABULARY, routing)
     assert kept == [good] and refused == {"experts": 1}
     assert usable_rows([msgspec.structs.replace(good, experts=b""), good], VOCABULARY, None)[1] == {"experts": 1}
+
+
+def test_a_start_model_with_experts_is_made_for_demos(tmp_path: Path) -> None:
+    create_model(tmp_path, SORT_ALPHABET, seed=1, hidden=32, layers=2, experts=4)
+    made = build_model(tmp_path, "meta")
+    StartWeights(tmp_path).check(dict(made.named_parameters()))
+    assert PolicyModel(made, 1.0, 1).routers.routing == Routing(layers=2, experts=4, chosen=2)
