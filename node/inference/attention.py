@@ -4,13 +4,19 @@ Heads that share keys are not repeated in memory if that can be helped: at one t
 were positions.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from node.inference.architectures import Attending
+from node.inference.transfer import sent
 from node.inference.transformer import Shape
 
 
@@ -234,3 +240,127 @@ class Step:
         else:
             kept[self._rows, :, self._places] = new[:, :, 0]
         return kept[: len(new), :, : self._end]
+
+
+LEAST = -1e30
+"""Below every score, and finite: of a part that a row sees nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """What rows of a cache begin with, kept once for all that begin so. cache: has a row for each; of: of each row the
+    number of its beginning, -1 where all of it is in its own row; lengths: tokens of each beginning."""
+
+    cache: KVCache
+    of: Sequence[int]
+    lengths: Sequence[int]
+
+    def places(self) -> NDArray[np.int64]:
+        """int64[2, rows]: what comes before each row's own part, and where its queries stand among those of all
+        beginnings, `slots` of each; those of none stand behind them."""
+        of, slots = np.asarray(self.of), self.slots
+        before = np.where(of < 0, 0, np.asarray([*self.lengths, 0])[of])
+        seen, turn = Counter[int](), []
+        for one in self.of:
+            turn.append(seen[one])
+            seen[one] += 1
+        return np.stack((before, np.where(of < 0, len(self.lengths) * slots, of * slots + turn)))
+
+    @property
+    def slots(self) -> int:
+        """Rows that share one beginning, at most."""
+        return int(np.bincount(np.asarray(self.of) + 1)[1:].max())
+
+
+class Branches:
+    """`Step` where rows share what they begin with: each row's query meets its beginning together with those of the
+    others that have it, then its own part, and the two are added up by their softmax's sums (Juravsky et al. 2024)."""
+
+    by_shape = True
+
+    def __init__(
+        self, cache: KVCache, shared: Beginnings, positions: Tensor, before: Tensor, slots: Tensor, end: int
+    ) -> None:
+        """positions: int64[rows] of the new tokens; before, slots: `Beginnings.places`, on the device; end: behind the
+        last place of the rows' own parts."""
+        self._cache, self._shared, self._slots, self._end = cache, shared, slots, end
+        self._positions, self._before = positions, before
+        self._rows = torch.arange(len(positions), device=positions.device)
+        self._most = len(shared.lengths) * shared.slots
+        self._unseen: dict[int | None, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        keys, values, how = self._cache.keys[layer], self._cache.values[layer], self._cache.shape.at(layer)
+        rows, heads, _, dim = q.shape
+        keys[self._rows, :, self._positions - self._before] = k[:, :, 0]
+        values[self._rows, :, self._positions - self._before] = v[:, :, 0]
+        grouped = q.reshape(rows, k.shape[1], -1, dim)
+        first, own = self._masks(how.window)
+        end = self._end
+        parts = [
+            self._of_beginnings(layer, grouped, first, how),
+            _weighed(grouped, keys[:rows, :, :end], values[:rows, :, :end], own, how),
+        ]
+        top = torch.maximum(parts[0][0], parts[1][0])
+        if sinks is not None:
+            sunk = sinks.view(1, k.shape[1], -1, 1).float()
+            top = torch.maximum(top, sunk)
+        total = 0.0 if sinks is None else (sunk - top).exp()
+        shares = [(one - top).exp() for one, _, _ in parts]
+        total = total + sum(part[1] * share for part, share in zip(parts, shares, strict=True))
+        found = sum(part[2] * share for part, share in zip(parts, shares, strict=True)) / total
+        return found.to(q.dtype).reshape(rows, heads, 1, dim)
+
+    def _of_beginnings(self, layer: int, q: Tensor, unseen: Tensor, how: Attending) -> "tuple[Tensor, Tensor, Tensor]":
+        """Queries put side by side by their beginning, and what they found given back to their rows."""
+        count, span = len(self._shared.lengths), unseen.shape[3]
+        placed = q.new_zeros(self._most + 1, *q.shape[1:])
+        placed[self._slots] = q
+        beside = placed[:-1].unflatten(0, (count, -1)).transpose(1, 2)
+        kept = self._shared.cache
+        keys, values = kept.keys[layer][:count, :, :span], kept.values[layer][:count, :, :span]
+        found = _weighed(beside.flatten(2, 3), keys, values, unseen, how)
+        back = [one.unflatten(2, beside.shape[2:4]).transpose(1, 2).flatten(0, 1) for one in found]
+        nothing = (LEAST, 0.0, 0.0)
+        whole = [
+            torch.cat((one, torch.full_like(one[:1], no)))[self._slots] for one, no in zip(back, nothing, strict=True)
+        ]
+        return whole[0], whole[1], whole[2]
+
+    def _masks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """(of beginnings [beginnings, 1, slots * heads of each or 1, tokens], of own parts [rows, 1, 1, tokens]): true
+        where nothing is seen. Made once for a window."""
+        if window not in self._unseen:
+            self._unseen[window] = self._first(window), self._own(window)
+        return self._unseen[window]
+
+    def _own(self, window: int | None) -> Tensor:
+        places, own = torch.arange(self._end, device=self._before.device), self._positions - self._before
+        unseen = places > own[:, None]
+        if window is not None:
+            unseen |= places <= (own - window)[:, None]
+        return unseen[:, None, None]
+
+    def _first(self, window: int | None) -> Tensor:
+        lengths = sent(np.asarray(self._shared.lengths), str(self._before.device))
+        places, count = torch.arange(max(self._shared.lengths), device=self._before.device), len(lengths)
+        unseen = (places >= lengths[:, None])[:, None, None]
+        if window is None:
+            return unseen
+        at = lengths.new_zeros(self._most + 1)
+        at[self._slots] = self._positions
+        heads = self._cache.shape.heads // self._cache.shape.kv_heads
+        far = places <= (at[:-1] - window).view(count, -1).repeat_interleave(heads, 1)[..., None]
+        return unseen | far[:, None]
+
+
+def _weighed(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor, how: Attending) -> tuple[Tensor, Tensor, Tensor]:
+    """(largest score, sum of weights, weighted sum), float32[B, kv heads, T, 1, 1 and D]: weights exp(score - that).
+    q: [B, kv heads, T, D]; k, v: [B, kv heads, S, D]; unseen: what broadcasts to [B, kv heads, T, S]."""
+    scores = ((q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if how.scale is None else how.scale)).float()
+    if how.cap is not None:
+        scores = scores.div_(how.cap).tanh_().mul_(how.cap)
+    scores = scores.masked_fill_(unseen, -torch.inf)
+    top = scores.amax(-1, keepdim=True).clamp(min=LEAST)
+    weights = (scores - top).exp_()
+    return top, weights.sum(-1, keepdim=True), (weights.to(q.dtype) @ v).float()

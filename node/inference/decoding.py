@@ -3,18 +3,19 @@
 How many sequences run at a time follows from what sequences reach, not from what they may: room is taken for the mean
 of those that ended, and when the ones in flight become longer than that, the shortest wait. They go on later from all
 their tokens, as if those were a prompt; what was recorded of them stays. Sequences that begin with the same prompt
-share its pass.
+share its pass, and if it is long, what the cache has of it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from node.inference.attention import Beginnings, KVCache
 from node.inference.engine import MOST_IN_FLIGHT, U8, U16, Completion, Request
 from node.inference.errors import EngineError
 from node.inference.language_model import LanguageModel, batches
@@ -27,15 +28,28 @@ MOST_ROWS = 256
 """Sequences at a time: more make neither a CPU nor a GPU faster."""
 _FIRST_GUESS = 256
 """Output tokens that are reckoned with until sequences have ended."""
+SHARED_TOKENS = 128
+"""A prompt of fewer is copied into the row of each that begins with it: two kernels cost more than a copy."""
 _HEAD_ROWS = 64
 """Of a request's buffer at first; it doubles."""
+
+
+@dataclass(eq=False, slots=True)
+class _Beginning:
+    """Of several sequences. name: of its tokens; last, experts: as of a sequence; users: rows that have it."""
+
+    name: bytes
+    length: int
+    last: Tensor
+    experts: U8 | None
+    users: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Sequence:
     """tokens: prompt and output; output: how many of the latter; heads: room for those of the output; begun: names the
     tokens that its row begins or began with; last: [hidden], what the pass over those ended in; experts: of the first
-    tokens, in parts, None of a model without."""
+    tokens, in parts, None of a model without; shared: what of it is not in its own row."""
 
     number: int
     request: Request
@@ -45,6 +59,17 @@ class _Sequence:
     output: int = 0
     last: Tensor = field(default_factory=lambda: torch.empty(0))
     experts: list[U8] | None = None
+    shared: _Beginning | None = None
+
+    @property
+    def before(self) -> int:
+        """Tokens that are not in its own row."""
+        return self.shared.length if self.shared else 0
+
+    @property
+    def own(self) -> int:
+        """Tokens in its own row."""
+        return len(self.tokens) - self.before
 
     @property
     def known(self) -> U8 | None:
@@ -91,8 +116,10 @@ class TorchDecoder:
     def __init__(self, model: LanguageModel, eos: frozenset[int], batch_tokens: int, temperature: float) -> None:
         self._model, self._eos, self._temperature = model, eos, temperature
         self._budget, self._most, self._tried = batch_tokens, MOST_ROWS, 0
-        self._cache = model.cache()
+        self._cache, self._prompts = model.cache(), model.cache()
         self._rows: list[_Sequence] = []
+        self._shared: list[_Beginning] = []
+        """By row of `_prompts`."""
         self._waiting: deque[_Sequence] = deque()
         self._numbers = count(1)
         self._reach = float(_FIRST_GUESS)
@@ -131,7 +158,7 @@ class TorchDecoder:
 
     @property
     def room(self) -> int:
-        most = min(self._most, self._budget // max(self._expected, int(self._reach), 1))
+        most = min(self._most, self._left // max(self._expected, int(self._reach), 1))
         return max(most - len(self), 0 if len(self) else 1)
 
     @torch.inference_mode()
@@ -167,42 +194,70 @@ class TorchDecoder:
         """The last row takes the place of this one."""
         left, last = self._rows[row], len(self._rows) - 1
         if row != last:
-            self._cache.copy(last, row, len(self._rows[last].tokens))
+            self._cache.copy(last, row, self._rows[last].own)
             self._rows[row] = self._rows[last]
         self._rows.pop()
+        if left.shared:
+            left.shared.users -= 1
+            if not left.shared.users:
+                self._forget(left.shared)
         return left
+
+    def _forget(self, beginning: _Beginning) -> None:
+        """The last beginning takes the place of this one; without any, their memory is given back."""
+        row, last = self._shared.index(beginning), len(self._shared) - 1
+        if row != last:
+            self._prompts.copy(last, row, self._shared[last].length)
+            self._shared[row] = self._shared[last]
+        self._shared.pop()
+        if not self._shared:
+            self._prompts = self._model.cache()
 
     # Rows that go on
 
     def _go_on(self) -> Tensor | None:
         if not self._rows:
             return None
-        tokens = [one.tokens[-1] for one in self._rows]
+        tokens, places = [one.tokens[-1] for one in self._rows], [len(one.tokens) - 1 for one in self._rows]
+        shared = self._beginnings()
         if self._model.routing is None:
-            return self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows])
+            return self._model.step(self._cache, tokens, places, None, shared)
         routes = self._model.routes([[token] for token in tokens])
-        hidden = self._model.step(self._cache, tokens, [len(one.tokens) - 1 for one in self._rows], routes)
+        hidden = self._model.step(self._cache, tokens, places, routes, shared)
         _note(routes, [(one, 1) for one in self._rows], 1)
         return hidden
 
+    def _beginnings(self) -> Beginnings | None:
+        if not self._shared:
+            return None
+        numbers = {id(one): number for number, one in enumerate(self._shared)}
+        of = [numbers[id(one.shared)] if one.shared else -1 for one in self._rows]
+        return Beginnings(self._prompts, of, [one.length for one in self._shared])
+
+    @property
+    def _left(self) -> int:
+        """Tokens of the budget that are not beginnings."""
+        return self._budget - self._prompts.rows * self._prompts.span
+
     @property
     def _longest(self) -> int:
-        return max((len(one.tokens) for one in self._rows), default=0)
+        """Of the rows' own parts."""
+        return max((one.own for one in self._rows), default=0)
 
     @property
     def _expected(self) -> int:
-        return max((one.expected(self._reach) for one in self._rows), default=0)
+        return max((one.expected(self._reach) - one.before for one in self._rows), default=0)
 
     def _make_room(self) -> None:
         """For the next token of every row; the shortest wait if not all have it."""
         self._tried = len(self._rows)
-        while len(self._rows) > 1 and len(self._rows) * self._longest > self._budget:
-            self._put_back(min(range(len(self._rows)), key=lambda row: len(self._rows[row].tokens)))
+        while len(self._rows) > 1 and len(self._rows) * self._longest > self._left:
+            self._put_back(min(range(len(self._rows)), key=lambda row: self._rows[row].own))
         self._provide(len(self._rows), self._longest)
 
     def _put_back(self, row: int) -> None:
         one = self._leave(row)
-        one.begun = one.name
+        one.shared, one.begun = None, one.name
         self._waiting.appendleft(one)
 
     def _shrink(self, error: BaseException) -> None:
@@ -211,7 +266,7 @@ class TorchDecoder:
         self._most = smaller(self._tried if self._tried > 1 else self._cache.rows, "sequences", error)
         while self._rows:
             self._put_back(len(self._rows) - 1)
-        self._cache = self._model.cache()
+        self._cache, self._prompts, self._shared = self._model.cache(), self._model.cache(), []
 
     def _provide(self, rows: int, span: int) -> None:
         """At least so many of each; when the cache must grow, by a quarter more positions and all rows that may be
@@ -219,8 +274,8 @@ class TorchDecoder:
         if rows <= self._cache.rows and span <= self._cache.span:
             return
         span = max(span, self._cache.span)
-        span = max(span, min(span + max(64, span // 4), self._budget // rows))
-        wanted = min(len(self), self._most, self._budget // span)
+        span = max(span, min(span + max(64, span // 4), self._left // rows))
+        wanted = min(len(self), self._most, self._left // span)
         self._cache.resize(max(rows, wanted), span, len(self._rows), min(self._longest, self._cache.span))
 
     # Rows that begin
@@ -229,12 +284,18 @@ class TorchDecoder:
         """Those that begin now, in order: as many as have room, and no more than one pass over their prompts takes."""
         chosen: list[_Sequence] = []
         prompts: dict[bytes, int] = {}
+        shared = self._sharing()
+        held = {one.name: one.length for one in self._shared}
         longest = self._expected
         for one in self._waiting:
-            longest = max(longest, one.expected(self._reach))
+            before = len(one.tokens) if one.begun in shared else 0
+            longest = max(longest, one.expected(self._reach) - before)
             prompts[one.begun] = len(one.tokens)
+            if before:
+                held[one.begun] = before
             rows = len(self._rows) + len(chosen) + 1
-            too_wide = rows > self._most or rows * longest > self._budget
+            room = self._budget - max(len(held), self._prompts.rows) * max(self._prompts.span, *held.values(), 0)
+            too_wide = rows > self._most or rows * longest > room
             if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > self._model.pass_tokens):
                 break
             chosen.append(one)
@@ -244,15 +305,18 @@ class TorchDecoder:
         """Run their prompts into the cache, equal ones once: what the last token of each gave."""
         if not fresh:
             return None
-        first = len(self._rows)
+        first, sharing = len(self._rows), self._sharing()
         self._tried = first + len(fresh)
-        self._provide(self._tried, max(self._longest, *(len(one.tokens) for one in fresh)))
+        branching = [one for one in fresh if one.begun in sharing]
+        beginnings = self._begin(branching)
+        whole = [one for one in fresh if one.begun not in sharing]
+        self._provide(self._tried, max(self._longest, 1, *(len(one.tokens) for one in whole)))
         places = {one.begun: row for row, one in enumerate(self._rows)}
-        new = {one.begun: one for one in fresh if one.begun not in places}
+        new = {one.begun: one for one in whole if one.begun not in places}
         originals = sorted(new.values(), key=lambda one: len(one.tokens))
-        self._run(originals)
-        others = [one for one in fresh if new.get(one.begun) is not one]
-        entered = [*self._rows, *originals, *others]
+        self._run(originals, self._cache, first)
+        others = [one for one in whole if new.get(one.begun) is not one]
+        entered = [*self._rows, *originals, *others, *branching]
         places |= {one.begun: row for row, one in enumerate(originals, first)}
         for row, one in enumerate(others, first + len(originals)):
             source = places[one.begun]
@@ -260,29 +324,63 @@ class TorchDecoder:
             one.last = entered[source].last
             if one.experts is not None:
                 one.experts = [_whole(entered[source].known)[: len(one.tokens)]]
+        for one in branching:
+            self._branch(one, beginnings[one.begun])
         self._rows = entered
         for _ in fresh:
             self._waiting.popleft()
         return torch.stack([one.last for one in entered[first:]])
 
-    def _run(self, sequences: Sequence[_Sequence]) -> None:
-        """Their tokens, shortest first, in passes of about the same number."""
-        row, most = len(self._rows), self._model.pass_tokens
+    def _sharing(self) -> set[bytes]:
+        """Names of the beginnings that are kept once: those that are, and long ones that several wait with."""
+        if not self._model.shares:
+            return set()
+        near = islice(self._waiting, MOST_ROWS)
+        counts = Counter(one.begun for one in near if len(one.tokens) >= SHARED_TOKENS)
+        return {name for name, count in counts.items() if count > 1} | {one.name for one in self._shared}
+
+    def _begin(self, branching: Sequence[_Sequence]) -> dict[bytes, _Beginning]:
+        """All beginnings by name, those of these among them, which went through the model."""
+        known = {one.name: one for one in self._shared}
+        new = {one.begun: one for one in branching if one.begun not in known}
+        originals = sorted(new.values(), key=lambda one: len(one.tokens))
+        if originals:
+            row, prompts = len(self._shared), self._prompts
+            rows, span = max(prompts.rows, row + len(originals)), max(prompts.span, len(originals[-1].tokens))
+            if (rows, span) != (prompts.rows, prompts.span):
+                prompts.resize(rows, span, row, prompts.span)
+            self._run(originals, prompts, row)
+        made = [_Beginning(one.begun, len(one.tokens), one.last, one.known) for one in originals]
+        self._shared += made
+        return known | {one.name: one for one in made}
+
+    @staticmethod
+    def _branch(one: _Sequence, beginning: _Beginning) -> None:
+        one.shared, one.last = beginning, beginning.last
+        beginning.users += 1
+        if one.experts is not None:
+            one.experts = [_whole(beginning.experts)]
+
+    def _run(self, sequences: Sequence[_Sequence], cache: KVCache, row: int) -> None:
+        """Their tokens, shortest first, in passes of about the same number, into the cache from `row` on."""
+        most = self._model.pass_tokens
         for batch in batches(sequences, most, lambda one: len(one.tokens)):
             size = min(CHUNK_TOKENS, most) if len(batch[-1].tokens) > most else most
             for start in range(0, len(batch[-1].tokens), size):
                 parts = [one.tokens[start : start + size] for one in batch]
-                hidden = self._pass(batch, parts, row, start)
+                hidden = self._pass(batch, parts, cache, row, start)
             for one, states in zip(batch, hidden, strict=True):
                 one.last = states[len(one.tokens) - 1 - start].clone()
             row += len(batch)
 
-    def _pass(self, batch: Sequence[_Sequence], parts: Sequence[Sequence[int]], row: int, start: int) -> Tensor:
+    def _pass(
+        self, batch: Sequence[_Sequence], parts: Sequence[Sequence[int]], cache: KVCache, row: int, start: int
+    ) -> Tensor:
         if self._model.routing is None:
-            return self._model.chunk(self._cache, row, start, parts)
+            return self._model.chunk(cache, row, start, parts)
         known = [None if one.known is None else one.known[start:] for one in batch]
         routes = self._model.routes(parts, known)
-        hidden = self._model.chunk(self._cache, row, start, parts, routes)
+        hidden = self._model.chunk(cache, row, start, parts, routes)
         _note(routes, list(zip(batch, map(len, parts), strict=True)), hidden.shape[1], start)
         return hidden
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from node.inference.architectures import Attending
-from node.inference.attention import KVCache
+from node.inference.attention import LEAST, Beginnings, KVCache
 from node.inference.errors import EngineError
 from node.inference.language_model import I64, LanguageModel
 from node.inference.transformer import Routes
@@ -30,8 +30,6 @@ TILE, CPU_TILE = 128, 16
 each."""
 BLOCK, CPU_BLOCK = 512, 64
 """Places of the cache that attention looks at together."""
-LEAST = -1e30
-"""Below every score, and finite: a window may begin behind whole blocks."""
 TABLE = 4096
 """Tables of positions grow by so many, so that no entry is ever a remainder of a vector."""
 
@@ -49,6 +47,7 @@ class FixedModel(LanguageModel):
     def __init__(self, model: Any, device: str, dtype: torch.dtype, **limits: int) -> None:
         super().__init__(model, device, dtype, "eager", **limits)  # a kernel that is not called
         small = torch.device(device).type == "cpu"
+        self.shares = False  # a block has to hold the same places in every pass
         self.tile, self.block = (CPU_TILE, CPU_BLOCK) if small else (TILE, BLOCK)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -95,7 +94,12 @@ class FixedModel(LanguageModel):
         return hidden.unflatten(0, (len(batch), -1))
 
     def step(
-        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], routes: Routes | None = None
+        self,
+        cache: KVCache,
+        tokens: Sequence[int],
+        places: Sequence[int],
+        routes: Routes | None = None,
+        shared: Beginnings | None = None,
     ) -> Tensor:
         rows, routes = np.arange(len(tokens)), routes or self.routes([[one] for one in tokens])
         return self._computed(cache, np.asarray(tokens), rows, np.asarray(places), routes, rows, len(rows))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.inference import device_sampling
 from node.inference.architectures import logit_cap, logit_divisor
-from node.inference.attention import KERNELS, Causal, Chunk, KVCache, Step
+from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, KVCache, Step
 from node.inference.graphs import Graphs
 from node.inference.head import Head
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
@@ -50,6 +50,7 @@ class LanguageModel:
         self.routing = self._transformer.routing
         self.graphs = Graphs(self._transformer, self._kernel, device)
         self.graphs.works &= self.routing is None  # how many tokens an expert has is known while a step runs
+        self.shares = not self.graphs.works  # a captured step has one shape
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -89,9 +90,20 @@ class LanguageModel:
         return self._transformer(tokens, self._range(start, end), end, attend, routes)
 
     def step(
-        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], routes: Routes | None = None
+        self,
+        cache: KVCache,
+        tokens: Sequence[int],
+        places: Sequence[int],
+        routes: Routes | None = None,
+        shared: Beginnings | None = None,
     ) -> Tensor:
-        """One token of each of the cache's first rows, at its place: [rows, hidden]."""
+        """One token of each of the cache's first rows, at its place: [rows, hidden]. shared: what the rows begin with,
+        where that is in a cache of its own."""
+        if shared is not None:
+            numbers = np.stack((tokens, places, *shared.places()))
+            fed, positions, before, slots = self.numbers(numbers)
+            branches = Branches(cache, shared, positions, before, slots, int((numbers[1] - numbers[2]).max()) + 1)
+            return self._transformer(fed[:, None], positions[:, None], max(places) + 1, branches, routes)[:, 0]
         if self.graphs.works and (found := self.graphs.step(cache, tokens, places)) is not None:
             return found
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1

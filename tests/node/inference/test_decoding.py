@@ -166,12 +166,12 @@ def test_the_last_of_many_has_the_memory_that_was_theirs(model: LanguageModel, m
     wanted = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)
     real, rows = model.step, list[int]()
 
-    def fail(cache: Any, tokens: Any, places: Any) -> torch.Tensor:
+    def fail(cache: Any, tokens: Any, *rest: Any) -> torch.Tensor:
         if len(tokens) == 1:
             rows.append(cache.rows)
             if cache.rows > 1:
                 raise torch.OutOfMemoryError("out of memory")
-        return real(cache, tokens, places)
+        return real(cache, tokens, *rest)
 
     monkeypatch.setattr(model, "step", fail)
     made = run(TorchDecoder(model, frozenset(), 1 << 15, 1.0), asked)
