@@ -67,6 +67,7 @@ def status(
         "work": {"files_committed": 0, "tokens_per_second": 0.0, "rejected_by_reason": {}, "waiting": None},
         "training": _training(step) if role == "trainer" else None,
         "contributions": _contributions(rows, step),
+        "uses": {"workers": {row["address"]: _uses(row) for row in rows if row["role"] == "worker"}},
         "audit": {
             "power": 0.983,
             "power_wanted": 0.95,
@@ -147,6 +148,10 @@ def _pay() -> dict[str, Any]:
         "escrow_epochs": 12.5,
         "warnings": [],
     }
+
+
+def _uses(row: dict[str, Any]) -> dict[str, int]:
+    return {"accepted": 2 * row["step"], "used": row["step"], "left_out": 3 if row["state"] == "evicted" else 0}
 
 
 def _contributions(rows: list[dict[str, Any]], step: int) -> dict[str, Any]:

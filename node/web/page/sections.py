@@ -41,6 +41,7 @@ EVENTS = dict.fromkeys(
 """Events that are shown, by name, in their own words or in these: what failed may hold a path, or a URL with a key."""
 MEMBER_COLUMNS = (
     "address", "role", "state", "doing", "step", "seen", "rate", "connected", "accepted", "rejected", "units", "reason",
+    "used", "left_out",
 )  # fmt: skip
 DECISION_COLUMNS = ("place", "number", "at", "node", "step", "index", "accepted", "reason", "detail")
 
@@ -53,10 +54,14 @@ def sections(status: Status, ago: Ago) -> dict[str, Any]:
 def members(status: Status, ago: Ago) -> Iterator[dict[str, Row]]:
     """The table of members by address, in MEMBER_COLUMNS: some at a time."""
     counted = (status.get("contributions") or {}).get("members") or {}
+    uses = (status.get("uses") or {}).get("workers") or {}
     rows = _swarm(status)[:MEMBERS]
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]
-        yield {row["address"]: _member(row, counted.get(row["address"]) or {}, ago) for row in some}
+        yield {
+            row["address"]: _member(row, counted.get(row["address"]) or {}, uses.get(row["address"]) or {}, ago)
+            for row in some
+        }
 
 
 def decisions(status: Status) -> dict[Hashable, Row]:
@@ -81,7 +86,7 @@ def _decision(one: Mapping[str, Any]) -> Row:
     )
 
 
-def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row:
+def _member(row: Mapping[str, Any], counted: Mapping[str, Any], uses: Mapping[str, Any], ago: Ago) -> Row:
     return (
         words(row["address"], 42),
         words(row.get("role"), 16),
@@ -95,6 +100,8 @@ def _member(row: Mapping[str, Any], counted: Mapping[str, Any], ago: Ago) -> Row
         number(counted.get("rejected")) or 0,
         number(counted.get("units")) or 0,
         words(counted.get("reason"), 40),
+        number(uses.get("used")) if uses else None,
+        number(uses.get("left_out")) if uses else None,
     )
 
 

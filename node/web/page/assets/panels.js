@@ -272,11 +272,12 @@ export function members(state) {
   at("more").hidden = found.length <= FEW;
   say("more", state.all ? `Show ${FEW}` : `Show all ${count(found.length)}`);
   if (!all.length) return put("members", none("Nobody is known yet."));
-  const heads = [["Member"], ["Role", "wide"], ["State"], ["Step", "num wide"], ["Tokens/s", "num wide"], ["Accepted", "num"], ["Rejected", "num"], ["Share", "num"], ["Last heard", "num wide"]];
+  const heads = [["Member"], ["Role", "wide"], ["State"], ["Step", "num wide"], ["Tokens/s", "num wide"], ["Accepted", "num"], ["Rejected", "num"], ["Used", "num wide"], ["Left out", "num wide"], ["Share", "num"], ["Last heard", "num wide"]];
   put("members", table(heads, shown.map((one) => memberRow(one, units, state)), "Members of the swarm"));
   const since = state.verdicts ? `Accepted and rejected files as this node has counted verdicts since ${clock(state.verdicts.since, state.now())}.` : "Verdicts are not counted yet.";
   const cut = state.run?.members > all.length ? ` The first ${count(all.length)} of ${count(state.run.members)} are listed.` : "";
-  say("members-note", since + cut);
+  const uses = all.some((one) => one.used !== null) ? " Used and left out by the trainer: as its manifests say; a file is left out that was accepted in time and fresher than one that was used." : "";
+  say("members-note", since + uses + cut);
 }
 
 function memberRow(one, units, state) {
@@ -293,6 +294,8 @@ function memberRow(one, units, state) {
       one.rate ? count(one.rate) : "–",
       judged ? count(one.accepted) : "–",
       one.rejected ? make("span", { class: "no" }, count(one.rejected)) : judged ? "0" : "–",
+      one.used === null ? "–" : count(one.used),
+      one.left_out ? make("span", { class: "no" }, count(one.left_out)) : one.left_out === null ? "–" : "0",
       one.units ? make("span", { class: "share" }, bar(one.units / units.most), percent(one.units / units.all)) : "–",
       one.seen === null ? "–" : clock(one.seen, state.now()),
     ],

@@ -87,6 +87,8 @@ async def test_a_visitor_sees_the_swarm_and_the_browser_has_no_complaint(chromiu
         await tab.says("title", "sort-four-digits")
         await tab.says("headline", "rose from")
         await tab.until("document.querySelectorAll('#members tbody tr').length === 7")
+        await tab.says("members", "Left out")
+        await tab.says("members-note", "left out by the trainer")
         await tab.until("document.querySelectorAll('#reward svg, #swarm svg, #load svg').length === 3")
         for id in ("reward", "swarm", "load", "split", "age", "way", "verdicts", "trust", "policies", "money", "node"):
             await tab.until(f"document.getElementById('{id}').children.length")

@@ -46,6 +46,15 @@ def test_what_members_wrote_is_short_and_visible() -> None:
     assert row["rate"] == 0
 
 
+def test_what_the_trainer_made_of_files_is_told_of_whom_it_is_known() -> None:
+    told = status()
+    first, second, third = (row["address"] for row in told["swarm"][:3])
+    told["uses"] = {"workers": {first: {"used": 7, "left_out": 2}, second: {"used": HOSTILE}}}
+    rows = next(members(told, ago))
+    shown = [dict(zip(MEMBER_COLUMNS, rows[one], strict=True)) for one in (first, second, third)]
+    assert [(one["used"], one["left_out"]) for one in shown] == [(7, 2), (None, None), (None, None)]
+
+
 def test_rounds_of_a_run_that_pretrains_are_told_cleaned_and_of_others_nothing() -> None:
     told = status()
     assert sections(told, ago)["rounds"] is None
