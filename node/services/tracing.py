@@ -1,4 +1,7 @@
-"""What became of accepted files: every node reads the trainer's manifests and counts, worker by worker."""
+"""What became of accepted files: every node reads the trainer's manifests and counts, worker by worker.
+
+A validator signs, policy by policy, which works it held accepted by then: so what was due is a quorum's word.
+"""
 
 from collections import deque
 from typing import Any, Self
@@ -10,14 +13,16 @@ from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
-from protocol.messages import PolicyAnnounced
+from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 60.0
+POLL = 0.25
 WAITING = 64
 """Manifests on their way; of more, the oldest are not read."""
 
@@ -33,6 +38,9 @@ class Tracing(Service):
             spec.recipe.max_staleness,
             station.clock.monotonic,
             station.membership.is_member,
+            lambda: station.membership.quorum,
+            station.membership.may_validate,
+            self._is_usable,
             keep_surplus=spec.filters.keep_surplus,
         )
         self._announced: deque[tuple[Address, PolicyAnnounced]] = deque(maxlen=WAITING)
@@ -47,13 +55,39 @@ class Tracing(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_policies)
             nursery.start_soon(self._read)
+            nursery.start_soon(self._hear_cuts)
+            nursery.start_soon(self._cut_always)
             async for id in self._station.jury.watch():
                 work = self._station.jury.register.get(id)
                 if work is not None and self._station.jury.ballots.state(id) is FileState.ACCEPTED:
                     self.book.accepted(work)
 
     def status(self) -> dict[str, Any]:
-        return {"uses": {"workers": self.book.status(), "unread_manifests": self.unread}}
+        return {"uses": {**self.book.status(), "unread_manifests": self.unread}}
+
+    def _is_usable(self, id: WorkId) -> bool:
+        jury = self._station.jury
+        work = jury.register.get(id)
+        if work is None or jury.register.is_contested(work) or jury.ballots.state(id) is FileState.REJECTED:
+            return False
+        return not jury.policies.is_orphan(work.commitment.policy_root)
+
+    async def _hear_cuts(self) -> None:
+        async for signed in self._station.board.subscribe(DueSigned):
+            self.book.heard(signed.author, signed.message)
+
+    async def _cut_always(self) -> None:
+        """A validator's cut at each policy."""
+        members, policies, last = self._station.membership, self._station.jury.policies, -1
+        while True:
+            await trio.sleep(POLL)
+            if policies.newest_step == last or not members.may_validate(members.own):
+                continue
+            last = policies.newest_step
+            works = self.book.cut(last)
+            for first in range(0, len(works), MAX_CUT):
+                said = DueSigned(pool=self._station.pool, step=last, works=works[first : first + MAX_CUT])
+                await self._station.board.post(said)
 
     async def _hear_policies(self) -> None:
         async for signed in self._station.board.subscribe(PolicyAnnounced):

@@ -17,6 +17,7 @@ from protocol.messages import (
     CheckRequested,
     CutSigned,
     DisputeRaised,
+    DueSigned,
     EarningsSigned,
     EnvironmentPublished,
     EpochShown,
@@ -62,6 +63,7 @@ RULES: Mapping[type[Message], Rule] = {
     ValidatorSaid: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # four a second of a busy one
     VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
     VerdictRechecked: Rule(By.VALIDATOR, 64, 1.0, 64.0),  # one a dispute
+    DueSigned: Rule(By.VALIDATOR, 64, 2.0, 64.0),  # one a step, of 256 accepted works each
     StepJudged: Rule(By.VALIDATOR, 128, 1.0, 64.0),  # one a step that it drew or that another accused
     LotsRevealed: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one a window; a restart may tell a few at once
     DisputeRaised: Rule(By.TRAINER_OR_VALIDATOR, 64, 0.5, 32.0),  # one per file that a liar judged; six signatures

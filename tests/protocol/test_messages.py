@@ -9,6 +9,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
+    MAX_CUT,
     MAX_ENTRIES,
     MAX_MESSAGE_BYTES,
     MAX_SHOWN,
@@ -16,6 +17,7 @@ from protocol.messages import (
     Certificate,
     CertificatesShown,
     CheckpointOffered,
+    DueSigned,
     EarningsSigned,
     Envelope,
     EpochShown,
@@ -189,6 +191,11 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         msgspec.structs.replace(EARNED, earnings=Earnings(2, 3, bytes(32), 9)),
         msgspec.structs.replace(EARNED, table=bytes(31)),
         msgspec.structs.replace(ISSUED, salt=b""),
+        DueSigned(pool=1, step=-1, works=(bytes(32),)),
+        DueSigned(pool=1, step=1, works=()),
+        DueSigned(pool=1, step=1, works=(bytes(31),)),
+        DueSigned(pool=1, step=1, works=(bytes(32), bytes(32))),
+        DueSigned(pool=1, step=1, works=tuple(n.to_bytes(32) for n in range(MAX_CUT + 1))),
         CheckpointOffered(pool=1, term=0, step=0, root=bytes(32), size=9),
         CheckpointOffered(pool=1, term=0, step=1, root=bytes(32), size=2**40),
         CheckpointOffered(pool=1, term=2**32, step=1, root=bytes(32), size=9),

@@ -12,8 +12,10 @@ from node.swarm.taskbook import TaskBook
 from node.swarm.uses import UseBook
 from protocol.identity import Address, address_bytes
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
+from protocol.messages import DueSigned
 from tests.node.swarm.test_register import NODE, OTHER, RUN, Clock, announced, committed
 
+JUDGES = (Address("0x" + "a1" * 20), Address("0x" + "a2" * 20))
 USED, FLAT = (b"\1", b"\0"), (b"\0", b"\1")
 
 
@@ -24,14 +26,34 @@ class Bench:
         self.clock = Clock()
         self.policies = PolicyClock(self.clock)
         self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
-        members = (NODE, OTHER)
-        self.book = UseBook(self.policies, max_staleness, self.clock, members.__contains__, keep_surplus=keep_surplus)
+        self.unusable: set[bytes] = set()
+        self.validators = JUDGES
+        self.keep_surplus, self.max_staleness = keep_surplus, max_staleness
+        self.book = self.newcomer()
         self.works: dict[tuple[int, Address], Work] = {}
+
+    def newcomer(self) -> UseBook:
+        return UseBook(
+            self.policies,
+            self.max_staleness,
+            self.clock,
+            (NODE, OTHER).__contains__,
+            lambda: 2,
+            lambda one: one in self.validators,
+            lambda id: id not in self.unusable,
+            keep_surplus=self.keep_surplus,
+        )
+
+    def cut(self, step: int, *by: Address) -> None:
+        works = self.book.cut(step)
+        for one in by:
+            self.book.heard(one, DueSigned(pool=1, step=step, works=works))
 
     def step(self, step: int) -> None:
         """A policy, and soon after it both workers' files, which are accepted."""
         self.policies.announce(announced(step))
         self.register.look_again()
+        self.cut(step, *JUDGES)
         self.clock.now += 1
         for index, node in enumerate((NODE, OTHER)):
             signed = committed(step, 0, node, root=bytes([step, index]) * 16)
@@ -99,7 +121,7 @@ def test_a_work_of_which_the_trainer_heard_first_is_counted_once() -> None:
     bench = Bench()
     bench.step(0)
     work = bench.works[0, NODE]
-    bench.book = UseBook(bench.policies, 2, bench.clock, (NODE, OTHER).__contains__, keep_surplus=False)
+    bench.book = bench.newcomer()
     bench.train(0, bench.used(0, NODE))
     bench.book.accepted(work)
     assert bench.counts(NODE) == {"accepted": 1, "used": 1}
@@ -112,3 +134,62 @@ def test_a_manifest_that_names_strangers_fills_no_table() -> None:
     bench.train(0, bench.used(0, NODE), *strangers)
     assert set(bench.book.workers) == {NODE, OTHER}
     assert bench.counts(NODE) == {"accepted": 1, "used": 1}
+
+
+@pytest.mark.parametrize("signed", ["by both", "by one", "by one and a stranger", "by one and one who left", "late"])
+def test_only_what_a_quorum_signed_in_time_was_left_out(signed: str) -> None:
+    """A worker's file of policy 1, accepted before policy 2; batch 3 uses one of policy 0 instead."""
+    bench = Bench(keep_surplus=True, max_staleness=4)
+    bench.step(0)
+    bench.step(1)
+    bench.policies.announce(announced(2))
+    bench.clock.now += 1
+    if signed == "late":
+        bench.book.cut(2)
+        late = (bench.works[1, OTHER].id,)
+        for one in JUDGES:
+            bench.book.heard(one, DueSigned(pool=1, step=3, works=late))
+    else:
+        by = {"by both": JUDGES, "by one": JUDGES[:1], "by one and a stranger": (JUDGES[0], NODE)}
+        bench.cut(2, *by.get(signed, JUDGES))
+    if signed == "by one and one who left":
+        bench.validators = JUDGES[:1]
+    bench.train(3, bench.used(0, NODE), bench.used(1, NODE))
+    found, shown = bench.counts(OTHER), bench.book.status()["left_out"]
+    assert found.get("left_out", 0) == len(shown) == (signed == "by both")
+    if shown:
+        work = bench.works[1, OTHER].id.hex()
+        assert shown == [{"work": work, "node": OTHER, "policy_step": 1, "step": 3, "due": 2, "by": JUDGES}]
+
+
+def test_a_validators_first_word_on_a_work_counts_and_no_work_is_named_twice() -> None:
+    bench = Bench()
+    bench.step(0)
+    bench.policies.announce(announced(1))
+    first = bench.book.cut(1)
+    assert first == tuple(sorted(bench.works[0, node].id for node in (NODE, OTHER)))
+    assert bench.book.cut(1) == ()
+    for step in (1, 0):
+        bench.book.heard(JUDGES[0], DueSigned(pool=1, step=step, works=first))
+    assert bench.book.due(first[0]) is None
+    bench.book.heard(JUDGES[1], DueSigned(pool=1, step=0, works=first))
+    assert bench.book.due(first[0]) == (1, (JUDGES[1], JUDGES[0]))
+
+
+def test_what_nobody_may_train_on_any_more_was_not_left_out_and_what_is_used_later_was_late() -> None:
+    bench = Bench(keep_surplus=True, max_staleness=9)
+    for step in range(3):
+        bench.step(step)
+    bench.unusable = {bench.works[1, OTHER].id}
+    bench.train(2, bench.used(0, NODE))
+    assert bench.counts(OTHER) == {"accepted": 3}
+    bench.step(3)
+    bench.train(3, bench.used(1, NODE))
+    assert bench.counts(OTHER) == {"accepted": 4}, "the one of policy 1 nobody may use"
+    bench.step(4)
+    bench.train(4, bench.used(3, NODE), bench.used(0, OTHER))
+    assert bench.counts(OTHER) == {"accepted": 5, "used": 1, "left_out": 1}, "of policy 2"
+    bench.train(5, bench.used(2, OTHER))
+    assert bench.counts(OTHER) == {"accepted": 5, "used": 2, "left_out": 1}
+    shown = [(one["node"], one["policy_step"]) for one in bench.book.status()["left_out"]]
+    assert shown == [(NODE, 2), (OTHER, 3)], "the first one's of policy 2 was never used"
