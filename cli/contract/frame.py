@@ -23,8 +23,9 @@ from cli.output import AsJson, clean, console, date, duration, print_facts, prin
 from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
-    from node.chain.client import ChainClient, Leftover, Receipt
+    from node.chain.client import ChainClient, Receipt
     from node.chain.profile import NetworkProfile
+    from node.chain.sender import Recovered
     from node.chain.simulate import Estimate, Simulation, Step
     from protocol.identity import Address, NodeKey
 
@@ -315,22 +316,22 @@ async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt"
         return await chain.execute(step, key)
 
 
-def _already_done(plan: Plan, left: "list[Leftover]") -> "dict[int, Receipt]":
+def _already_done(plan: Plan, left: "list[Recovered]") -> "dict[int, Receipt]":
     """Steps that an earlier, equal command did before it was interrupted, by their place in the plan."""
     from node.chain.outbox import Fate
     from node.chain.transactions import call_of
 
     # By intent, which is the call without its nonce and fees: the same words mean the same call.
-    mined = {one.intent: one.receipt for one in left if one.fate is Fate.MINED and one.receipt is not None}
+    mined = {one.pending.intent: one.receipt for one in left if one.fate is Fate.MINED and one.receipt is not None}
     intents = [call_of(step.call).intent for step in plan.steps]
     return {number: mined[intent] for number, intent in enumerate(intents) if intent in mined}
 
 
-def _tell_leftovers(left: "list[Leftover]") -> None:
+def _tell_leftovers(left: "list[Recovered]") -> None:
     from rich.console import Console
 
     for one in left:
-        text = f"an earlier command was interrupted: {one.action} is {one.fate.value} ({one.transaction})"
+        text = f"an earlier command was interrupted: {one.pending.action} is {one.fate.value} ({one.pending.hash})"
         Console(stderr=True, highlight=False).print(text, style="dim", soft_wrap=True, markup=False)
 
 

@@ -42,10 +42,10 @@ from contracts.bindings import (
 )
 from node.chain.cases import Case
 from node.chain.errors import EXPECTED, ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
-from node.chain.outbox import Fate, Outbox
+from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
-from node.chain.sender import Sender, SendLimits
+from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
@@ -84,18 +84,6 @@ class Receipt(msgspec.Struct, frozen=True):
     events: tuple[Event, ...]
     cost: int = 0
     contract: Address | None = None
-
-
-class Leftover(msgspec.Struct, frozen=True):
-    """What became of a transaction that an earlier process left unfinished. intent: equal for equal calls;
-    receipt: None where it is in no block.
-    """
-
-    action: str
-    transaction: str
-    intent: str
-    fate: Fate
-    receipt: Receipt | None
 
 
 class ChainClient:
@@ -147,15 +135,10 @@ class ChainClient:
         if self.key is not None:
             await self.resume(self.key)
 
-    async def resume(self, key: NodeKey) -> list[Leftover]:
-        """What an earlier process left unfinished with this key: settled, or sent again."""
+    async def resume(self, key: NodeKey) -> list[Recovered]:
+        """What an earlier process left unfinished with this key: settled, or sent again. receipt: as Receipt."""
         left = await self._sender.resume(key)
-        found: list[Leftover] = []
-        for one in left:
-            receipt = None if one.receipt is None else self._receipt(one.receipt)
-            row = one.pending
-            found.append(Leftover(row.action, row.hash, row.intent, one.fate, receipt))
-        return found
+        return [msgspec.structs.replace(one, receipt=one.receipt and self._receipt(one.receipt)) for one in left]
 
     @property
     def contracts(self) -> Contracts:

@@ -28,14 +28,13 @@ from web3 import Web3
 from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
-from node.chain.client import ChainClient
 from node.chain.errors import ChainError, DevnetError
-from node.chain.faucet import FAUCET_CAP, DevnetFaucet
+from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider, certificates, rpc
 from node.state.files import write_whole
 from node.state.locks import FileLock
-from protocol.identity import Address, NodeKey
+from protocol.identity import NodeKey
 
 HOST = "127.0.0.1"
 ACCOUNTS = 4
@@ -140,14 +139,6 @@ class Devnet:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(path, json.dumps(_new_accounts()).encode(), mode=0o600, replace=False)
         return _read_accounts(path)
-
-    async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:
-        """Add wei of the chain's coin and of the token to an account."""
-        client = ChainClient(self._require_profile())
-        try:
-            await DevnetFaucet(client).fund(address, coin=coin, token=token)
-        finally:
-            client.close()
 
     # ---- as a service
 

@@ -83,7 +83,8 @@ class SendLimits(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What became of a transaction that an earlier process left unfinished. receipt: web3's, None if it waits."""
+    """What became of a transaction that an earlier process left unfinished. receipt: web3's, None where it is in no
+    block."""
 
     pending: Pending
     fate: Fate

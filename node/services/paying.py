@@ -11,7 +11,7 @@ from node.services.books import Books, Keeping, Seen
 from protocol.earnings import MAX_SIGNATURES, ShownWork, encode_certificates
 from protocol.identity import Address
 from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown, ValidatorSaid
-from protocol.statements import Accepted, WorkCommitment, is_signed_by, work_id
+from protocol.statements import Accepted, is_signed_by
 
 PAUSES = (1.0, 300.0)
 """Seconds between two looks at the epoch: a quarter of it, within these."""
@@ -93,13 +93,10 @@ class Paying(Keeping):
         self,
         epoch: int,
         certified: dict[tuple[bytes, int], list[tuple[Address, bytes]]],
-        own: list[tuple[bytes, int, bytes, int]],
+        own: list[tuple[bytes, int]],
     ) -> bytes:
         """Of two claims about one work the one that more validators make."""
-        works: dict[bytes, ShownWork] = {}
-        for policy, index, root, units in own:
-            commitment = WorkCommitment(self._pool, self._own, policy, index, root, units, epoch)
-            works[work_id(commitment)] = ShownWork(work_id(commitment), units, ())
+        works = {work: ShownWork(work, units, ()) for work, units in own}
         for (work, units), said in certified.items():
             if work not in works or len(said) > len(works[work].signatures):
                 works[work] = ShownWork(work, units, tuple(signature for _, signature in said[:MAX_SIGNATURES]))

@@ -407,9 +407,9 @@ class Journal:
         left_out = "SELECT coalesce(sum(certified - units), 0) FROM tabled"
         return max(int(files), int(self._db.execute(left_out).fetchone()[0]))
 
-    def own_works(self, epoch: int) -> list[tuple[bytes, int, bytes, int]]:
-        """(policy root, index, file root, units) of this worker's files of an epoch that are not refused."""
-        query = "SELECT policy, idx, root, units FROM files WHERE epoch = ? AND state != 'rejected'"
+    def own_works(self, epoch: int) -> list[tuple[bytes, int]]:
+        """(work, units) of this worker's files of an epoch that are not refused."""
+        query = "SELECT work, units FROM files WHERE epoch = ? AND state != 'rejected'"
         return self._db.execute(query, (epoch,)).fetchall()
 
     def own_epochs(self, node: Address, first: int) -> list[int]:

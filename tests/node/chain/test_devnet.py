@@ -13,7 +13,7 @@ import trio
 from node.chain.client import ChainClient
 from node.chain.devnet import Devnet, DevnetOptions, StateCopies, play_account
 from node.chain.errors import ChainError, DevnetError
-from node.chain.faucet import FAUCET_CAP
+from node.chain.faucet import FAUCET_CAP, DevnetFaucet
 from node.chain.profile import load_profile, local_profile_path
 from protocol.identity import NodeKey
 
@@ -41,7 +41,7 @@ async def test_a_killed_chain_comes_back_with_its_blocks_on_its_port(
     async with trio.open_nursery() as nursery:
         profile = await nursery.start(devnet.run)
         client, rich = connect(profile), NodeKey.generate()
-        await devnet.fund(rich.address, coin=10**18, token=5)
+        await DevnetFaucet(client).fund(rich.address, coin=10**18, token=5)
         assert (await client.balances(rich.address)).coin == 10**18
         player = play_account(tmp_path / "net")
         assert player is not None and (await client.balances(player.address)).token == FAUCET_CAP
@@ -53,7 +53,7 @@ async def test_a_killed_chain_comes_back_with_its_blocks_on_its_port(
         await revived(devnet, old)
         assert (await client.block(head.number)).hash == head.hash
         assert (await client.balances(rich.address)).token == 5
-        await devnet.fund(rich.address, token=1)
+        await DevnetFaucet(client).fund(rich.address, token=1)
         nursery.cancel_scope.cancel()
     assert not devnet.status().running
     assert devnet.anvil_pid is None

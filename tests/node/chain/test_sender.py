@@ -108,7 +108,8 @@ async def test_what_was_mined_unseen_is_told_after_a_restart(sending: Sending, m
     with pytest.raises(TransactionUnconfirmed) as caught:
         await sending.client(meddler.url, limits=IMPATIENT).faucet(sending.gets, 5)
     (left,) = await sending.client().resume(sending.key)
-    assert (left.fate, left.transaction, left.action) == (Fate.MINED, caught.value.transaction, "mint test tokens")
+    sent = left.pending
+    assert (left.fate, sent.hash, sent.action) == (Fate.MINED, caught.value.transaction, "mint test tokens")
     assert left.receipt is not None and left.receipt.transaction == caught.value.transaction
     assert await sending.client().resume(sending.key) == []
     assert sending.fates() == [Fate.MINED]

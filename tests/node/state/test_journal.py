@@ -55,11 +55,11 @@ def test_what_was_consumed_can_be_asked_for_from_a_step_on(journal: Journal) -> 
 
 def test_what_was_accepted_may_be_refused_and_never_the_other_way_round(journal: Journal) -> None:
     for name in (b"a", b"b", b"c"):
-        journal.add_file(name, b"policy", 0, 10, made_at=5.0, epoch=7)
+        journal.add_file(name, b"policy", 0, 10, made_at=5.0, epoch=7, work=b"work " + name)
     journal.judge_file(b"a", "accepted")
     journal.judge_file(b"b", "rejected")
     journal.judge_file(b"b", "accepted")
-    assert journal.own_works(7) == [(b"policy", 0, b"a", 10), (b"policy", 0, b"c", 10)]
+    assert journal.own_works(7) == [(b"work a", 10), (b"work c", 10)]
     journal.judge_file(b"a", "rejected")
     assert journal.file_counts(b"") == {"rejected": 2, "pending": 1}
 
