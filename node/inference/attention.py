@@ -7,6 +7,7 @@ were positions.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from node.inference.architectures import Attending
-from node.inference.transfer import sent
 from node.inference.transformer import Shape
+
+_numbers = count(1)
 
 
 # Rows in use stand side by side from the first on, so that a pass over them is one view. A row that ends is filled by
@@ -29,15 +31,17 @@ class KVCache:
 
     def __init__(self, shape: Shape, device: str, dtype: torch.dtype, block: int = 1) -> None:
         self.shape, self._device, self._dtype, self.block = shape, device, dtype, block
-        self.captured: dict[tuple[int, int], Any] = {}
+        self.captured: dict[tuple[int, ...], Any] = {}
         """Over these tensors, by rows and positions (node.inference.graphs)."""
+        self.number = next(_numbers)
+        """Of these tensors: others have another."""
         self.rows = self.span = 0
         self.keys = [self._empty(0, 0) for _ in range(shape.layers)]
         self.values = [self._empty(0, 0) for _ in range(shape.layers)]
 
     def resize(self, rows: int, span: int, kept_rows: int, kept_span: int) -> None:
         """Make room for rows x span tokens, with what the first rows have in their first positions."""
-        self.rows, self.span = rows, span
+        self.rows, self.span, self.number = rows, span, next(_numbers)
         self.captured.clear()
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
@@ -255,16 +259,16 @@ class Beginnings:
     of: Sequence[int]
     lengths: Sequence[int]
 
-    def places(self) -> NDArray[np.int64]:
-        """int64[2, rows]: what comes before each row's own part, and where its queries stand among those of all
+    def places(self, slots: int, beginnings: int) -> NDArray[np.int64]:
+        """int64[2, rows]: what comes before each row's own part, and where its queries stand among those of so many
         beginnings, `slots` of each; those of none stand behind them."""
-        of, slots = np.asarray(self.of), self.slots
+        of = np.asarray(self.of)
         before = np.where(of < 0, 0, np.asarray([*self.lengths, 0])[of])
         seen, turn = Counter[int](), []
         for one in self.of:
             turn.append(seen[one])
             seen[one] += 1
-        return np.stack((before, np.where(of < 0, len(self.lengths) * slots, of * slots + turn)))
+        return np.stack((before, np.where(of < 0, beginnings * slots, of * slots + turn)))
 
     @property
     def slots(self) -> int:
@@ -279,14 +283,23 @@ class Branches:
     by_shape = True
 
     def __init__(
-        self, cache: KVCache, shared: Beginnings, positions: Tensor, before: Tensor, slots: Tensor, end: int
+        self,
+        cache: KVCache,
+        prompts: KVCache,
+        numbers: Sequence[Tensor],
+        lengths: Tensor,
+        *,
+        slots: int,
+        span: int,
+        end: int,
     ) -> None:
-        """positions: int64[rows] of the new tokens; before, slots: `Beginnings.places`, on the device; end: behind the
-        last place of the rows' own parts."""
-        self._cache, self._shared, self._slots, self._end = cache, shared, slots, end
+        """numbers: int64[rows] each, positions of the new tokens and `Beginnings.places`; lengths: int64[beginnings]
+        of those in the first rows of `prompts`, at most `span`; end: behind the last place of the rows' own parts."""
+        self._cache, self._prompts, self._lengths, self._span, self._end = cache, prompts, lengths, span, end
+        positions, before, self._slots = numbers
         self._positions, self._before = positions, before
         self._rows = torch.arange(len(positions), device=positions.device)
-        self._most = len(shared.lengths) * shared.slots
+        self._most = len(lengths) * slots
         self._unseen: dict[int | None, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -313,12 +326,11 @@ class Branches:
 
     def _of_beginnings(self, layer: int, q: Tensor, unseen: Tensor, how: Attending) -> "tuple[Tensor, Tensor, Tensor]":
         """Queries put side by side by their beginning, and what they found given back to their rows."""
-        count, span = len(self._shared.lengths), unseen.shape[3]
+        count = len(self._lengths)
         placed = q.new_zeros(self._most + 1, *q.shape[1:])
         placed[self._slots] = q
         beside = placed[:-1].unflatten(0, (count, -1)).transpose(1, 2)
-        kept = self._shared.cache
-        keys, values = kept.keys[layer][:count, :, :span], kept.values[layer][:count, :, :span]
+        keys, values = (kept[layer][:count, :, : self._span] for kept in (self._prompts.keys, self._prompts.values))
         found = _weighed(beside.flatten(2, 3), keys, values, unseen, how)
         back = [one.unflatten(2, beside.shape[2:4]).transpose(1, 2).flatten(0, 1) for one in found]
         nothing = (LEAST, 0.0, 0.0)
@@ -342,15 +354,14 @@ class Branches:
         return unseen[:, None, None]
 
     def _first(self, window: int | None) -> Tensor:
-        lengths = sent(np.asarray(self._shared.lengths), str(self._before.device))
-        places, count = torch.arange(max(self._shared.lengths), device=self._before.device), len(lengths)
+        lengths, places = self._lengths, torch.arange(self._span, device=self._before.device)
         unseen = (places >= lengths[:, None])[:, None, None]
         if window is None:
             return unseen
         at = lengths.new_zeros(self._most + 1)
         at[self._slots] = self._positions
         heads = self._cache.shape.heads // self._cache.shape.kv_heads
-        far = places <= (at[:-1] - window).view(count, -1).repeat_interleave(heads, 1)[..., None]
+        far = places <= (at[:-1] - window).view(len(lengths), -1).repeat_interleave(heads, 1)[..., None]
         return unseen | far[:, None]
 
 

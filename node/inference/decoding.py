@@ -211,6 +211,7 @@ class TorchDecoder:
             self._shared[row] = self._shared[last]
         self._shared.pop()
         if not self._shared:
+            self._prompts.captured.clear()
             self._prompts = self._model.cache()
 
     # Rows that go on
@@ -277,6 +278,7 @@ class TorchDecoder:
         span = max(span, min(span + max(64, span // 4), self._left // rows))
         wanted = min(len(self), self._most, self._left // span)
         self._cache.resize(max(rows, wanted), span, len(self._rows), min(self._longest, self._cache.span))
+        self._prompts.captured.clear()  # they are over the rows, too
 
     # Rows that begin
 

@@ -7,14 +7,16 @@ without it, ends the use of graphs, and decoding goes on without.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from node.inference.attention import Kernel, KVCache, Step
+from node.inference.attention import Beginnings, Branches, Kernel, KVCache, Step
 from node.inference.transfer import sent
 from node.inference.transformer import Transformer
 
@@ -36,24 +38,38 @@ def span_bucket(span: int, most: int) -> int:
 
 
 class Captured:
-    """One step of `rows` rows with positions below `end`, computed by `compute(tokens, places)`, int64[rows] each."""
+    """One step of `rows` rows, computed by `compute` of int64[rows] for each number of `fill`, what rows have that are
+    filled up, and of int64[lengths], if there are any."""
 
-    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], rows: int, device: str, kept: object) -> None:
-        self._compute, self._kept = compute, kept  # a graph does not keep what it reads
-        self._fed = torch.zeros(2, rows, dtype=torch.int64, device=device)
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        rows: int,
+        device: str,
+        kept: object,
+        fill: Sequence[int] = (0, 0),
+        lengths: int = 0,
+    ) -> None:
+        self._compute, self._kept, self._fill = compute, kept, np.array(fill)[:, None]  # a graph keeps nothing it reads
+        self._fed = torch.zeros(len(fill), rows, dtype=torch.int64, device=device)
+        self._lengths = [torch.zeros(lengths, dtype=torch.int64, device=device)] if lengths else []
         self._graph = torch.cuda.CUDAGraph()
         self._hidden = torch.empty(0)
 
-    def feed(self, tokens: Sequence[int], places: Sequence[int]) -> None:
-        numbers = np.zeros(tuple(self._fed.shape), dtype=np.int64)
-        numbers[:, : len(tokens)] = tokens, places
-        self._fed.copy_(sent(numbers, self._fed.device))
+    def feed(self, numbers: NDArray[np.int64], lengths: Sequence[int] = ()) -> None:
+        whole = np.repeat(self._fill, self._fed.shape[1], 1)
+        whole[:, : numbers.shape[1]] = numbers
+        self._fed.copy_(sent(whole, self._fed.device))
+        for kept in self._lengths:
+            padded = np.zeros(len(kept), dtype=np.int64)
+            padded[: len(lengths)] = lengths
+            kept.copy_(sent(padded, kept.device))
 
     def capture(self, pool: Any) -> None:
         """What was fed is computed twice. Raises RuntimeError where a device cannot, or does it wrongly."""
         expected = self._warm_up()
         with torch.cuda.graph(self._graph, pool=pool):
-            self._hidden = self._compute(*self._fed)
+            self._hidden = self._compute(*self._fed, *self._lengths)
         if not torch.equal(expected, self.replay()):
             raise RuntimeError("the first replay gave other numbers than the step itself")
 
@@ -62,7 +78,7 @@ class Captured:
         aside, own = torch.cuda.Stream(), torch.cuda.current_stream()
         aside.wait_stream(own)
         with torch.cuda.stream(aside):
-            hidden = self._compute(*self._fed)
+            hidden = self._compute(*self._fed, *self._lengths)
         own.wait_stream(aside)
         return hidden
 
@@ -80,37 +96,67 @@ class Graphs:
         self._pool: Any = None
         self.works = torch.device(device).type == "cuda"
 
-    def step(self, cache: KVCache, tokens: Sequence[int], places: Sequence[int]) -> Tensor | None:
+    def step(
+        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], shared: Beginnings | None = None
+    ) -> Tensor | None:
         """`LanguageModel.step`; None where there are no graphs."""
-        key = row_bucket(len(tokens), cache.rows), span_bucket(max(places) + 1, cache.span)
-        captured = cache.captured.get(key)
-        if captured is None:
-            captured = self._capture(cache, *key, tokens, places)
-        else:
-            captured.feed(tokens, places)
-        return None if captured is None else captured.replay()[: len(tokens)]
+        rows = row_bucket(len(tokens), cache.rows)
+        if shared is None:
+            end = span_bucket(max(places) + 1, cache.span)
+            compute = partial(self._compute, cache, end)
+            return self._replayed(cache, (rows, end), compute, end, np.array((tokens, places)))
+        count, slots = row_bucket(len(shared.lengths), shared.cache.rows), row_bucket(shared.slots, rows)
+        numbers = np.stack((tokens, places, *shared.places(slots, count)))
+        end = span_bucket(int((numbers[1] - numbers[2]).max()) + 1, cache.span)
+        span = span_bucket(max(shared.lengths), shared.cache.span)
+        compute = partial(self._compute_branches, cache, shared.cache, slots, span, end)
+        key = rows, end, count, slots, span, cache.number
+        fill, kept = (0, 0, 0, count * slots), shared.cache
+        return self._replayed(kept, key, compute, span + end, numbers, fill=fill, lengths=shared.lengths, count=count)
 
-    def _capture(
-        self, cache: KVCache, rows: int, end: int, tokens: Sequence[int], places: Sequence[int]
-    ) -> Captured | None:
-        step = Captured(self._computing(cache, end), rows, self._device, self._transformer.tables(end))
-        step.feed(tokens, places)
+    def _replayed(
+        self,
+        kept: KVCache,
+        key: tuple[int, ...],
+        compute: Callable[..., Tensor],
+        end: int,
+        numbers: NDArray[np.int64],
+        *,
+        fill: Sequence[int] = (0, 0),
+        lengths: Sequence[int] = (),
+        count: int = 0,
+    ) -> Tensor | None:
+        """The step of this key, which `kept` keeps, of positions below `end`; captured if it was not yet."""
+        captured = kept.captured.get(key)
+        if captured is None:
+            captured = Captured(compute, key[0], self._device, self._transformer.tables(end), fill, count)
+            captured.feed(numbers, lengths)
+            if not self._capture(captured, kept, key):
+                return None
+        else:
+            captured.feed(numbers, lengths)
+        return captured.replay()[: numbers.shape[1]]
+
+    def _capture(self, step: Captured, kept: KVCache, key: tuple[int, ...]) -> bool:
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             step.capture(self._pool)
         except RuntimeError as error:
             self.works = False
-            cache.captured.clear()
-            _log.warning("engine.no_graphs", rows=rows, end=end, reason=str(error)[:300])
-            return None
-        if len(cache.captured) >= MOST_CAPTURED:
-            del cache.captured[next(iter(cache.captured))]
-        cache.captured[rows, end] = step
-        return step
+            kept.captured.clear()
+            _log.warning("engine.no_graphs", rows=key[0], end=key[1], reason=str(error)[:300])
+            return False
+        if len(kept.captured) >= MOST_CAPTURED:
+            del kept.captured[next(iter(kept.captured))]
+        kept.captured[key] = step
+        return True
 
-    def _computing(self, cache: KVCache, end: int) -> Callable[[Tensor, Tensor], Tensor]:
-        def compute(tokens: Tensor, places: Tensor) -> Tensor:
-            attend = Step(self._kernel, cache, places, end, level=False)
-            return self._transformer(tokens[:, None], places[:, None], end, attend)[:, 0]
+    def _compute(self, cache: KVCache, end: int, tokens: Tensor, places: Tensor) -> Tensor:
+        attend = Step(self._kernel, cache, places, end, level=False)
+        return self._transformer(tokens[:, None], places[:, None], end, attend)[:, 0]
 
-        return compute
+    def _compute_branches(
+        self, cache: KVCache, prompts: KVCache, slots: int, span: int, end: int, tokens: Tensor, *numbers: Tensor
+    ) -> Tensor:
+        attend = Branches(cache, prompts, numbers[:3], numbers[3], slots=slots, span=span, end=end)
+        return self._transformer(tokens[:, None], numbers[0][:, None], span + end, attend)[:, 0]

@@ -50,7 +50,7 @@ class LanguageModel:
         self.routing = self._transformer.routing
         self.graphs = Graphs(self._transformer, self._kernel, device)
         self.graphs.works &= self.routing is None  # how many tokens an expert has is known while a step runs
-        self.shares = not self.graphs.works  # a captured step has one shape
+        self.shares = True
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -99,16 +99,23 @@ class LanguageModel:
     ) -> Tensor:
         """One token of each of the cache's first rows, at its place: [rows, hidden]. shared: what the rows begin with,
         where that is in a cache of its own."""
-        if shared is not None:
-            numbers = np.stack((tokens, places, *shared.places()))
-            fed, positions, before, slots = self.numbers(numbers)
-            branches = Branches(cache, shared, positions, before, slots, int((numbers[1] - numbers[2]).max()) + 1)
-            return self._transformer(fed[:, None], positions[:, None], max(places) + 1, branches, routes)[:, 0]
-        if self.graphs.works and (found := self.graphs.step(cache, tokens, places)) is not None:
+        if self.graphs.works and (found := self.graphs.step(cache, tokens, places, shared)) is not None:
             return found
+        if shared is not None:
+            return self._branched(cache, tokens, places, routes, shared)
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
         return self._transformer(fed[:, None], positions[:, None], end, attend, routes)[:, 0]
+
+    def _branched(
+        self, cache: KVCache, tokens: Sequence[int], places: Sequence[int], routes: Routes | None, shared: Beginnings
+    ) -> Tensor:
+        slots, lengths = shared.slots, self.numbers(shared.lengths)
+        numbers = np.stack((tokens, places, *shared.places(slots, len(lengths))))
+        fed, *others = self.numbers(numbers)
+        end, span = int((numbers[1] - numbers[2]).max()) + 1, max(shared.lengths)
+        attend = Branches(cache, shared.cache, others, lengths, slots=slots, span=span, end=end)
+        return self._transformer(fed[:, None], others[0][:, None], max(places) + 1, attend, routes)[:, 0]
 
     def choose(self, hidden: Tensor, u: F64, temperature: float) -> tuple[I64, U16]:
         """(the sampled token, bf16 bits) of each row of `hidden`, after one wait for the device. Raises EngineError."""

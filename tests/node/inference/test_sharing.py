@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.inference import decoding
+from node.inference import decoding, graphs
 from node.inference.attention import Beginnings
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
@@ -15,6 +15,7 @@ from node.inference.fixed import model_for
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
+from tests.pretended_cuda import pretended_cuda
 
 END = frozenset({0})
 GROUPS = ((90, 5), (70, 4), (66, 1), (9, 3))
@@ -165,6 +166,34 @@ def test_where_memory_runs_out_beginnings_are_let_go_of_too(
 
     monkeypatch.setattr(model, "step", step)
     assert [one.output for one in watched.run(asked)] == [one.output for one in expected]
+
+
+def test_captured_steps_share_and_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a pretended GPU: rows are filled up, and groups come and go."""
+    monkeypatch.setattr(decoding, "MOST_ROWS", 7)
+    monkeypatch.setattr(graphs, "LEAST_SPAN", 8)
+    asked = requests(((90, 5), (70, 4), (66, 1), (9, 3), (80, 6)))
+    theirs = transformers_model(CONFIGURATIONS["gemma3_text"], torch.float32, "sdpa")
+    with pretended_cuda() as gpu:
+        ours, plain = (model_for(theirs, "cuda", torch.float32, "sdpa") for _ in range(2))
+        with torch.no_grad():
+            ours.load(dict(theirs.named_parameters()))
+            plain.load(dict(theirs.named_parameters()))
+        plain.graphs.works = False
+        captured, expected = Watched(ours), Watched(plain)
+        captured.run(asked)
+        expected.run(asked)
+        assert ours.graphs.works and captured.shared == expected.shared >= 2
+        assert [one.output for one in captured.made] == [one.output for one in expected.made]
+        assert [one.output for one in captured.made] == [one.output for one in apart(plain, asked, monkeypatch).made]
+        decoder = TorchDecoder(ours, frozenset(), 1 << 15, 1.0)
+        for request in requests(((90, 5), (70, 2)), most=25):
+            decoder.submit(request)
+        decoder.step()
+        decoder.step()
+        gpu.waits.clear()
+        decoder.step()
+        assert gpu.waits == {"a copy to the CPU": 1} and len(decoder._prompts.captured) == 1
 
 
 def test_batch_invariant_arithmetic_shares_nothing() -> None:
