@@ -96,7 +96,10 @@ def test_a_way_to_attend_that_knows_no_windows_is_refused_them() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported are llama, qwen2, qwen3, qwen3_moe, mistral"),
+        (
+            {"model_type": "gpt2"},
+            "'gpt2' is not supported; supported are llama, qwen2, qwen3, qwen3_moe, gpt_oss, mistral",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
         ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention' are not supported; supported are full_att"),
     ],
