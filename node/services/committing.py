@@ -1,10 +1,21 @@
-"""From a file that the engine made to a promise that everybody hears: stored, signed, journaled, posted."""
+"""From a file that the engine made to a promise that everybody hears: stored, signed, journaled, posted; and what
+becomes of it."""
 
+from collections import Counter
 from pathlib import Path
 
+import structlog
+
+from node.chain.errors import tokens
 from node.services.station import Station
+from node.state.journal import WorkDone
+from node.swarm.register import Work
+from protocol.checks import reason_name
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign, work_id
+
+log = structlog.get_logger()
+REPEATED = 16
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -31,3 +42,40 @@ async def commit(
     await station.journal.do(station.journal.commit_file, *place, *file, *of)
     await station.board.post_raw(raw)
     return commitment
+
+
+class OwnWorks:
+    """What this node committed to, and what became of it: done, as its journal has it for the whole run."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._journal = station.journal
+        self.done = WorkDone({}, Counter(), 0)
+
+    async def count(self) -> None:
+        self.done = await self._journal.do(self._journal.work_done, self._station.run.root)
+
+    async def repeat(self) -> None:
+        """After a restart: say again what was committed last; the files are still in the store."""
+        # The crash may have come between the journal and the gossip; who has them already drops them.
+        for raw in await self._journal.do(self._journal.last_said, "commitment", REPEATED):
+            await self._station.board.post_raw(raw)
+
+    async def judged(self, work: Work, title: str, accepted: bool) -> None:
+        """The pool has decided on a work of ours, or otherwise than before: its owner is told, with the reasons that
+        validators gave."""
+        root, units, progress = work.commitment.file_root, work.commitment.units, self._station.progress
+        if accepted:
+            price = self._station.price
+            worth = f", worth {tokens(units * price)} tokens" if price else ""
+            progress.contributed("accepted", f"{title} was accepted: {units:,} units{worth}")
+        else:
+            votes = self._station.jury.ballots.rejecting(work.id).values()
+            reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
+            details = sorted({vote.detail for vote in votes if vote.detail})
+            await self._journal.do(self._journal.note_reasons, root, ", ".join(reasons))
+            why = ", ".join(reasons) + (f" ({details[0]})" if details else "")
+            progress.tell("refused", f"{title}: {why}")
+            log.warning("work.refused", root=root.hex(), reasons=reasons, details=details[:3])
+        await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
+        await self.count()

@@ -5,21 +5,19 @@ Its own rewards are for its log only. What it has committed to is in the journal
 
 import math
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import structlog
 import trio
 
-from node.chain.errors import tokens
 from node.inference.link import Told
 from node.inference.wire import LoadPolicy, Produce, Produced, Progress, Reply, Request
 from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
-from node.services.committing import commit
+from node.services.committing import OwnWorks, commit
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -27,7 +25,6 @@ from node.swarm.leftovers import Leftovers, Makers
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
-from protocol.checks import reason_name
 from protocol.earnings import most_files
 from protocol.errors import IntellectError
 from protocol.messages import Heartbeat
@@ -90,9 +87,7 @@ class Generating(Service):
         self.last_reward: float | None = None
         self.waiting: str | None = None
         self.finished = False
-        self.counts: dict[str, int] = {}
-        self.refused: Counter[str] = Counter()
-        self.units = 0
+        self.works = OwnWorks(station)
         self.generate_seconds = 0.0
         self._first_step = -1
         self._arrived_step = -1
@@ -112,8 +107,8 @@ class Generating(Service):
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
-        await self._recall()
-        await self._repeat_promises()
+        await self.works.count()
+        await self.works.repeat()
         self._station.jury.register.follow(self._note_work)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
@@ -122,11 +117,7 @@ class Generating(Service):
 
     def status(self) -> dict[str, Any]:
         work = {
-            "files_committed": sum(self.counts.values()),
-            "files_accepted": self.counts.get("accepted", 0),
-            "files_rejected": self.counts.get("rejected", 0),
-            "rejected_by_reason": dict(self.refused),
-            "units": self.units,
+            **self.works.done.told(),
             "generate_seconds": round(self.generate_seconds, 2),
             "last_reward_estimate": self.last_reward,
             "waiting": self.waiting,
@@ -145,8 +136,8 @@ class Generating(Service):
         if self._producing:
             sampled = f" ({self._progress.done} of {self._progress.of} answers)" if self._progress else ""
             return f"generating file {self._producing} for {about}{sampled}"
-        judged = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
-        open_files = sum(self.counts.values()) - judged
+        counts = self.works.done.counts
+        open_files = sum(counts.values()) - counts.get("accepted", 0) - counts.get("rejected", 0)
         waits = f"; {open_files} wait for the validators' verdicts" if open_files else ""
         return f"its share for {about} is made{waits}"
 
@@ -298,19 +289,12 @@ class Generating(Service):
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
         commitment = await commit(self._station, policy.root, index, Path(produced.path), produced.units, policy.step)
-        self.units += produced.units
-        await self._count()
+        await self.works.count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info(
             "rollout.committed", step=policy.step, index=index, root=commitment.file_root.hex(), units=produced.units
         )
-
-    async def _repeat_promises(self) -> None:
-        """After a restart: say again what was committed last; the files are still in the store."""
-        # The crash may have come between the journal and the gossip; who has them already drops them.
-        for raw in await self._journal.do(self._journal.last_said, "commitment", 16):
-            await self._station.board.post_raw(raw)
 
     async def _follow_verdicts(self) -> None:
         """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
@@ -328,7 +312,7 @@ class Generating(Service):
                 work = self._station.jury.register.get(id)
                 if work and state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
                     known[id] = state
-                    await self._note_verdict(work, state is FileState.ACCEPTED)
+                    await self.works.judged(work, work.title, state is FileState.ACCEPTED)
 
     def _verdict(self, id: WorkId) -> FileState:
         """What the pool thinks of a file of ours. While validators are away fewer than the quorum are enough to train
@@ -337,43 +321,6 @@ class Generating(Service):
         state = ballots.state(id)
         enough = len(ballots.accepting(id)) >= self._station.quorum
         return FileState.OPEN if state is FileState.ACCEPTED and not enough else state
-
-    async def _note_verdict(self, work: Work, accepted: bool) -> None:
-        root = work.commitment.file_root
-        if not accepted:
-            await self._note_reasons(work)
-        await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
-        await self._count()
-        if accepted:
-            self._tell_of_pay(work)
-
-    def _tell_of_pay(self, work: Work) -> None:
-        commitment, price = work.commitment, self._station.price
-        worth = f", worth {tokens(commitment.units * price)} tokens" if price else ""
-        text = f"{work.title} was accepted: {commitment.units:,} units{worth}"
-        self._station.progress.contributed("accepted", text)
-
-    async def _recall(self) -> None:
-        """What this node did for the run before its daemon was started again."""
-        done = await self._journal.do(self._journal.work_done, self._station.run.root)
-        self.counts, self.refused, self.units = done.counts, done.refused, done.units
-
-    async def _count(self) -> None:
-        self.counts = await self._journal.do(self._journal.file_counts, self._station.run.root)
-
-    async def _note_reasons(self, work: Work) -> None:
-        """Why a file was refused, in the validators' words: what its worker's owner must know."""
-        votes = self._station.jury.ballots.rejecting(work.id)
-        reasons = {reason_name(vote.verdict.reason) for vote in votes.values()} or {"disputed"}
-        self.refused.update(reasons)
-        named = ", ".join(sorted(reasons))
-        await self._journal.do(self._journal.note_reasons, work.commitment.file_root, named)
-        details = sorted({vote.detail for vote in votes.values() if vote.detail})
-        why = named + (f" ({details[0]})" if details else "")
-        self._station.progress.tell("refused", f"{work.title}: {why}")
-        log.warning(
-            "rollout.refused", root=work.commitment.file_root.hex(), reasons=sorted(reasons), details=details[:3]
-        )
 
     async def _watch_trainer(self) -> None:
         async for signed in self._station.board.subscribe(Heartbeat, by=self._station.membership.leads):

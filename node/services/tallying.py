@@ -50,18 +50,7 @@ class Tallying(Service):
 
     def status(self) -> dict[str, Any]:
         """Also what was counted before this daemon, until those who count have begun (an engine may load for long)."""
-        counts, verdicts = self._done.counts, self._tally.part("verdicts")
-        work = {
-            "files_committed": sum(counts.values()),
-            "files_accepted": counts.get("accepted", 0),
-            "files_rejected": counts.get("rejected", 0),
-            "rejected_by_reason": dict(self._done.refused),
-            "units": self._done.units,
-        }
-        judged = {"accepted": verdicts["accepted"], "rejected": verdicts["rejected"]}
-        by_reason = dict(self._tally.part("reasons"))
-        return {
-            "restarts": dict(self._restarts),
-            "work": work,
-            "verdicts": {**judged, "by_reason": by_reason},
-        }
+        verdicts = self._tally.part("verdicts")
+        judged: dict[str, Any] = {"accepted": verdicts["accepted"], "rejected": verdicts["rejected"]}
+        judged["by_reason"] = dict(self._tally.part("reasons"))
+        return {"restarts": dict(self._restarts), "work": self._done.told(), "verdicts": judged}

@@ -119,6 +119,16 @@ class WorkDone(msgspec.Struct, frozen=True):
     refused: Counter[str]
     units: int
 
+    def told(self) -> dict[str, Any]:
+        """For the status."""
+        return {
+            "files_committed": sum(self.counts.values()),
+            "files_accepted": self.counts.get("accepted", 0),
+            "files_rejected": self.counts.get("rejected", 0),
+            "rejected_by_reason": dict(self.refused),
+            "units": self.units,
+        }
+
 
 def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[FileRecord]:
     """The newest `most` records made at `since` (Unix seconds) or later, newest first."""
@@ -262,16 +272,12 @@ class Journal:
         units = self._db.execute("SELECT coalesce(sum(units), 0) FROM files WHERE run = ?", (run,)).fetchone()[0]
         refused = "SELECT why FROM files WHERE run = ? AND state = 'rejected' AND why IS NOT NULL"
         reasons = [reason for (why,) in self._db.execute(refused, (run,)) for reason in why.split(", ")]
-        return WorkDone(self.file_counts(run), Counter(reasons), units)
+        states = "SELECT state, count(*) FROM files WHERE run = ? GROUP BY state"
+        return WorkDone(dict(self._db.execute(states, (run,)).fetchall()), Counter(reasons), units)
 
     def records(self, most: int, since: float = 0.0) -> list[FileRecord]:
         """The newest `most` records made at `since` or later, newest first."""
         return read_records(self._db, most, since)
-
-    def file_counts(self, run: bytes) -> dict[str, int]:
-        """state -> number of this worker's files in a run."""
-        query = "SELECT state, count(*) FROM files WHERE run = ? GROUP BY state"
-        return dict(self._db.execute(query, (run,)).fetchall())
 
     def tallies(self, run: bytes) -> list[tuple[str, str, int]]:
         """(part, name, count) of every counter of a run."""

@@ -7,13 +7,12 @@ import structlog
 import trio
 
 from node.services.base import Service
-from node.services.committing import commit, slot_name
+from node.services.committing import OwnWorks, commit, slot_name
 from node.services.rounds.applying import Outer, Rounds, in_words
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import WorkId
-from protocol.checks import reason_name
 from protocol.errors import IntellectError
 from protocol.seats import choose
 from protocol.statements import work_id
@@ -24,7 +23,6 @@ MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
 SAID = 2
 """Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
-REPEATED = 4
 
 
 class Learning(Service):
@@ -36,9 +34,7 @@ class Learning(Service):
         self._station, self._rounds = station, rounds
         self.seat, self._said = -1, 0
         self.rate = Rate(60.0, station.clock.monotonic)
-        self.counts: dict[str, int] = {}
-        self.refused: dict[str, int] = {}
-        self.units = 0
+        self.works = OwnWorks(station)
         self._training = -1
         self._open: dict[WorkId, int] = {}
 
@@ -48,11 +44,8 @@ class Learning(Service):
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
-        journal = self._station.journal
-        done = await journal.do(journal.work_done, self._station.run.root)
-        self.counts, self.units = done.counts, done.units
-        for raw in await journal.do(journal.last_said, "commitment", REPEATED):
-            await self._station.board.post_raw(raw)
+        await self.works.count()
+        await self.works.repeat()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
             await self._contribute()
@@ -93,41 +86,21 @@ class Learning(Service):
         units = found["tokens"]
         commitment = await commit(self._station, outer.root, 0, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = outer.round
-        self.units += units
         self.rate.add(units)
-        await self._count()
+        await self.works.count()
         log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=units, loss=found["loss"])
 
     async def _follow_verdicts(self) -> None:
         """What becomes of this node's contributions."""
-        jury, journal = self._station.jury, self._station.journal
+        jury = self._station.jury
         while True:
             for id, round_ in list(self._open.items()):
                 work, state = jury.register.get(id), jury.ballots.state(id)
-                if work is None or state not in (FileState.ACCEPTED, FileState.REJECTED):
-                    continue
-                del self._open[id]
-                accepted = state is FileState.ACCEPTED
-                await journal.do(journal.judge_file, work.commitment.file_root, "accepted" if accepted else "rejected")
-                await self._count()
-                if accepted:
-                    text = f"the contribution to round {round_} was accepted: {work.commitment.units:,} tokens"
-                    self._station.progress.contributed("accepted", text)
-                else:
-                    self._note_refusal(id, round_)
+                if work is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
+                    del self._open[id]
+                    title = f"the contribution to round {round_}"
+                    await self.works.judged(work, title, state is FileState.ACCEPTED)
             await trio.sleep(POLL)
-
-    def _note_refusal(self, id: WorkId, round_: int) -> None:
-        votes = self._station.jury.ballots.rejecting(id).values()
-        reasons = sorted({reason_name(vote.verdict.reason) for vote in votes}) or ["disputed"]
-        for reason in reasons:
-            self.refused[reason] = self.refused.get(reason, 0) + 1
-        why = next((vote.detail for vote in votes if vote.detail), "")
-        self._station.progress.tell("refused", f"the contribution to round {round_}: {', '.join(reasons)} {why}")
-
-    async def _count(self) -> None:
-        journal = self._station.journal
-        self.counts = await journal.do(journal.file_counts, self._station.run.root)
 
     # as a service
 
@@ -149,11 +122,4 @@ class Learning(Service):
         return f"its steps are made; {self._rounds.doing()} waits for the others"
 
     def status(self) -> dict[str, Any]:
-        work = {
-            "files_committed": sum(self.counts.values()),
-            "files_accepted": self.counts.get("accepted", 0),
-            "files_rejected": self.counts.get("rejected", 0),
-            "rejected_by_reason": dict(self.refused),
-            "units": self.units,
-        }
-        return {"work": work, "pretraining": {"seat": self.seat, "training": self._training >= 0}}
+        return {"work": self.works.done.told(), "pretraining": {"seat": self.seat, "training": self._training >= 0}}

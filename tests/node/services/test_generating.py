@@ -263,7 +263,7 @@ async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clo
     journal.judge_file(refused.root, "rejected")
     journal.note_reasons(refused.root, "copied, late")
     again = Generating(swarm.own.station, swarm.engine, tmp_path, CapacityGauge(RUN, Machine(1, 0)))
-    await again._recall()
+    await again.works.count()
     work = again.status()["work"]
     assert work["files_committed"] == swarm.made > 1 and work["files_rejected"] == 1
     assert work["units"] == 10 * swarm.made

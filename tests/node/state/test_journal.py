@@ -61,7 +61,7 @@ def test_what_was_accepted_may_be_refused_and_never_the_other_way_round(journal:
     journal.judge_file(b"b", "accepted")
     assert journal.own_works(7) == [(b"work a", 10), (b"work c", 10)]
     journal.judge_file(b"a", "rejected")
-    assert journal.file_counts(b"") == {"rejected": 2, "pending": 1}
+    assert journal.work_done(b"").counts == {"rejected": 2, "pending": 1}
 
 
 def test_a_damaged_journal_is_a_clear_error(tmp_path) -> None:

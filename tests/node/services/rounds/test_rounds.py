@@ -144,7 +144,7 @@ class Node:
         await trio.sleep(15)  # for the last verdicts
 
     def counts(self) -> dict[str, int]:
-        return next(one for one in self.crew.services if isinstance(one, Learning)).counts
+        return next(one for one in self.crew.services if isinstance(one, Learning)).works.done.counts
 
 
 class Town:
