@@ -218,28 +218,15 @@ class Fetching:
         already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
         if already:
             return Candidate(work, already=already)
-        fault = await self._wait_for_claim(work) if work.task else self._register.fault(work)
-        fault = fault or await self._wait_for_gap(work)
+        # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
+        fault = await _lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
+        fault = fault or await _lasting(self._register.gap, work, self._audit.delivery_seconds)
         if fault:
             return Candidate(work, fault=fault)
         path = await self.deliver(work)
         if path is None:
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
         return Candidate(work, path=path, fault=fault)
-
-    async def _wait_for_gap(self, work: Work) -> Fault | None:
-        """A submission may overtake the one before it; only one that never comes is a gap."""
-        with trio.move_on_after(self._audit.delivery_seconds):
-            while self._register.gap(work):  # noqa: ASYNC110 - any of many messages may close it
-                await trio.sleep(GAP_POLL)
-        return self._register.gap(work)
-
-    async def _wait_for_claim(self, work: Work) -> Fault | None:
-        """The result of a shard may overtake its claim."""
-        with trio.move_on_after(CLAIM_PATIENCE):
-            while self._register.fault(work):  # noqa: ASYNC110 - any of many messages may mend it
-                await trio.sleep(GAP_POLL)
-        return self._register.fault(work)
 
     async def deliver(self, work: Work) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time."""
@@ -272,3 +259,11 @@ class Fetching:
         of them serves all."""
         others = [*self._station.jury.validators(), self._station.membership.trainer]
         return [work.node, *(one for one in others if one != self._own)]
+
+
+async def _lasting(find: Callable[[Work], Fault | None], work: Work, seconds: float) -> Fault | None:
+    """A fault that nothing has mended after so many seconds."""
+    with trio.move_on_after(seconds):
+        while find(work):  # noqa: ASYNC110 - any of many messages may mend it
+            await trio.sleep(GAP_POLL)
+    return find(work)

@@ -28,7 +28,7 @@ from node.services.judging.queue import Looks
 from node.services.judging.recomputing import Recomputing
 from node.services.judging.records import WorkerRecords
 from node.services.station import Rate, Station
-from node.services.training.values import Rows, by_group
+from node.services.training.values import Rows, own_rows
 from node.state.tally import Tally
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
@@ -38,7 +38,6 @@ from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError
 from protocol.messages import PolicyAnnounced, VerdictIssued
-from protocol.rollout import decode_report
 from protocol.statements import Outcome
 
 log = structlog.get_logger()
@@ -48,18 +47,6 @@ TRIES = 3
 RETRY_PAUSE = 5.0
 VANISHED = 64
 """Policies that nobody has any more, whose files are not tried again."""
-
-
-class Judged(msgspec.Struct, frozen=True):
-    """One verdict, for the status page. at: monotonic seconds."""
-
-    node: str
-    index: int
-    step: int
-    outcome: int
-    reason: int
-    detail: str
-    at: float
 
 
 class OwnTrouble(Exception):
@@ -107,7 +94,8 @@ class Validator:
         tally = tally or Tally(station.journal, station.run.root)
         self.outcomes = tally.part("verdicts")
         self.reasons = tally.part("reasons")
-        self.recent: deque[Judged] = deque(maxlen=12)
+        self.recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=12)
+        """Verdicts for the status, with when they were given, monotonic seconds."""
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -266,12 +254,7 @@ class Validator:
         except OwnTrouble as trouble:
             log.info("peer_audit.not_made", why=str(trouble))
             return None
-        if not found.report_path:
-            return found, {}
-        report = Path(found.report_path)
-        data = await trio.to_thread.run_sync(report.read_bytes)
-        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-        return found, by_group(decode_report(data, self._station.run.spec.rollout.samples_per_file).rows)
+        return found, await own_rows(found, self._station.run.spec.rollout)
 
     async def _ask(
         self, work: Work, path: Path, groups: tuple[int, ...] | None, report: str, *, second_look: bool = False
@@ -345,7 +328,8 @@ class Validator:
             if standing is not None and not recheck:
                 outcome, reason, detail = await self._sentence(work, found)
         level = int(standing.level) if standing else 0
-        verifier = self._verifier(found) if isinstance(found, Inspected) else ""
+        # Of the engine that looked, for the rule that two classes must agree.
+        verifier = found.verifier or getattr(self._engine, "engine_name", "") if isinstance(found, Inspected) else ""
         sentence = (outcome, reason, detail)
         message = await self._pronouncing.message(work, found, sentence, lot, level, verifier, recheck=recheck)
         await self._pronouncing.say(work, message)
@@ -362,10 +346,6 @@ class Validator:
             seconds=round(seconds, 3),
         )
 
-    def _verifier(self, found: Inspected) -> str:
-        """The class of engine that looked, for the rule that two classes must agree."""
-        return found.verifier or getattr(self._engine, "engine_name", "")
-
     def _note(self, work: Work, outcome: int, reason: int, detail: str) -> None:
         commitment = work.commitment
         accepted = outcome == Outcome.ACCEPT
@@ -375,11 +355,9 @@ class Validator:
         found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
         text = f"{work.title}, of {commitment.node}, {found}"
         self._station.progress.contributed("verdict", text)
-        self.recent.appendleft(
-            Judged(
-                commitment.node, commitment.index, work.step, outcome, reason, detail, self._station.clock.monotonic()
-            )
-        )
+        row = {"node": commitment.node, "index": commitment.index, "step": work.step}
+        row |= {"outcome": outcome, "reason": Reason(reason).name.lower(), "detail": detail}
+        self.recent.appendleft((self._station.clock.monotonic(), row))
 
     # as a service
 
@@ -393,19 +371,13 @@ class Validator:
 
     def status(self) -> dict[str, Any]:
         now = self._station.clock.monotonic()
-        recent = []
-        for judged in self.recent:
-            row = msgspec.structs.asdict(judged)
-            row["reason"] = Reason(judged.reason).name.lower()
-            row["seconds_ago"] = round(now - row.pop("at"), 1)
-            recent.append(row)
         verdicts = {
             "accepted": self.outcomes["accepted"],
             "rejected": self.outcomes["rejected"],
             "by_reason": dict(self.reasons),
             "withheld": self.outcomes["withheld"],
             "skipped": self.outcomes["skipped"],
-            "recent": recent,
+            "recent": [{**row, "seconds_ago": round(now - at, 1)} for at, row in self.recent],
         }
         audit = {"looked": self._peer_audit.looked, "contradicted": self._peer_audit.contradicted}
         return {"verdicts": verdicts, "audit": {"peers": audit}}

@@ -72,7 +72,8 @@ class OwnLots:
         self._master = b""
         self._pledged: dict[int, LotPledge] = {}
         self._revealed: set[int] = set()
-        self._newest = -1
+        self.newest = -1
+        """The newest policy's step, -1 before the first."""
         self._moved = trio.Event()
         self._arrived: deque[tuple[float, Address]] = deque()
         self._seconds_per_group: float | None = None
@@ -81,7 +82,7 @@ class OwnLots:
     @property
     def pledges(self) -> tuple[LotPledge, ...]:
         """For the heartbeat: this window and the next."""
-        window = window_of(max(self._newest, 0), self._audit)
+        window = window_of(max(self.newest, 0), self._audit)
         return tuple(self._pledged[w] for w in (window, window + 1) if w in self._pledged)
 
     async def prepare(self) -> None:
@@ -96,8 +97,8 @@ class OwnLots:
 
     def policy(self, step: int) -> None:
         """The trainer announced a policy."""
-        if step > self._newest:
-            self._newest = step
+        if step > self.newest:
+            self.newest = step
             self._moved.set()
 
     async def run(self) -> None:
@@ -105,20 +106,14 @@ class OwnLots:
         while True:
             await self._moved.wait()
             self._moved = trio.Event()
-            window = window_of(self._newest, self._audit)
+            window = window_of(self.newest, self._audit)
             await self._recall(range(max(0, window - RECALLED), window))
             await self._pledge(window, window + 1)
             await self._reveal()
 
-    @property
-    def newest(self) -> int:
-        """The newest policy's step, -1 before the first."""
-        return self._newest
-
     def draws_file(self, work: WorkId, step: int, share: float) -> bool:
         """Whether this validator is one of those that look at a file. share: of all files that each looks at."""
-        secret = window_secret(self._master, self._pool, window_of(max(step, 0), self._audit))
-        return draws_file(secret, work, share)
+        return draws_file(self._secret(window_of(max(step, 0), self._audit)), work, share)
 
     def draw(self, work: WorkId, step: int, verified: int, suspect: bool) -> Lot:
         """The groups of a file that must be recomputed. verified: groups of its worker that were found in order."""
@@ -127,15 +122,17 @@ class OwnLots:
         pledged = as_share(pledge.rate) if pledge else 1.0
         rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
         groups = self._run.groups_per_file
-        secret = window_secret(self._master, self._pool, window)
-        return Lot(window, rate, drawn_groups(secret, work, groups, rate))
+        return Lot(window, rate, drawn_groups(self._secret(window), work, groups, rate))
 
     def draws_step(self, statement: bytes, step: int) -> LotPledge | None:
         """The pledge by which this validator audits the step of the trainer that led to policy `step`; None if it drew
         otherwise."""
         window = window_of(step, self._audit)
-        pledge, secret = self._pledged.get(window), window_secret(self._master, self._pool, window)
-        return pledge if pledge and draws_step(secret, statement, pledge.steps) else None
+        pledge = self._pledged.get(window)
+        return pledge if pledge and draws_step(self._secret(window), statement, pledge.steps) else None
+
+    def _secret(self, window: int) -> bytes:
+        return window_secret(self._master, self._pool, window)
 
     # how much this node can do
 
@@ -190,8 +187,7 @@ class OwnLots:
             rates = [int(word) for word in raw.split()] if raw else [as_rate(self._promise()), as_rate(self._steps)]
             if not raw:
                 await self._journal.do(self._journal.remember, name, " ".join(map(str, rates)).encode())
-            secret = window_secret(self._master, self._pool, window)
-            hashed = secret_hash(secret, self._own, self._pool, window)
+            hashed = secret_hash(self._secret(window), self._own, self._pool, window)
             self._pledged[window] = LotPledge(window, hashed, *rates)  # one rate: of a program without audits
         for window in sorted(self._pledged)[:-64]:
             del self._pledged[window]
@@ -205,10 +201,9 @@ class OwnLots:
 
     async def _reveal(self) -> None:
         staleness = self._run.recipe.max_staleness
-        due = [w for w in self._pledged if last_step_of(w, self._audit) + staleness + REVEAL_AFTER <= self._newest]
+        due = [w for w in self._pledged if last_step_of(w, self._audit) + staleness + REVEAL_AFTER <= self.newest]
         for window in sorted(set(due) - self._revealed):
-            secret = window_secret(self._master, self._pool, window)
-            await self._board.post(LotsRevealed(pool=self._pool, window=window, secret=secret))
+            await self._board.post(LotsRevealed(pool=self._pool, window=window, secret=self._secret(window)))
             self._revealed.add(window)
             self._revealed = {one for one in self._revealed if one > window - 64}
             log.debug("lots.revealed", window=window)

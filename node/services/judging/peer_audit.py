@@ -58,11 +58,8 @@ class PeerAudit:
 
     async def _audit(self, work: Work) -> None:
         """One other validator's word about one group."""
-        said = {
-            author: vote
-            for author, vote in self._station.jury.ballots.accepting(work.id).items()
-            if author != self._own and vote.report_root
-        }
+        accepting = self._station.jury.ballots.accepting(work.id)
+        said = {author: vote for author, vote in accepting.items() if author != self._own and vote.report_root}
         if not said:
             return
         author = secrets.choice(sorted(said))
@@ -82,18 +79,13 @@ class PeerAudit:
         found = await self._look(work, (secrets.choice(groups),))
         if found is None:
             return
-        await self._judge(work, author, vote, found, theirs)
-
-    async def _judge(
-        self, work: Work, author: Address, vote: Judgement, found: tuple[Inspected, Rows], theirs: Rows
-    ) -> None:
         self.looked += 1
-        tolerance = self._station.run.spec.audit.logprob_tolerance
-        finding = contradiction(*found, vote, theirs, tolerance)
+        audit = self._station.run.spec.audit
+        finding = contradiction(*found, vote, theirs, audit.logprob_tolerance)
         if finding is None:
             return
         self.contradicted += 1
-        window = window_of(work.step, self._station.run.spec.audit)
+        window = window_of(work.step, audit)
         log.warning("validator.contradicted", validator=author, window=window, what=finding.what)
         self._station.progress.trouble(f"validator {author} is paid nothing for window {window}: {finding.what}")
         self._station.jury.withhold(author, window)

@@ -107,13 +107,7 @@ class OwnLook:
         load = LoadPolicy(policy_root=commitment.policy_root, step=work.step, path=str(self._image(work.step)))
         found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
         assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
-        if not found.report_path:
-            return found, {}
-        try:
-            data = await trio.to_thread.run_sync(report.read_bytes)
-        finally:
-            report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-        return found, by_group(decode_report(data, self._station.run.spec.rollout.samples_per_file).rows)
+        return found, await own_rows(found, self._station.run.spec.rollout)
 
 
 class Believed(msgspec.Struct, frozen=True):
@@ -311,6 +305,18 @@ def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: P
     if fault is not None:
         raise ProtocolError("unusable report", fault)
     return by_group(report.rows)
+
+
+async def own_rows(found: Inspected, rollout: RolloutSpec) -> Rows:
+    """The rows of the report that this node's own engine wrote, which is needed no more then."""
+    if not found.report_path:
+        return {}
+    report = Path(found.report_path)
+    try:
+        data = await trio.to_thread.run_sync(report.read_bytes)
+    finally:
+        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+    return by_group(decode_report(data, rollout.samples_per_file).rows)
 
 
 def contradiction(found: Inspected, rows: Rows, vote: Judgement, theirs: Rows, tolerance: float) -> Finding | None:
