@@ -6,8 +6,9 @@ their tokens, as if those were a prompt; what was recorded of them stays. Sequen
 share its pass, and if it is long, what the cache has of it.
 """
 
+import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -296,8 +297,8 @@ class TorchDecoder:
             if before:
                 held[one.begun] = before
             rows = len(self._rows) + len(chosen) + 1
-            room = self._budget - max(len(held), self._prompts.rows) * max(self._prompts.span, *held.values(), 0)
-            too_wide = rows > self._most or rows * longest > room
+            beginnings = math.prod(self._held(held.values()))
+            too_wide = rows > self._most or rows * longest > self._budget - beginnings
             if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > self._model.pass_tokens):
                 break
             chosen.append(one)
@@ -341,6 +342,12 @@ class TorchDecoder:
         counts = Counter(one.begun for one in near if len(one.tokens) >= SHARED_TOKENS)
         return {name for name, count in counts.items() if count > 1} | {one.name for one in self._shared}
 
+    def _held(self, lengths: Collection[int]) -> tuple[int, int]:
+        """Rows and positions of a cache of beginnings of these lengths: as it is, or if that is too small, of these."""
+        rows, span = len(lengths), max(lengths, default=0)
+        fits = rows <= self._prompts.rows and span <= self._prompts.span
+        return (self._prompts.rows, self._prompts.span) if fits else (rows, span)
+
     def _begin(self, branching: Sequence[_Sequence]) -> dict[bytes, _Beginning]:
         """All beginnings by name, those of these among them, which went through the model."""
         known = {one.name: one for one in self._shared}
@@ -348,9 +355,9 @@ class TorchDecoder:
         originals = sorted(new.values(), key=lambda one: len(one.tokens))
         if originals:
             row, prompts = len(self._shared), self._prompts
-            rows, span = max(prompts.rows, row + len(originals)), max(prompts.span, len(originals[-1].tokens))
+            rows, span = self._held([*(one.length for one in self._shared), *(len(one.tokens) for one in originals)])
             if (rows, span) != (prompts.rows, prompts.span):
-                prompts.resize(rows, span, row, prompts.span)
+                prompts.resize(rows, span, row, min(span, prompts.span))
             self._run(originals, prompts, row)
         made = [_Beginning(one.begun, len(one.tokens), one.last, one.known) for one in originals]
         self._shared += made

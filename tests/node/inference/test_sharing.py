@@ -134,6 +134,23 @@ def test_a_budget_holds_more_rows_where_prompts_are_shared(
     assert [one.output for one in made] == [one.output for one in apart(model, asked, monkeypatch).made]
 
 
+def test_a_long_prompt_after_many_short_ones_takes_room_for_itself(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for as many of its length as there were short ones."""
+    decoder = TorchDecoder(model, frozenset(), 1 << 15, 1.0)
+    asked = requests(((64, 2),) * 6 + ((300, 2),), most=12)
+    numbers, done = [decoder.submit(request) for request in asked[:12]], dict[int, Completion]()
+    while len(decoder._shared) != 1:
+        done |= dict(decoder.step())
+    numbers += [decoder.submit(request) for request in asked[12:]]
+    while len(decoder):
+        done |= dict(decoder.step())
+        assert decoder._prompts.rows * decoder._prompts.span <= max(6 * 64, 2 * 300)
+    expected = apart(model, asked, monkeypatch, frozenset()).made
+    assert [done[number].output for number in numbers] == [one.output for one in expected]
+
+
 def test_who_is_cancelled_leaves_the_beginning_to_the_others(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
