@@ -56,7 +56,7 @@ from node.services.engine import Engine
 from node.services.gateway import Serving
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
-from node.services.judging.service import Judging
+from node.services.judging.judge import Validator
 from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
@@ -100,7 +100,7 @@ Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Judging, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
+    "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Chairing, Training),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""

@@ -28,8 +28,8 @@ from node.processes.forkserver import Starter
 from node.recent import Recent
 from node.run.assets import image_limit
 from node.services.base import Service
+from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
-from node.services.judging.service import Judging
 from node.services.station import Station
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
@@ -102,7 +102,7 @@ class Auditing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        judging = next((one for one in place.crew.services if isinstance(one, Judging)), None)
+        judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
         found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter)
         if place.control is not None:

@@ -185,7 +185,7 @@ class Ballots:
             return FileState.REJECTED
         if case.disputed:
             return FileState.DISPUTED
-        accepting, rejecting = self._side(case, True), self._side(case, False)
+        accepting, rejecting = self.accepting(id), self.rejecting(id)
         # At a tie the acceptance stands: a contradiction about the same thing would be a dispute, decided above.
         if len(accepting) >= self._needed(case, rejecting) and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
@@ -193,13 +193,11 @@ class Ballots:
 
     def accepting(self, id: WorkId) -> dict[Address, Judgement]:
         """What accepts a work, by believed validator: verdicts, or what won its dispute."""
-        case = self._cases.get(id)
-        return self._side(case, True) if case else {}
+        return self._side(id, accept=True)
 
     def rejecting(self, id: WorkId) -> dict[Address, Judgement]:
         """What rejects a work, with or without its worker's stake; otherwise as `accepting`."""
-        case = self._cases.get(id)
-        return self._side(case, False) if case else {}
+        return self._side(id, accept=False)
 
     def accusations(self, id: WorkId, reason: int) -> dict[Address, Judgement]:
         """What would take the stake for `reason`, verdicts and re-checks."""
@@ -293,20 +291,20 @@ class Ballots:
         self._cases.pop(id, None)
         self._open.pop(id, None)
 
-    def _side(self, case: _Case, accept: bool) -> dict[Address, Judgement]:
+    def _side(self, id: WorkId, *, accept: bool) -> dict[Address, Judgement]:
         """What believed validators say of a work, if it is of this kind: their verdicts; once a dispute about it is
         decided, what agrees with the side that won."""
+        case = self._cases.get(id)
+        if case is None:
+            return {}
         if case.winner is None:
             said: dict[Address, Judgement] = {author: one.message for author, one in case.votes.items()}
         else:
             tolerance, groups, winner = self._audit.logprob_tolerance, case.work.groups, case.winner
             both = [*case.votes.items(), *case.rechecks.items()]
             said = {a: one.message for a, one in both if compare(one.message, winner, groups, tolerance) is None}
-        return {
-            author: one
-            for author, one in said.items()
-            if author not in self.quarantined and (one.verdict.outcome == Outcome.ACCEPT) == accept
-        }
+        said = {a: one for a, one in said.items() if a not in self.quarantined}
+        return {a: one for a, one in said.items() if (one.verdict.outcome == Outcome.ACCEPT) == accept}
 
     def _conflicts(self, case: _Case, signed: Signed[VerdictIssued]) -> list[Dispute]:
         found: list[Dispute] = []

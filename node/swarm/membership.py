@@ -44,6 +44,18 @@ class SlashRecord(msgspec.Struct, frozen=True):
         return reason_name(self.reason)
 
 
+class _Place(msgspec.Struct, gc=False):
+    """What is known of where a node is. told: its contacts; registered: as the chain has it; near: what somebody in the
+    local network claims; number: of the heartbeat that told its contacts; lease: until when it is a member, unix
+    seconds of the chain's time, 0 if unknown."""
+
+    told: tuple[str, ...] = ()
+    registered: str | None = None
+    near: str = ""
+    number: tuple[int, int] = (-1, 0)
+    lease: int = 0
+
+
 class Membership:
     """The table of members, and the rights that the pool gives. clock: monotonic seconds; bootnodes: who is dialled
     whatever the chain says, which gives them no other right; quorum: validators that must agree."""
@@ -66,15 +78,7 @@ class Membership:
         self.terms = Terms(trainer, clock)
         self._validators = dict.fromkeys(validators)
         self.quorum = quorum
-        self._contacts: dict[Address, tuple[str, ...]] = {}
-        self._registered: dict[Address, str] = {}
-        """Contacts as the chain has them."""
-        self._near: dict[Address, str] = {}
-        """Contacts that somebody in the local network claims."""
-        self._leases: dict[Address, int] = {}
-        """Until when each is a member, by the chain's time."""
-        self._placed_at: dict[Address, tuple[int, int]] = {}
-        """The number of the heartbeat that told a contact."""
+        self._places: dict[Address, _Place] = {}
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
         self._neighbours = Neighbours(own, trainer, validators)
         self.terms.follow(self._want)
@@ -163,7 +167,10 @@ class Membership:
 
     def contacts_of(self, node: Address) -> tuple[str, ...]:
         """Where a member says that it can be dialled."""
-        return self._contacts.get(node, ())
+        return self._known(node).told
+
+    def _known(self, node: Address) -> _Place:
+        return self._places.get(node) or _Place()
 
     def gateways(self) -> list[str]:
         """Where members serve blobs by HTTP, as they say in their heartbeats."""
@@ -172,9 +179,9 @@ class Membership:
 
     def is_near(self, node: Address, claim: str) -> bool:
         """Somebody claims that a member is in the local network; whether that was news. Tried before what it says."""
-        if not self.is_member(node) or self._near.get(node) == claim:
+        if not self.is_member(node) or self._known(node).near == claim:
             return False
-        self._near[node] = claim
+        self._places.setdefault(node, _Place()).near = claim
         self._dial(node)
         return True
 
@@ -182,19 +189,19 @@ class Membership:
 
     def joined(self, node: Address, contact: str, lease_until: int = 0) -> None:
         """A Joined event or a row of the member list. lease_until: unix seconds of the chain's time; 0 if unknown."""
-        known = node in self.table and self._registered.get(node) == contact
+        known = node in self.table and self._known(node).registered == contact
         # A full table gives up its longest silent member, so that ghosts cannot keep newcomers out.
         displaced = self.table.admit(node, self._looked_at)
         if displaced is not None:
             self._forget(displaced)
             self._place(displaced)
-        if lease_until:
-            self._leases[node] = lease_until
+        place = self._places.setdefault(node, _Place())
+        place.lease = lease_until or place.lease
         if known:
             return  # a lease was renewed, as most events say; and a heartbeat may have told a newer place
-        self._registered[node] = contact
+        place.registered = contact
         if contact:
-            self._contacts[node] = (contact,)
+            place.told = (contact,)
         self._dial(node)
 
     def left(self, node: Address) -> None:
@@ -204,7 +211,7 @@ class Membership:
     def expire(self, chain_now: float) -> bool:
         """Part with members whose lease has run out by the chain's time; whether there may be more. While the chain is
         silent its time stands still, and nobody's lease runs out. This node itself renews its own."""
-        over = (node for node, until in self._leases.items() if until < chain_now and node != self.own)
+        over = (node for node, at in self._places.items() if 0 < at.lease < chain_now and node != self.own)
         # In parts: after a silent hour thousands may run out with one block, and the event loop must not stand still.
         gone = list(islice(over, EXPIRED_AT_ONCE))
         for node in gone:
@@ -243,11 +250,9 @@ class Membership:
 
     def _forget(self, node: Address) -> None:
         """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
-        contacts = self._contacts.get(node)
-        for table in (self._contacts, self._registered, self._near, self._placed_at, self._leases):
-            table.pop(node, None)
-        if contacts and not self.is_evicted(node) and self.must_know(node):
-            self._contacts[node] = contacts
+        place = self._places.pop(node, None)
+        if place is not None and place.told and not self.is_evicted(node) and self.must_know(node):
+            self._places[node] = _Place(place.told)
 
     def _dial(self, node: Address) -> None:
         """Tell the network where one member is now, and draw again."""
@@ -258,8 +263,9 @@ class Membership:
         """Tell the network where one member is now, or that it is gone; it costs the same however many there are."""
         if node == self.own:
             return
-        told = self._contacts.get(node) or self._bootnodes.get(node, ())
-        told = (self._near[node], *told) if node in self._near else told
+        place = self._known(node)
+        told = place.told or self._bootnodes.get(node, ())
+        told = (place.near, *told) if place.near else told
         self._network.set_contact(node, told or None)
         (self._neighbours.add if told else self._neighbours.discard)(node)
 
@@ -295,13 +301,14 @@ class Membership:
     def moved(self, node: Address, beat: Heartbeat) -> None:
         """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""
         # Numbers come from the member's own journal: an old heartbeat that is replayed moves nobody back.
-        if not self.is_member(node) or beat.number <= self._placed_at.get(node, (-1, 0)):
+        if not self.is_member(node) or beat.number <= self._known(node).number:
             return
-        self._placed_at[node] = beat.number
+        place = self._places.setdefault(node, _Place())
+        place.number = beat.number
         self._neighbours.heard(node)
         told = (beat.contact, *beat.also)
-        if beat.contact and self._contacts.get(node) != told:
-            self._contacts[node] = told
+        if beat.contact and place.told != told:
+            place.told = told
             self._dial(node)
             self._neighbours.heard(node)
 
@@ -312,25 +319,18 @@ class Membership:
 SHORTEST_SILENCE = 5.0
 
 
-class Voice(msgspec.Struct, frozen=True):
-    """Somebody who uses work. heard: when it was heard last; interval: seconds between its heartbeats, as it says."""
-
-    heard: float
-    interval: float
-
-
-def is_cut_off(voices: Iterable[Voice], now: float) -> bool:
+def is_cut_off(voices: Iterable[tuple[float, float]], now: float) -> bool:
     """Whether all of them have been silent for three of their own intervals; true where nobody was ever heard."""
     # One voice is enough, since a trainer that restarts is no reason to stop. A connection is none: a dead line stays
     # open for a while. In a partition of 45 s an honest worker made twelve files of an old policy, all lost as stale.
-    return all(now - voice.heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * voice.interval) for voice in voices)
+    return all(now - heard > max(SHORTEST_SILENCE, MISSED_UNHEALTHY * interval) for heard, interval in voices)
 
 
-def voices(board: Board, membership: Membership) -> list[Voice]:
-    """The trainer and the validators, as this node has heard them."""
-    found: list[Voice] = []
+def voices(board: Board, membership: Membership) -> list[tuple[float, float]]:
+    """(when it was heard last, seconds between its heartbeats as it says) of the trainer and the validators."""
+    found: list[tuple[float, float]] = []
     for author in membership.who_uses_work():
         heard, member = board.heard.get(author), membership.table.get(author)
         if heard is not None and member is not None and author != membership.own:
-            found.append(Voice(heard, member.beat.interval if member.beat else 0.0))
+            found.append((heard, member.beat.interval if member.beat else 0.0))
     return found

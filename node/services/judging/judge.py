@@ -9,15 +9,20 @@ go out `pronouncing.py`; consequences are `node.services.court`'s.
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import structlog
 import trio
 from blake3 import blake3
 
+from node.audit.order import memory_for
+from node.chain.keeper import CaseKeeper
+from node.hardware import Hardware
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
+from node.run.assets import image_limit
+from node.services.base import Service
 from node.services.court.slashing import OnChainCourt, Slashing
 from node.services.generating import EngineChild
 from node.services.judging.fetching import Candidate, Fetching
@@ -29,6 +34,7 @@ from node.services.judging.recomputing import Recomputing
 from node.services.judging.records import WorkerRecords
 from node.services.station import Rate, Station
 from node.services.training.values import Rows, own_rows
+from node.services.workplace import Workplace
 from node.state.tally import Tally
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
@@ -47,6 +53,15 @@ TRIES = 3
 RETRY_PAUSE = 5.0
 VANISHED = 64
 """Policies that nobody has any more, whose files are not tried again."""
+STEP_SHARE = 1 / 8
+"""Of the trainer's steps, each of which costs an auditor about what it cost the trainer."""
+
+
+def step_share(station: Station, hardware: Hardware) -> float:
+    """The share of the trainer's steps that a validator pledges to audit: none without the memory for one."""
+    spec = station.run.spec
+    needed = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)  # two bytes each, twice the model
+    return STEP_SHARE if needed <= hardware.free else 0.0
 
 
 class OwnTrouble(Exception):
@@ -57,9 +72,10 @@ class OwnTrouble(Exception):
         self.for_good = for_good
 
 
-class Validator:
+class Validator(Service):
     """Judges files until cancelled."""
 
+    name = "judging"
     fetching_kind = Fetching
 
     def __init__(
@@ -96,6 +112,13 @@ class Validator:
         self.reasons = tally.part("reasons")
         self.recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=12)
         """Verdicts for the status, with when they were given, monotonic seconds."""
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self | None:
+        cases = CaseKeeper(place.chain, place.directory / "cases")
+        own = (place.scratch, place.tally, place.stock)
+        steps = step_share(place.station, place.hardware)
+        return cls(place.station, place.engine, place.policies, cases, *own, steps=steps)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -360,8 +383,6 @@ class Validator:
         self.recent.appendleft((self._station.clock.monotonic(), row))
 
     # as a service
-
-    name = "judging"
 
     def doing(self) -> str:
         """What this validator does now, in words."""

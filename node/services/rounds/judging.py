@@ -14,7 +14,6 @@ from node.chain.keeper import CaseKeeper
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
 from node.recent import Recent
-from node.services.base import Service
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
@@ -134,7 +133,7 @@ class Looks:
         )
 
 
-class ContributionJudging(Validator, Service):
+class ContributionJudging(Validator):
     """A validator of a run that pre-trains."""
 
     def __init__(self, station: Station, rounds: Rounds, looks: Looks, *given: Any) -> None:

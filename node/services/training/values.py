@@ -88,26 +88,23 @@ class OwnLook:
         """What this node finds in a file, and the rows of `groups`; None if it cannot look now."""
         if self._broken or self._waiting >= LOOKS_WAITING:
             return None
+        commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
+        order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
+        load = LoadPolicy(policy_root=commitment.policy_root, step=work.step, path=str(self._image(work.step)))
         self._waiting += 1
         try:
-            return await self._look(work, path, groups)
+            self._wanted.set()
+            await self._ready.wait()
+            if self._broken:
+                return None
+            found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
+            assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
+            return found, await own_rows(found, self._station.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
             return None
         finally:
             self._waiting -= 1
-
-    async def _look(self, work: Work, path: Path, groups: Sequence[int]) -> tuple[Inspected, Rows] | None:
-        self._wanted.set()
-        await self._ready.wait()
-        if self._broken:
-            return None
-        commitment, report = work.commitment, self._scratch / REPORT_NAME.format(work.id.hex()[:16])
-        order = msgspec.structs.replace(Inspect.of(commitment, path, report), groups=tuple(groups))
-        load = LoadPolicy(policy_root=commitment.policy_root, step=work.step, path=str(self._image(work.step)))
-        found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
-        assert isinstance(found, Inspected)  # noqa: S101 - the engine client checks the reply's type
-        return found, await own_rows(found, self._station.run.spec.rollout)
 
 
 class Believed(msgspec.Struct, frozen=True):
@@ -181,11 +178,7 @@ class Values:
         self.counts["unused"] += len((apart | alone.keys()) - rows.keys())
         sources = whose(rows, reports, votes)
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
-        return Believed(path, rows, tuple(votes.values()), sources) if rows and self._trusts(votes) else None
-
-    def _trusts(self, votes: Mapping[Address, Judgement]) -> bool:
-        """Whether somebody accepts the file whose word counts here."""
-        return any(author not in self.distrusted for author in votes)
+        return Believed(path, rows, tuple(votes.values()), sources) if rows and votes else None
 
     # what others say
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from node.swarm.membership import SHORTEST_SILENCE, Voice, is_cut_off
+from node.swarm.membership import SHORTEST_SILENCE, is_cut_off
 
 
 def test_one_voice_that_was_heard_lately_is_enough() -> None:
-    assert not is_cut_off([Voice(heard=0.0, interval=1.0), Voice(heard=98.0, interval=1.0)], now=100.0)
+    assert not is_cut_off([(0.0, 1.0), (98.0, 1.0)], now=100.0)
 
 
 def test_who_never_heard_anybody_is_cut_off() -> None:
@@ -17,5 +17,5 @@ def test_who_never_heard_anybody_is_cut_off() -> None:
 def test_a_voice_counts_for_three_of_its_own_intervals_and_five_seconds_at_least(
     interval: float, patience: float
 ) -> None:
-    assert not is_cut_off([Voice(100.0, interval)], now=100.0 + patience)
-    assert is_cut_off([Voice(100.0, interval)], now=100.1 + patience)
+    assert not is_cut_off([(100.0, interval)], now=100.0 + patience)
+    assert is_cut_off([(100.0, interval)], now=100.1 + patience)
