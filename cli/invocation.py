@@ -49,6 +49,7 @@ class Invocation:
 
 def own_command() -> list[str]:
     """The words that start this very program, with whole paths: its script, or this Python with its module."""
+    # The same installation again, whatever PATH holds in a service or a cron job.
     script = Path(sys.argv[0])
     if script.name == PROGRAM and os.access(script, os.X_OK):
         return [str(script.absolute())]

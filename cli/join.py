@@ -186,6 +186,7 @@ def command(
         _say_first_word()
     from node.preflight.early import refuse_early
 
+    # Before --detach: what is refused is said in this terminal, not in a log.
     refuse_early(config)
     if detach:
         from cli.detach import join_in_background
@@ -200,6 +201,7 @@ def command(
     from node.daemon import run as run_daemon
     from node.processes.guardian import become_guarded
 
+    # Imported before the guardian forks: a daemon that it starts again then has everything at once.
     import_for(config.role)
     if context.obj.own_process:
         become_guarded()

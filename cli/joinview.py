@@ -19,6 +19,7 @@ from cli.output import SCHEMA_VERSION, clean, duration
 if TYPE_CHECKING:
     from node.progress import Event, Phase, ProgressRecord
 
+# Lines for a terminal that stalls; what is more is left out and counted.
 MOST_WAITING = 200
 CLOSE_SECONDS = 1.0
 ERASE = "\r\x1b[2K"
@@ -37,6 +38,7 @@ class Screen:
         self._status = Text()
         self._shown = False
         self.dropped = 0
+        # daemon: one that hangs in a dead terminal must not keep the program from ending.
         self._thread = threading.Thread(target=self._write, name="screen", daemon=True)
         self._thread.start()
 
@@ -50,6 +52,7 @@ class Screen:
     def status(self, text: Text) -> None:
         """Change the last line; a stalled terminal sees the newest one only."""
         self._status = text
+        # An empty line wakes the writer; while others wait it will show the newest status anyway.
         if self._live and self._lines.empty():
             self.line(Text())
 
@@ -78,6 +81,7 @@ class Screen:
         status, self._shown = self._status, bool(self._live and self._status.plain)
         if self._shown:
             fitted = status.copy()
+            # One column less: at the last one some terminals wrap, and a wrapped line cannot be erased by \r.
             fitted.truncate(max(self._console.width - 1, 10), overflow="ellipsis")
             self._console.print(fitted, end="")
         self._stream.flush()

@@ -152,6 +152,7 @@ def export(
     target = _target(key, state_dir)
     if to is not None:
         _refuse_overwrite(to)
+    # Asked before the password: whoever types it has then decided.
     _confirm_export(target, to, yes)
     opened = _open(target, state_dir, password_file)
     if to is not None:
@@ -225,6 +226,7 @@ def _read_secret(file: Path | None) -> str:
         return read_password_file(file)
     if sys.stdin.isatty():
         return typer.prompt("Secret (64 hex digits)", hide_input=True, err=True)
+    # Bounded: what is piped in may be the wrong file.
     return sys.stdin.read(MAX_SECRET_BYTES).strip()
 
 
@@ -232,6 +234,7 @@ def _key_of(secret: str) -> "NodeKey":
     from protocol.errors import IntellectError
     from protocol.identity import NodeKey
 
+    # The secret itself is never in an error: terminals and logs keep what they show.
     if not re.fullmatch("(0x)?[0-9a-fA-F]{64}", secret):
         raise CommandError("this is no private key", "it must be 32 bytes in hex", "give 64 hex digits", USAGE)
     try:

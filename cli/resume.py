@@ -52,11 +52,13 @@ def begin(
     compiled = compile_checked(run, file)
     level = wishes.async_level
     if level is None:
+        # A run that allows no staleness would have every file refused at level 1.
         level = min(DEFAULT_LEVEL, compiled.spec.recipe.max_staleness)
     check_peers(compiled.spec, wishes.peers or 1)
     if run.pretraining is not None:
         _refuse_words_of_rollouts(wishes)
         level = wishes.peers or 1
+    # After all checks: --fresh deletes, and a run that is then refused should not have cost the old one.
     home.claim(fresh=fresh)
     home.place_assets(compiled)
     home.write_level(level)
@@ -97,6 +99,7 @@ def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
     if wishes.seed is not None:
         changes["seed"] = wishes.seed
     if wishes.async_level is not None:
+        # Else the pool would drop what the level makes as too old.
         changes["max_staleness"] = max(own.max_staleness, wishes.async_level)
     return msgspec.structs.replace(run, recipe=msgspec.structs.replace(own, **changes))
 
@@ -124,6 +127,7 @@ def _placed(run: "RunFile", file: Path) -> "RunFile":
 
 def _refuse_another_past(run: "RunFile", level: int, peers: int, wishes: Wishes) -> None:
     alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
+    # Compared by what they would do: to give the same seed again changes nothing, and is allowed.
     changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
     if run.pretraining is not None:
         _refuse_words_of_rollouts(wishes)

@@ -106,6 +106,7 @@ def command(
     from cli.trainer import how_the_others_come, words_of
     from node.run.file import load_run_file
 
+    # Everything that can be refused without torch comes before it.
     _check_flags(run, directory, resume, fresh)
     require_training("training needs torch, which is not installed", "install")
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
@@ -283,6 +284,7 @@ class ProgressView(View):
         numbers = self._numbers = numbers_of(record)
         if self._live:
             self._progress.update(self._task, completed=record["step"], numbers=numbers)
+        # Twenty lines for a log, however long the run.
         elif record["step"] % max(self._total // 20, 1) == 0 or record["step"] == self._total:
             self._say(f"step {record['step']}/{self._total}  {numbers}")
 

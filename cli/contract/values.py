@@ -36,6 +36,7 @@ Moment = Callable[[int], int]
 def wei(text: str) -> int:
     """'0.5' tokens as wei, exactly."""
     try:
+        # Decimal, not float: 0.1 tokens are to be 10^17 wei exactly.
         amount = Decimal(text)
         exact = amount.is_finite() and amount * TOKEN == int(amount * TOKEN)
     except (InvalidOperation, ValueError, OverflowError):

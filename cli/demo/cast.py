@@ -153,6 +153,7 @@ def _names(path: Path, table: str) -> dict[str, str]:
     """The keys of a dictionary that a file of ours writes down."""
     if not path.exists():
         return {}
+    # Parsed, not imported: the catalogue imports torch, and completion must answer at once.
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table:
             assert isinstance(node.value, ast.Dict)  # noqa: S101 - as it is written there
@@ -231,6 +232,7 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [Participant(LATECOMER, "worker")] if options.churn else []
     standbys = [Participant(name, "trainer") for name in _numbered("standby", options.trainers - 1)]
+    # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
     return (Participant("trainer", "trainer"), *standbys, *workers, *validators, *cheats, *late)
 
 

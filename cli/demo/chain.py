@@ -43,12 +43,15 @@ async def open_chain(
 
     publish = local_profile_path(scene.home)
     devnet = Devnet(scene.home / "devnet", cache=cache_directory(), options=options, publish=publish)
+    # One of its own, without the zygote: it must be stopped after all the others, who still tell the chain that they
+    # leave.
     supervisor = Supervisor(view.say)
     view.say("starting a local chain and deploying the contracts")
     try:
         await supervisor.start(Program(NAME, devnet.keeper_command(), environment, scene.log("chain"), scene.directory))
         async with trio.open_nursery() as nursery:
             profile = await _until_up(devnet, supervisor)
+            # Only once it is up: while it starts, its own failure says more than "died".
             nursery.start_soon(supervisor.watch)
             client = ChainClient(profile)
             try:

@@ -46,6 +46,7 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
 
 EPOCH_SECONDS, WINDOW_SECONDS = 10, 20
 """So short that a demo of a minute is paid while it runs."""
+# The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
 CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS = 600, 20
 MEASURED = "--dtypes float32,bfloat16 --workers float32 --attentions sdpa --samples 128".split()
 """As the demo's run file was, with fewer samples."""
@@ -100,6 +101,7 @@ async def prepare(
             scene, chain, pool, [_address(addresses[one.name]) for one in cast(options) if one.role == "trainer"]
         )
     write_whole(scene.cast_file, msgspec.json.encode(options.casting))
+    # Last: with it a demo counts as one that can go on.
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
     view.say(f"pool {pool} is open for the run {run.name} ({compiled.root.hex()})")
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)

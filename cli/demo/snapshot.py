@@ -189,6 +189,7 @@ class Tracker:
         """Take in the newest answer of participant `name`."""
         self._latest[name] = status
         for slash in status.slashed:
+            # The first word stays: each node forgets, and not all at the same time.
             self._slashed.setdefault(slash.node.lower(), slash)
         if status.node.role == "validator" and status.verdicts:
             for verdict in status.verdicts.recent:
@@ -208,6 +209,7 @@ class Tracker:
             self._base,
             phase=phase,
             elapsed=elapsed,
+            # A node that has just started says 0.
             chain_id=max((s.network.chain_id for s in statuses), default=0),
             block=max((s.network.block for s in statuses if s.network.block is not None), default=None),
             pool=next((s.network.pool for s in statuses if s.network.pool is not None and s.network.pool >= 0), None),

@@ -58,6 +58,8 @@ class Observer:
         """
         with self._lock:
             record = merged(learner, batch, seconds)
+            # After a crash the learner may do a step again: its numbers are the same, and a second row would bend the
+            # curves.
             if int(record["step"]) <= self._journal.newest:
                 return []
             fresh = self._book.feed(record)
@@ -70,6 +72,7 @@ class Observer:
                 log.warning(
                     f"alarm.{alarm.name}", step=alarm.step, value=alarm.value, limit=alarm.limit, why=alarm.text
                 )
+            # A copy: one that fails takes itself out of the list.
             for sink in list(self._sinks):
                 self._send(sink, record)
             return fresh

@@ -26,6 +26,7 @@ ALARMS = ("entropy_rise", "mismatch", "grad_norm", "reward_collapse", "no_signal
 
 def render(status: Mapping[str, Any]) -> str:
     """The text of /metrics. status: what /status says."""
+    # Made anew for each answer: a gauge of a worker that has left would else be told for ever.
     registry = CollectorRegistry()
     for section in SECTIONS:
         for name, value in _numbers(status.get(section) or {}):
@@ -56,6 +57,7 @@ def _alarms(alarms: list[Mapping[str, Any]], registry: CollectorRegistry) -> Non
     ringing = {alarm.get("name") for alarm in alarms}
     gauge = Gauge("intellect_alarm", "1 while the alarm rings", ["name"], registry=registry)
     for name in ALARMS:
+        # All of them, the silent ones as 0: an alert on a series that is missing never fires.
         gauge.labels(name).set(float(name in ringing))
 
 

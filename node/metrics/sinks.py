@@ -52,6 +52,7 @@ class TensorBoardSink:
     def write(self, record: Mapping[str, Any]) -> None:
         for name, value in flat_numbers(record):
             self._writer.add_scalar(name, value, int(record["step"]))
+        # Each step: the files of a process that is killed should hold all that it learnt.
         self._writer.flush()
 
     def close(self) -> None:
@@ -72,6 +73,7 @@ def checked_names(words: str) -> list[str]:
     for name in names:
         if name not in NAMES:
             raise ConfigError("metrics cannot be sent", f"{name!r} is no place for them", f"use {' or '.join(NAMES)}")
+        # Looked for, not imported: wandb takes seconds, and this is asked before anything begins.
         if not _installed(name):
             raise _missing(name, f"there is no module {name!r}")
     return names
@@ -82,12 +84,14 @@ def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from flat_numbers(value, f"{prefix}{name}/")
+        # A bool is an int to Python, and no curve to anybody.
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield prefix + name, float(value)
 
 
 def _installed(name: str) -> bool:
     if name in sys.modules:
+        # None stands there for a module that is forbidden, as tests do.
         return sys.modules[name] is not None
     return importlib.util.find_spec(name) is not None
 

@@ -64,6 +64,7 @@ class Anew:
             stdout=subprocess.PIPE if heard else None,
             stderr=None,
             env=dict(environment),
+            # So that a terminal's Ctrl-C reaches the daemon only, and the group can be killed whole.
             start_new_session=True,
         )
 
@@ -90,6 +91,8 @@ class ForkServer:
         self._children: dict[int, ForkedChild] = {}
         self._awaited: _Awaited | None = None
         self._turn = trio.Lock()
+        # Beginning with our pid: a guardian starts a daemon again with the same server, whose answers to the dead one
+        # may still be in the socket.
         self._numbers = itertools.count(os.getpid() << 32)
 
     @property
@@ -129,15 +132,18 @@ class ForkServer:
     ) -> Start | None:
         """For `python -m module arguments...` with our own interpreter; None for any other program, or one too long.
         directory, farewell: as in `Start`."""
+        # Another interpreter has other modules: what the server has imported is none of its.
         if tuple(command[:2]) != (sys.executable, "-m") or len(command) < 3:
             return None
         words = (command[2], tuple(command[3:]), dict(environment), directory, int(farewell))
         order = Start(next(self._numbers), *words)
+        # A packet is read in one piece: one that is cut would be no order at all.
         return order if len(encode(order)) <= MAX_PACKET else None
 
     async def fork(self, order: Start, descriptors: Sequence[int]) -> "ForkedChild | None":
         """A child with these as its stdin, stdout and stderr, as far as they go; None if the server is gone or has no
         room for it. The descriptors stay the caller's."""
+        # One order at a time, so that an answer needs no search.
         async with self._turn:
             return await self._ordered(self._link, order, descriptors) if self._link is not None else None
 
@@ -146,6 +152,8 @@ class ForkServer:
 
     async def _piped(self, order: Start, heard: bool) -> "ForkedChild | None":
         """The child, with pipes for its stdin and, where it is heard, its stdout."""
+        # O_CLOEXEC: else each child that is started anew would hold the others' pipes open, and none would ever see its
+        # end.
         source, sink = os.pipe2(os.O_CLOEXEC)
         heard_at, told_at = os.pipe2(os.O_CLOEXEC) if heard else (-1, -1)
         theirs = [source, told_at] if heard else [source]
@@ -167,6 +175,7 @@ class ForkServer:
         self, link: trio.socket.SocketType, order: Start, descriptors: Sequence[int]
     ) -> "ForkedChild | None":
         """The new child. Not cancelled half-way: nobody would own it."""
+        # SCM_RIGHTS takes C ints.
         rights = b"".join(each.to_bytes(4, sys.byteorder) for each in descriptors)
         awaited = self._awaited = _Awaited(order.number)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + START_SECONDS):

@@ -13,6 +13,7 @@ import threading
 import time
 from types import FrameType
 
+# Where it dies again at once there is a reason that a restart does not mend, and a service manager should see it.
 MOST_DEATHS = 5
 WITHIN_SECONDS = 60.0
 PR_SET_PDEATHSIG = 1
@@ -31,6 +32,7 @@ def become_guarded() -> None:
     guardian, deaths = os.getpid(), []
     while (child := os.fork()) != 0:
         status = _wait(child)
+        # An exit is the daemon's own decision, an error included; only a death by a signal that nobody meant is undone.
         if status >= 0 or -status in FORWARDED:
             _exit(status)
         now = time.monotonic()
@@ -71,6 +73,7 @@ def _be_guarded_by(guardian: int) -> None:
     for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # systemd names the process that it started; its watchdog is to hear the daemon, not the guardian.
     if os.environ.get("WATCHDOG_PID") == str(guardian):
         os.environ["WATCHDOG_PID"] = str(os.getpid())
 
@@ -81,5 +84,6 @@ def die_with_parent(parent: int, farewell: int = signal.SIGKILL) -> None:
     Linux only.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(farewell))
+    # The parent may have died between the fork and the call above: then no signal comes any more.
     if os.getppid() != parent:
         os._exit(1)

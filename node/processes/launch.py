@@ -61,6 +61,7 @@ def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None)
 def fork_or_launch(modules: Sequence[str]) -> Server | None:
     """The same for a program that has done nothing yet: if it was itself forked from a process with these imports, its
     server is one more fork, which costs neither time nor memory."""
+    # A fork has the calling thread only: a lock that another one held would stay locked for ever.
     if threading.active_count() > 1 or not all(module in sys.modules for module in modules):
         return launch(modules)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

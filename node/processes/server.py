@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 
+# One thread while importing: thread pools do not survive a fork, and a child that has its own number sets it.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,6 +37,7 @@ def serve(orders: socket.socket) -> Start | None:
     """Fork a child for each order, until the orders end. Returns the child's order in the child, None in the server."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    # A full pipe is as good as one byte: all the dead are asked for at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     orders.send(encode(Ready()))
     while True:
@@ -62,6 +64,7 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
     except OSError:
         pid = -1
     if pid == 0:
+        # The pipe belongs to the server: a signal of the child's must not wake it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         orders.close()
@@ -75,6 +78,7 @@ def _fork(orders: socket.socket, order: Start, descriptors: list[int]) -> bool:
 
 def _become(order: Start, descriptors: list[int], server: int) -> None:
     """Take the place of a program that was just started, which dies with the server."""
+    # First of all: a server that dies now would leave an engine that nobody knows.
     die_with_parent(server, order.farewell)
     os.setsid()
     if order.directory:
@@ -82,6 +86,7 @@ def _become(order: Start, descriptors: list[int], server: int) -> None:
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
         os.close(descriptor)
+    # A program that is started anew has just what it was given; the server's own settings are none of it.
     os.environ.clear()
     os.environ.update(order.environment)
     sys.argv = [order.module, *order.arguments]

@@ -38,6 +38,7 @@ class Supervision:
         if self._address is None:
             return
         alive = ("WATCHDOG=1",) if self._watchdog else ()
+        # Half of the watchdog's time, as sd_watchdog_enabled(3) says: one late turn is forgiven.
         pause = min(self._watchdog / 2, LOOK_EVERY) if self._watchdog else LOOK_EVERY
         while True:
             self._send(*alive, *self._news())
@@ -74,6 +75,7 @@ def _address(name: str) -> str | None:
 
 def _watchdog_seconds(microseconds: str, pid: str) -> float:
     """How often this process must be heard, in seconds; 0 where nobody waits for it."""
+    # The variable is inherited: a child must not answer for its parent.
     meant = not pid or pid == str(os.getpid())
     return int(microseconds) / 1e6 if meant and microseconds.isdigit() else 0.0
 

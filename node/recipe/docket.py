@@ -99,6 +99,7 @@ def without_rewards(rows: Sequence[ReportRow]) -> set[int]:
 
 def with_scores(run: RunSpec, file: Unjudged, scores: Mapping[tuple[int, int], float]) -> list[Group]:
     """The groups of which every sample has a score. Raises ProtocolError as `join` does."""
+    # Whole groups: an advantage is taken against all samples of a problem.
     lacking = {row.group for row in file.rows if (row.group, row.sample) not in scores}
     header = file.batch.header
     targets = draw_targets(run, bytes.fromhex(header.policy_root), header.node, header.index, header.capacity)

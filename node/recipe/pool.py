@@ -178,6 +178,8 @@ class RolloutPool:
         else:
             selection = Selection(step, tuple(waiting[: self._wanted]))
         if not self._filters.keep_surplus:
+            # What is over is of a policy that is one step old by then: the run's owner may prefer to learn from the
+            # newest only.
             self._groups.clear()
         for group in selection.settled:
             self._groups.pop(group.key, None)
@@ -209,6 +211,7 @@ def key_of(name: str) -> Key | None:
     """The other way round; None for what names no group."""
     root, _, number = name.partition(":")
     try:
+        # int() takes other scripts' digits too, and each group must have one name.
         return (bytes.fromhex(root), int(number)) if len(root) == 64 and number.isascii() else None
     except ValueError:
         return None

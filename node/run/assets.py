@@ -18,7 +18,9 @@ from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
 
 log = structlog.get_logger()
+# For the blob's description and the first piece.
 FIRST_TRY = 2.0
+# Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last ended.
 SLOWEST_RATE = 100_000
 RETRY_PAUSE = 0.5
 Sources = Callable[[], Sequence[Address]]
@@ -58,6 +60,7 @@ async def offer_run(compiled: CompiledRun, pool_root: bytes, blobs: Blobs, direc
             "the file, the model or the data set changed since the pool was opened",
             "restore them, or open a new pool: intellect-node contract pool create --run FILE",
         )
+    # The spec first: a member that asks for the run can read what it needs while the weights are still being hashed.
     await blobs.add(compiled.encoded)
     assets = directory / compiled.root.hex()[:16]
     for asset in compiled.spec.assets:
@@ -68,6 +71,7 @@ async def offer_run(compiled: CompiledRun, pool_root: bytes, blobs: Blobs, direc
 
 def image_limit(spec: RunSpec) -> int:
     """The largest policy image that a member accepts, bytes: twice the run's own model files."""
+    # Without a bound a trainer could fill everybody's disk.
     return 2 * spec.weight_bytes() + (1 << 20)
 
 
@@ -114,5 +118,6 @@ def _link(source: Path, target: Path) -> None:
     """Make `target` the same file, by copy, atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
+    # A copy, not a link: the store may evict its own, and whoever edits a file here must not change a blob.
     shutil.copyfile(source, partial)
     os.replace(partial, target)

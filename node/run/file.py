@@ -32,6 +32,7 @@ from protocol.toploc import most_points
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
+# People write it by hand; a data set that was named by mistake is refused before it is parsed.
 MAX_RUN_FILE = 256 * 1024
 MAX_TOKENIZER = 1 << 26
 TEXT = "text"
@@ -96,6 +97,7 @@ def load_run_file(path: Path) -> RunFile:
         raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
     except ValueError as error:
         raise RunFileError(f"cannot read the run file {path}", str(error), "correct it: it must be TOML") from error
+    # Before the types: a misspelt key should be named as such, with the nearest right one.
     unknown = unknown_keys(data, RunFile)
     if unknown:
         more = f" (and {len(unknown) - 1} more unknown)" if len(unknown) > 1 else ""
@@ -105,6 +107,7 @@ def load_run_file(path: Path) -> RunFile:
     except msgspec.ValidationError as error:
         raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
     check_kind(run_file, path)
+    # Asked of the raw data: afterwards a default and a number that was written look the same.
     if run_file.pretraining is None and "toploc_k" not in data.get("verification", {}):
         run_file = with_fitting_proofs(run_file, path)
     return run_file
@@ -203,6 +206,7 @@ def model_files(directory: Path) -> dict[str, Path]:
             "`model` in the run file names it",
             "correct the path, or make one: a run with [warm_start] makes its own (`run warm-start FILE`)",
         )
+    # Only these: a model directory from the hub has pictures, and weights of other libraries, as large again.
     found = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix in MODEL_SUFFIXES)
     names = {file.name for file in found}
     missing = [name for name in REQUIRED_MODEL_FILES if name not in names]

@@ -18,6 +18,7 @@ def fetch(root: str, url: str) -> Known:
         archive = _content(place)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _failed(place, str(error) or type(error).__name__, "check --from, or ask another mirror") from None
+    # So the mirror needs no trust, nor TLS.
     if root_of(archive) != root:
         raise _failed(place, "what lies there has another root", "ask another mirror")
     return keep(archive)
@@ -32,6 +33,7 @@ def _content(place: str) -> bytes:
         reply.raise_for_status()
         for part in reply.iter_bytes(1 << 16):
             data += part
+            # Counted as it comes: Content-Length is the server's word.
             if len(data) > MAX_BYTES:
                 raise _failed(place, f"it has more than {MAX_BYTES} bytes", "ask another mirror")
     return bytes(data)

@@ -83,6 +83,7 @@ def bind_path(path: Path) -> socket.socket:
     server = socket.socket(socket.AF_UNIX)
     try:
         server.bind(str(path))
+        # After the bind, which goes by the umask; the directory lets nobody in meanwhile.
         path.chmod(0o600)
         server.listen(BACKLOG)
     except OSError:

@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute
 
 log = structlog.get_logger(__name__)
 
+# Well below the usual 1,024 files of a process, of which peers and blobs want most.
 MAX_CONNECTIONS = 256
 IDLE = 5.0
 """seconds that a connection may be open without a whole request, and stay open after one"""
@@ -112,8 +113,10 @@ def _config() -> Config:
     config = Config()
     config.accesslog = None
     config.errorlog = None
+    # A version number tells an attacker which defects to try.
     config.include_server_header = False
     config.keep_alive_timeout = IDLE
+    # Within it a stranger costs a task and a buffer: slow mobile lines need a few seconds.
     config.ssl_handshake_timeout = 15
     # HTTP/2 brings many streams to one connection, past the count of connections.
     config.alpn_protocols = ["http/1.1"]

@@ -30,6 +30,7 @@ def write_both(image: Path, out: Path, model_dir: Path) -> tuple[str, ...]:
     relative to `out`. Raises MalformedPolicy."""
     write_adapter(image, out / ADAPTER_DIRECTORY, model_dir)
     found = f"{ADAPTER_DIRECTORY}/{ADAPTER_WEIGHTS}"
+    # Whoever only fetched the policy has no start model; the adapter alone is of use to him.
     if not any(model_dir.glob("*.safetensors")):
         return (found,)
     write_merged(image, model_dir, out / MERGED_WEIGHTS)
@@ -41,6 +42,7 @@ def write_adapter(image: Path, out: Path, model_dir: Path) -> None:
     whose name or place is told to those who load the adapter by itself. Raises MalformedPolicy."""
     tensors = decode_image(mapped(image))
     out.mkdir(parents=True, exist_ok=True)
+    # By PEFT's names, which sort otherwise than ours.
     named = dict(sorted((peft_name(name), tensor) for name, tensor in tensors.items()))
     with whole_file(out / ADAPTER_WEIGHTS) as file:
         file.write(image_header((name, tensor.shape) for name, tensor in named.items()))
@@ -71,6 +73,7 @@ def peft_config(shapes: Mapping[str, tuple[int, ...]], base: str) -> dict[str, o
         "use_rslora": False,
         "use_dora": False,
         "modules_to_save": None,
+        # The last part of a name ("q_proj"): PEFT finds the layers by suffix.
         "target_modules": sorted({name.rpartition(".")[0].rpartition(".")[2] for name in shapes}),
         "inference_mode": True,
     }
@@ -99,6 +102,7 @@ def write_merged(image: Path, model_dir: Path, out: Path) -> None:
         name: torch.from_numpy(bf16_values(tensor)).to(torch.bfloat16)
         for name, tensor in decode_image(mapped(image)).items()
     }
+    # Tensor by tensor from its files: the whole model need not fit beside its merged copy.
     start = StartWeights(model_dir)
     whole, names = merged(start, adapter), sorted(start)
     with whole_file(out) as file:

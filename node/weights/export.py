@@ -40,6 +40,7 @@ from protocol.policy_patch import forms
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
+# A model of a million tensors has less.
 MAX_INDEX_BYTES = 32 * 1024 * 1024
 Told = Callable[[int], object]
 """Called with bytes done since the last call."""
@@ -61,6 +62,7 @@ def plan_shards(tensors: Sequence[TensorInfo], most: int) -> list[tuple[TensorIn
     size = 0
     for tensor in tensors:
         bytes_ = 2 * math.prod(tensor.shape)
+        # A tensor is never cut: no loader puts one together from two files.
         if shards[-1] and size + bytes_ > most:
             shards.append([])
             size = 0
@@ -85,6 +87,7 @@ def export_model(
     """
     if out.exists():
         raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
+    # Beside it, so that the rename stays within one file system.
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -97,6 +100,7 @@ def export_model(
             files = tuple(str((signed / name).relative_to(partial)) for name in written)
             for name, source in assets.items():
                 if name == CONFIG_NAME:
+                    # The start model may have been float32; loaders believe the config, and would widen what is bf16.
                     write_whole(partial / name, as_bf16(source.read_bytes()))
                     continue
                 with whole_file(partial / name) as file, source.open("rb") as data:
@@ -116,6 +120,7 @@ def export_model(
 
 def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:
     tensors = decode_image(mapped(image))
+    # Before a byte is written: the digests below are of tensors by their place in this list.
     if [(name, tensor.shape) for name, tensor in tensors.items()] != forms(manifest.tensors):
         raise MalformedPolicy("wrong policy image", "its tensors have other names or shapes than the manifest's")
     layout = image_layout(forms(manifest.tensors))

@@ -38,7 +38,9 @@ FIRST_PATIENCE = 10.0
 What has arrived stays, so an attempt costs nothing; without an end, a blob that nobody has any more would block the
 other ways.
 """
+# Bytes a second: a home's line. A slower one only needs another attempt, which goes on where the first ended.
 USUAL_RATE = 20_000_000
+# Else the doubling would end in centuries, and a way that is really blocked would never be left.
 LONGEST_PATIENCE = 24 * 3600.0
 MANIFEST_TIMEOUT = 60.0
 RETRY_PAUSE = (0.5, 15.0)
@@ -113,11 +115,13 @@ class PolicyFollower:
         self._clock = clock or PolicyClock(trio.current_time)
         self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
+        # Bounded, for a trainer may say as many bad things as it likes.
         self._refused = Recent[bytes, None](COMPARED)
         self._blamed = Recent[bytes, None](COMPARED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
         self._news = trio.Event()
+        # One at a time: two builds would share the disk's speed and each need an image's room.
         self._building = trio.Lock()
         # Threads look at this between two chunks; without it a cancelled daemon would wait for an image to be built.
         self._stop = threading.Event()
@@ -134,6 +138,7 @@ class PolicyFollower:
         return self._clock.fork
 
     async def run(self) -> None:
+        # What a killed process left half built is never taken up: its blobs are in the store.
         await trio.to_thread.run_sync(_empty, self._workshop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_building)
@@ -173,6 +178,7 @@ class PolicyFollower:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
         held = self._shelf.by_root(root)
         signed = self._clock.announcement(root)
+        # Nothing is fetched on the word of whoever asks: only what the trainer has signed.
         if held or not signed:
             return held
         with trio.move_on_after(timeout):
@@ -187,6 +193,7 @@ class PolicyFollower:
         # The newest first: a worker can start with it while older ones are still being hashed.
         for record in reversed(records[-self._shelf.keep :]):
             manifest = record.manifest
+            # The directory may be from another pool's run.
             if manifest.run_root != self._run_root or not self._store.has(manifest.image_root):
                 continue
             path = self._store.path(manifest.image_root)
@@ -252,6 +259,7 @@ class PolicyFollower:
                 if await self._try(signed, attempt):
                     return
                 await trio.sleep(min(RETRY_PAUSE[0] * 2**attempt, RETRY_PAUSE[1]))
+                # Bounded where it stands in an exponent.
                 attempt = min(attempt + 1, 16)
         finally:
             self._pursued.discard(step)

@@ -46,8 +46,10 @@ class Feed:
         for key in gone:
             del table.rows[key]
         if gone:
+            # From rows that changed nobody can learn that one is gone: who is behind this gets the whole table.
             table.floor = table.version
         for key in changed:
+            # Taken out first: a dictionary keeps the place of a key that is set again, and the newest must be last.
             table.rows.pop(key, None)
             table.rows[key] = (table.version, rows[key])
 
@@ -57,6 +59,7 @@ class Feed:
         A table is {"whole": bool, "rows": [...]}: its changed rows, or all of them.
         """
         if version not in self._made:
+            # Kept until the next change: viewers that are up to date all ask for the same, and it is encoded once.
             self._made[version] = [*self._sections_since(version), *self._tables_since(version)]
         return self._made[version]
 

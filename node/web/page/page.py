@@ -27,6 +27,7 @@ from node.web.page.plain import number, words
 from node.web.page.stream import Audience, EventStream
 
 EVALUATIONS = "spool/eval"
+# The trainer writes it itself, but a page must not depend on how large.
 MAX_BYTES = 1 << 20
 SHOWN = 6
 """Answers of an evaluation."""
@@ -93,6 +94,7 @@ class Page:
         self._model = Model()
         self._recorder = Recorder(directory / HISTORY, self._model.curves)
         self._samples = Samples(directory)
+        # A new one each start: the numbers of changes begin again, and a viewer's old one would hide what is new.
         self._mark = secrets.token_hex(8)
         self.audience = Audience()
 

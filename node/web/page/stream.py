@@ -67,6 +67,7 @@ class EventStream(Response):
 
     def __init__(self, request: Request, feed: Feed, mark: str, audience: Audience) -> None:
         super().__init__(headers={**HEADERS, "cache-control": "no-store"}, media_type="text/event-stream")
+        # The base class counts an empty body; a browser would end the stream after nothing.
         del self.headers["content-length"]
         self._feed = feed
         self._mark = mark
