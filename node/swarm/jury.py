@@ -70,18 +70,11 @@ where they agree: with more it is neither awaited nor paid. A restart with many 
 pay at most; verdicts that it shows late count."""
 
 
-class _Seal(msgspec.Struct, frozen=True):
-    """first: nobody else's verdict on the work was shown when it came; at: when that was."""
-
-    seal: bytes
-    first: bool
-    at: float
-
-
 class _Sealer(msgspec.Struct):
-    """One validator's seals by work; unopened: of them those whose verdicts are not shown, oldest first."""
+    """One validator's seals by work, and whether nobody else's verdict was shown when each came; unopened: when those
+    came whose verdicts are not shown, oldest first."""
 
-    seals: Recent[WorkId, _Seal]
+    seals: Recent[WorkId, tuple[bytes, bool]]
     unopened: Recent[WorkId, float]
 
 
@@ -130,7 +123,7 @@ class Jury:
             TaskOffered: self._on_offer,
             TaskClaimed: self.tasks.claimed,
             RolloutCommitted: self.register.commit,
-            Heartbeat: self._on_beat,
+            Heartbeat: lambda signed: self._punish(self.lots.beat(signed)),
             LotsRevealed: self._on_reveal,
             StepJudged: self._on_step,
             DisputeRaised: self._on_dispute,
@@ -148,10 +141,6 @@ class Jury:
         """The validators that are alive at this moment."""
         return self._membership.live_validators(self._clock())
 
-    def _may_raise(self) -> bool:
-        own = self._membership.own
-        return self._membership.is_trainer(own) or self._membership.may_validate(own)
-
     def watch(self) -> trio.MemoryReceiveChannel[WorkId]:
         """Works about which something was said. A slow reader loses some: ask about old ones by the clock."""
         send, receive = trio.open_memory_channel[WorkId](WATCHED)
@@ -164,7 +153,7 @@ class Jury:
         lines = (
             self._board.subscribe(PolicyAnnounced, TaskOffered),
             self._board.subscribe(TaskClaimed, RolloutCommitted),
-            self._board.subscribe(Heartbeat, by=self._membership.may_validate),
+            self._board.subscribe(Heartbeat, by=self._membership.is_validator),
             # In the order in which they came: a seal that is read after another's verdict looks like a copier's.
             self._board.subscribe(
                 ValidatorSaid, VerdictIssued, VerdictRechecked, DisputeRaised, LotsRevealed, StepJudged
@@ -333,7 +322,7 @@ class Jury:
             return False
         # Whether it came first is noted now: later nobody can tell a copier from the others.
         shown = self.ballots.has_spoken(id) | {one for one, early in self._early.items() if id in early}
-        sealer.seals[id] = _Seal(seal, not shown - {author}, self._clock())
+        sealer.seals[id] = seal, not shown - {author}
         return True
 
     def sealing(self, id: WorkId) -> set[Address]:
@@ -361,8 +350,8 @@ class Jury:
         if self._membership.has_one_validator:
             return True  # there is nobody to copy from
         said, sealer = self.ballots.verdict_of(id, validator), self._sealers.get(validator)
-        seal = sealer.seals.get(id) if sealer else None
-        return said is not None and seal is not None and seal.first and seal_of(said.message, validator) == seal.seal
+        seal, first = sealer.seals.get(id, (b"", False)) if sealer else (b"", False)
+        return said is not None and first and seal_of(said.message, validator) == seal
 
     def withhold(self, validator: Address, window: int) -> None:
         """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""
@@ -396,7 +385,8 @@ class Jury:
         for dispute in disputes[:1]:
             self._judged.set()
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
-            if self._may_raise():
+            own = self._membership.own
+            if self._membership.is_trainer(own) or self._membership.may_validate(own):
                 try:
                     self._to_raise_send.send_nowait(dispute)
                 except trio.WouldBlock:
@@ -426,10 +416,6 @@ class Jury:
             self._notify(work.id)
 
     # lots
-
-    def _on_beat(self, signed: Signed[Heartbeat]) -> None:
-        if self._membership.is_validator(signed.author):
-            self._punish(self.lots.beat(signed))
 
     def _on_reveal(self, signed: Signed[LotsRevealed]) -> None:
         self._punish(self.lots.reveal(signed))

@@ -69,13 +69,15 @@ class PeerBook:
 
     def told(self, now: float) -> bytes:
         """Some of what is known, for a peer that asks: members chosen by chance, as many as fit."""
-        fresh = [signed.raw for signed in self._records.values() if _fresh(signed, now)]
+        fresh = self._fresh(now)
         return _list(random.sample(fresh, min(MAX_TOLD, len(fresh))), MAX_TOLD_BYTES)
 
     def kept(self, now: float) -> bytes:
         """All of it, for a file."""
-        fresh = [signed.raw for signed in self._records.values() if _fresh(signed, now)]
-        return _list(fresh, MAX_KEPT_BYTES)
+        return _list(self._fresh(now), MAX_KEPT_BYTES)
+
+    def _fresh(self, now: float) -> list[bytes]:
+        return [signed.raw for signed in self._records.values() if _fresh(signed, now)]
 
 
 def _fresh(signed: Signed[Heartbeat], now: float) -> bool:

@@ -137,14 +137,11 @@ class Fetching:
                 for id, spare in list(left.items()):
                     if spare.due is None and not self.queue.has_passed(spare.place):
                         break  # one worker's next ones come after it
-                    if self._is_settled(spare):
+                    if self._station.jury.ballots.state(id) is not FileState.OPEN:
                         del left[id]
                     elif self._is_due(spare):
                         del left[id]
                         self._put_in_line(spare.work, nursery)
-
-    def _is_settled(self, spare: _Spare) -> bool:
-        return self._station.jury.ballots.state(spare.work.id) is not FileState.OPEN
 
     def _is_due(self, spare: _Spare) -> bool:
         """Whether those who are drawn have had the time to look, and too few of them did."""

@@ -233,7 +233,9 @@ class Validator(Service):
             found = msgspec.structs.replace(found, detail=copied.detail)
         elif found.outcome == Outcome.ACCEPT:
             self._register.was_read(work)
-        await self._pronounce(work, found, lot, await self._standing(work, found), seconds, candidate.recheck)
+        accepted = found.outcome == Outcome.ACCEPT
+        standing = await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
+        await self._pronounce(work, found, lot, standing, seconds, candidate.recheck)
 
     async def _judge_recomputed(self, work: Work, recheck: bool) -> None:
         """A report, or a stretch of a merge, is what this validator finds itself, to the byte. It says nothing of how
@@ -310,10 +312,6 @@ class Validator(Service):
                 self._vanished[root] = None
             raise OwnTrouble("its policy cannot be fetched", for_good=old)
         return None, LoadPolicy(policy_root=policy.root, step=policy.step, path=str(policy.path))
-
-    async def _standing(self, work: Work, found: Inspected) -> Standing:
-        accepted = found.outcome == Outcome.ACCEPT
-        return await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
 
     async def _sentence(self, work: Work, found: Inspected) -> tuple[int, int, str]:
         """(outcome, reason, detail): what was found in the file, in the light of the worker's whole record."""
