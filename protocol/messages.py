@@ -346,7 +346,25 @@ class EarningsSigned(_Message, frozen=True):
         return _statement_fault(self.earnings)
 
 
-Carried = VerdictIssued | CertificatesShown | EarningsSigned
+class DueSigned(_Message, frozen=True):
+    """A validator's word on which works it held accepted when it heard of policy `step`, and had not named before.
+
+    works: their ids, rising; a step with more of them than MAX_CUT has several words.
+    """
+
+    step: int
+    works: tuple[bytes, ...]
+
+    def fault(self) -> str | None:
+        if not 0 <= self.step < 2**63 or not 0 < len(self.works) <= MAX_CUT:
+            return "the step is out of range, or the works are none or too many"
+        if any(len(one) != 32 for one in self.works):
+            return "a work's id is not 32 bytes"
+        rising = all(one < two for one, two in zip(self.works, self.works[1:], strict=False))
+        return None if rising else "a work is named twice, or they are not in order"
+
+
+Carried = VerdictIssued | DueSigned | CertificatesShown | EarningsSigned
 Entry = Seal | Certificate | Carried
 
 
@@ -401,24 +419,6 @@ class CutSigned(_Message, frozen=True):
         # In one order: a cut is compared by its bytes, and everybody adds in this order.
         rising = all(one < two for one, two in zip(self.files, self.files[1:], strict=False))
         return None if rising else "the contributions are doubled or not in order"
-
-
-class DueSigned(_Message, frozen=True):
-    """A validator's word on which works it held accepted when it heard of policy `step`, and had not named before.
-
-    works: their ids, rising; a step with more of them than MAX_CUT has several words.
-    """
-
-    step: int
-    works: tuple[bytes, ...]
-
-    def fault(self) -> str | None:
-        if not 0 <= self.step < 2**63 or not 0 < len(self.works) <= MAX_CUT:
-            return "the step is out of range, or the works are none or too many"
-        if any(len(one) != 32 for one in self.works):
-            return "a work's id is not 32 bytes"
-        rising = all(one < two for one, two in zip(self.works, self.works[1:], strict=False))
-        return None if rising else "a work is named twice, or they are not in order"
 
 
 class StepJudged(_Message, frozen=True):

@@ -23,6 +23,8 @@ from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 log = structlog.get_logger()
 FETCH_TIMEOUT = 60.0
 POLL = 0.25
+SAID_WITHIN = 1.0
+"""Seconds that a validator's word waits for other words of its own."""
 WAITING = 64
 """Manifests on their way; of more, the oldest are not read."""
 
@@ -87,7 +89,7 @@ class Tracing(Service):
             works = self.book.cut(last)
             for first in range(0, len(works), MAX_CUT):
                 said = DueSigned(pool=self._station.pool, step=last, works=works[first : first + MAX_CUT])
-                await self._station.board.post(said)
+                self._station.board.say([said], within=SAID_WITHIN)
 
     async def _hear_policies(self) -> None:
         async for signed in self._station.board.subscribe(PolicyAnnounced):
