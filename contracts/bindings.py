@@ -1104,11 +1104,10 @@ class Contracts:
         self, first: Accepted, first_signature: bytes, second: Accepted | Verdict, second_signature: bytes
     ) -> "ContractFunction":
         """A validator's certificate, and another one of the same work or a verdict against it."""
-        one = (first.pool, first.node, first.epoch, first.work, first.units)
+        one = _words(first)
         if isinstance(second, Verdict):
             return self.court.functions.acceptedEvidence(one, first_signature, _said(second), second_signature)
-        two = (second.pool, second.node, second.epoch, second.work, second.units)
-        return self.court.functions.doubleAcceptedEvidence(one, first_signature, two, second_signature)
+        return self.court.functions.doubleAcceptedEvidence(one, first_signature, _words(second), second_signature)
 
     def overturn(self, pool: int, node: Address) -> "ContractFunction":
         return self.swarm.functions.overturn(pool, node)
@@ -1118,9 +1117,8 @@ def _member_state(node: Address, v: Sequence[Any]) -> MemberState:
     return MemberState(node, None if v[0] == NOBODY else v[0], *v[1:])
 
 
-def _words(commitment: WorkCommitment) -> tuple[Any, ...]:
-    c = commitment
-    return (c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, c.epoch)
+def _words(statement: WorkCommitment | Accepted) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(statement)
 
 
 def _said(verdict: Verdict) -> tuple[int, int, bytes]:

@@ -6,7 +6,7 @@ blobs that it was made of and the works that it leaves out, with the proof, so t
 fetch what it lacks. Leaves and inner nodes of the tree hash under different prefixes: neither can pass for the other.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -284,30 +284,29 @@ def _parent(left: bytes, right: bytes) -> bytes:
     return keccak(b"\x01" + min(left, right) + max(left, right))
 
 
-def _level_up(level: Sequence[bytes]) -> list[bytes]:
-    pairs = [_parent(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-    return pairs + list(level[len(level) - len(level) % 2 :])
+def _levels(leaves: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """From the leaves to the root; an odd one is carried up unchanged."""
+    level = list(leaves)
+    yield level
+    while len(level) > 1:
+        pairs = [_parent(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(level) - len(level) % 2 :]
+        yield level
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Root over the leaves in order; an odd one is carried up unchanged; 32 zero bytes for none."""
-    if not leaves:
-        return EMPTY_ROOT
-    level = list(leaves)
-    while len(level) > 1:
-        level = _level_up(level)
-    return level[0]
+    """Root over the leaves in order; 32 zero bytes for none."""
+    *_, top = _levels(leaves)
+    return top[0] if top else EMPTY_ROOT
 
 
 def proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     """The siblings from leaf `index` up to the root."""
     path: list[bytes] = []
-    level = list(leaves)
-    while len(level) > 1:
-        sibling = index ^ 1
-        if sibling < len(level):
-            path.append(level[sibling])
-        level, index = _level_up(level), index // 2
+    for level in _levels(leaves):
+        if index ^ 1 < len(level):
+            path.append(level[index ^ 1])
+        index //= 2
     return tuple(path)
 
 
