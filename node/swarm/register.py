@@ -225,7 +225,7 @@ class Register:
             # Rivals count as heard, too: a forked slot must not look like a gap.
             node.heard.setdefault(commitment.policy_root, set()).add(commitment.index)
         elif not work.rival:
-            self._tasks.committed(task, commitment.index, commitment.node, id)
+            task.leases.commit(commitment.index, commitment.node, id)
         self._forget_beyond(node)
         self._tell(work, slot)
         return None if work.rival else work

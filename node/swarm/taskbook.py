@@ -57,11 +57,11 @@ class Task(msgspec.Struct):
 
 
 class TaskBook:
-    """One per node. may_die: whether a member's silence is long enough that others may take its shards over; clock:
+    """One per node. is_silent: whether a member's silence is long enough that others may take its shards over; clock:
     monotonic seconds."""
 
     def __init__(self, is_silent: Callable[[Address], bool], clock: Callable[[], float]) -> None:
-        self._is_silent = is_silent
+        self._is_alive: Callable[[Address], bool] = lambda node: not is_silent(node)
         self._clock = clock
         self._started = clock()
         self._tasks: dict[TaskId, Task] = {}
@@ -87,8 +87,7 @@ class TaskBook:
             task = self._open(id, spec, signed)
         if message.sequence > task.sequence:
             self._update(task, message)
-            for listener in self._listeners:
-                listener(task)
+            self._tell(task)
         return task if new else None
 
     def claimed(self, signed: Signed[TaskClaimed]) -> bool:
@@ -100,17 +99,16 @@ class TaskBook:
             return False
         return task.leases.claim(message.shard, node, self._clock(), self._is_alive)
 
-    def committed(self, task: Task, shard: int, node: Address, work: WorkId) -> None:
-        """A result was heard of: a commitment to its file."""
-        task.leases.commit(shard, node, work)
-
     def decided(self, task: Task, shard: int, work: WorkId, *, accepted: bool) -> None:
         """The pool has decided about a result."""
         before = len(task.leases.done)
         task.leases.decided(shard, work, accepted=accepted, now=self._clock())
         if len(task.leases.done) != before or not accepted:
-            for listener in self._listeners:
-                listener(task)
+            self._tell(task)
+
+    def _tell(self, task: Task) -> None:
+        for listener in self._listeners:
+            listener(task)
 
     def follow(self, listener: Callable[[Task], None]) -> None:
         """Tell of every task when it is heard of and when something about it has changed; those known first."""
@@ -163,9 +161,6 @@ class TaskBook:
         task.gathered = frozenset(unpack_groups(message.done, task.spec.shards) or ())
         for shard in task.gathered:
             task.leases.finished(shard)
-
-    def _is_alive(self, node: Address) -> bool:
-        return not self._is_silent(node)
 
 
 def describe_task(task: Task, now: float) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def test_a_result_without_a_lease_is_at_fault_by_hearsay_and_never_of_a_newcomer
     task = heard.book.find(ID)
     assert task is not None
     heard.claim(A, 0)
-    heard.book.committed(task, 0, A, b"a" * 32)
-    heard.book.committed(task, 1, B, b"b" * 32)
+    task.leases.commit(0, A, b"a" * 32)
+    task.leases.commit(1, B, b"b" * 32)
     assert heard.book.fault(task, b"a" * 32) is None
     fault = heard.book.fault(task, b"b" * 32)
     assert fault and fault.reason is Reason.NOT_LEASED and "never claimed" in fault.detail
