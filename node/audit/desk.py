@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from node.audit.findings import Audit, Claim
+from node.audit.findings import Audit, Claim, checkpoint_beyond
 from node.audit.step import StepAudit
 from node.recipe.desk import desk_blobs, desk_root
 from node.recipe.manifest import checked, materialise
@@ -26,11 +26,12 @@ def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None
     run = _run(spool)
     claims = _Claims(spool)
     kept = spool.checkpoint_steps()
-    base = max((at for at in kept if at <= step), default=0)
-    known = {at: claims.of(at) for at in range(base, step + 1)}
+    base, beyond = max((at for at in kept if at <= step), default=0), checkpoint_beyond(step, kept)
+    known = {at: claims.of(at) for at in range(base, beyond or step + 1)}
     settings = own or settings_for(known[step].arithmetic)
     with replaying(spool, settings, Replayer) as replayer:
-        return StepAudit(run, replayer, base, step, known, partial(_batch, run, spool, directory, claims)).run()
+        batch = partial(_batch, run, spool, directory, claims)
+        return StepAudit(run, replayer, base, step, known, batch, beyond).run()
 
 
 def _run(spool: Spool) -> RunSpec:

@@ -1,5 +1,6 @@
 """What an audit is about, and what its tests say. Numbers only; no tensor is kept."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -10,6 +11,9 @@ IDENTITY_LIMIT = 2e-4
 """Residual of AdamW's equations: honest 2.1e-5 at the most, the learning rate a thousandth off 1.0e-3."""
 FLOAT32_LIMIT = 3e-4
 """Distance over the length of one update, float32 on both sides: honest classes 1e-6 to 1e-4, the least cheat 1e-3."""
+MOST_BEYOND = 10
+"""Steps after an audited one up to a checkpoint that still tells of it: in float32, rounding doubles about every second
+step, from 2e-6 of an update to 2e-5 after eight."""
 BFLOAT16_LIMIT = 0.25
 """Of the applied gradient beside the span of the groups' own: honest bfloat16 leaves 0.04."""
 SCALE_LIMITS = (3e-3, 5e-2)
@@ -29,12 +33,21 @@ class Says(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """test: "manifest", "identity", "direction" or "replay"; figures: what was measured."""
+    """test: "manifest", "identity", "direction" or "replay"; figures: what was measured. Of a replay: distance, limit;
+    steps: how many after the audited one until the checkpoint that was compared, if that is not the next; first: the
+    earlier step that came out otherwise."""
 
     test: str
     says: Says
     text: str
     figures: dict[str, float] = {}
+
+
+def checkpoint_beyond(step: int, kept: Iterable[int]) -> int:
+    """The checkpoint that tells of a step after which there is none: the next one, 0 where it is too far or not there.
+    kept: the steps of those there are."""
+    later = min((at for at in kept if at > step), default=0)
+    return later if step + 1 < later <= step + 1 + MOST_BEYOND else 0
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -17,9 +17,10 @@ ORDER, RESULT = "order.msgpack", "result.msgpack"
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """claims: of the steps from `base` to `step`; manifests: by step; policies: announced roots, by step; blobs: files
-    and reports, by root (hex); checkpoints: (card, tensors of each rank), by step; memory: bytes that the child may
-    have, 0 for no bound. Paths: of files whose bytes nobody has looked at beyond their root."""
+    """claims: of the steps from `base` to `step`, and on to the checkpoint `beyond` it, if that is not 0; manifests: by
+    step; policies: announced roots, by step; blobs: files and reports, by root (hex); checkpoints: (card, tensors of
+    each rank), by step; memory: bytes that the child may have, 0 for no bound. Paths: of files whose bytes nobody has
+    looked at beyond their root."""
 
     run_root: bytes
     pool: int
@@ -31,6 +32,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     blobs: Mapping[str, str]
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]]
     memory: int = 0
+    beyond: int = 0
 
 
 class Ruling(msgspec.Struct, frozen=True):
@@ -43,7 +45,7 @@ class Ruling(msgspec.Struct, frozen=True):
 
 def ruling(audit: Audit) -> Ruling | None:
     """What a verdict says. A broken manifest, AdamW's equations and another state in the same class are proof; what is
-    measured against calibrated limits in another class costs no stake."""
+    measured against calibrated limits in another class, or some steps later, costs no stake."""
     broken = {one.test: one for one in audit.broken}
     if "replay" in broken and not audit.differences and not _is_far(broken["replay"]):
         del broken["replay"]
@@ -52,9 +54,16 @@ def ruling(audit: Audit) -> Ruling | None:
     if not broken:
         return None if audit.says is Says.UNDECIDED else Ruling(Outcome.ACCEPT, Reason.NONE, "")
     test = next(name for name in ("manifest", "identity", "replay", "direction") if name in broken)
-    proven = test != "direction" and not (test == "replay" and audit.differences)
+    measured = test == "replay" and (audit.differences or "steps" in broken[test].figures)
+    proven = test != "direction" and not measured
     reason = Reason.RULE if test == "manifest" else Reason.STATE if proven else Reason.DISTANCE
     return Ruling(Outcome.SLASH if proven else Outcome.REJECT, reason, f"{test}: {broken[test].text}"[:MAX_DETAIL])
+
+
+def lacks_a_state(audit: Audit) -> bool:
+    """Whether the same class came to other bits and had no later checkpoint to say how far they are apart."""
+    other = next((one for one in audit.broken if one.test == "replay"), None)
+    return other is not None and not audit.differences and "distance" not in other.figures
 
 
 def _is_far(replay: Finding) -> bool:

@@ -19,8 +19,8 @@ from protocol.run import RunSpec
 
 
 class StepAudit:
-    """claims: of the steps from the checkpoint `base` to `step`; batch: makes that of a step, and raises ProtocolError
-    where a rule is broken."""
+    """claims: of the steps from the checkpoint `base` to `step`, and on to `beyond`; batch: makes that of a step, and
+    raises ProtocolError where a rule is broken; beyond: see `checkpoint_beyond`."""
 
     def __init__(
         self,
@@ -30,12 +30,14 @@ class StepAudit:
         step: int,
         claims: Mapping[int, Claim],
         batch: Callable[[int], Batch],
+        beyond: int = 0,
     ) -> None:
         self._run = run
         self._replayer = replayer
         self._base, self._step = base, step
         self._claims, self._claim = claims, claims[step]
         self._batch = batch
+        self._beyond = beyond
         self._findings: list[Finding] = []
         self._seconds: dict[str, float] = {}
         own = replayer.arithmetic()
@@ -97,9 +99,8 @@ class StepAudit:
                 return None
             # Not this step's fault: whoever is told of it must be able to find the step where it began.
             if found.state_root != self._claims[step + 1].state_before:
-                return self._say(
-                    "replay", Says.UNDECIDED, f"step {step} already came out otherwise here: audit that one"
-                )
+                why = f"step {step} already came out otherwise here: audit that one"
+                return self._say("replay", Says.UNDECIDED, why, first=float(step))
         return self._replayer.state(self._step)
 
     def _replayed(self, batch: Batch) -> Replayed | None:
@@ -152,6 +153,8 @@ class StepAudit:
         if found.state_root == self._claim.state_root and found.policy_root == self._claim.policy_root:
             return self._say("replay", Says.HOLDS, "the replay has the same state root and the same policy root")
         apart = {"distance": distance(self._replayer.state(self._step + 1), after, before)} if after else {}
+        if not apart and not self._differences and self._both_float32 and self._beyond:
+            apart = self._distance_beyond()
         # Within one class the arithmetic is bit-exact, so any other root is another computation.
         if not self._differences:
             apart["limit"] = FLOAT32_LIMIT if self._both_float32 else BFLOAT16_LIMIT
@@ -162,3 +165,21 @@ class StepAudit:
         if apart["distance"] > FLOAT32_LIMIT:
             return self._say("replay", Says.BROKEN, f"further apart than classes are ({why})", **apart)
         return self._say("replay", Says.HOLDS, f"as near as another class comes ({why})", **apart)
+
+    def _distance_beyond(self) -> dict[str, float]:
+        """Go on with the claimed batches, from the state that came out here, to the next checkpoint that was claimed:
+        how far from it, in lengths of its last update. Rounding stays near it; what was done to the state does not.
+        Empty where that cannot be told."""
+        try:
+            for step in range(self._step + 1, self._beyond - 1):
+                self._replayer.step(self._batch(step))
+            last = self._replayer.state(self._beyond - 1)
+            self._replayer.step(self._batch(self._beyond - 1))
+            own = self._replayer.state(self._beyond)
+            self._replayer.place(self._beyond)
+        except (ProtocolError, TrainingError, OSError, KeyError):
+            return {}  # it is not of this step, or not here: nothing is said
+        if self._replayer.roots(self._beyond).state_root != self._claims[self._beyond - 1].state_root:
+            return {}
+        found = distance(own, self._replayer.state(self._beyond), last)
+        return {"distance": found, "steps": float(self._beyond - self._step - 1)}

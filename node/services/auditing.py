@@ -9,7 +9,7 @@ without lots audit by hand only.
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from node.audit.findings import Audit, Claim, Says
-from node.audit.order import ORDER, RESULT, Ruling, StepOrder, memory_for, read_result, ruling
+from node.audit.findings import Audit, Claim, Says, checkpoint_beyond
+from node.audit.order import ORDER, RESULT, Ruling, StepOrder, lacks_a_state, memory_for, read_result, ruling
 from node.blobs.store import BlobStore
 from node.processes.forkserver import Starter
 from node.recent import Recent
@@ -56,6 +56,8 @@ AUDIT_SECONDS = 900.0
 FETCH_TIMEOUT = 60.0
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
+NEXT_PATIENCE = 300.0
+"""Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart."""
 MOST_REPLAYED = 64
 """Steps between a checkpoint and the step that is audited."""
 MOST_BYTES = 4 << 30
@@ -153,6 +155,12 @@ class Auditing(Service):
         except trio.WouldBlock:
             self.counts["skipped"] += 1
 
+    def _want_earlier(self, audit: Audit | None) -> None:
+        """An earlier step since the checkpoint came out otherwise: no lot need draw that one."""
+        for finding in audit.findings if audit else ():
+            if "first" in finding.figures:
+                self._want(_Wanted(self._statement(int(finding.figures["first"]) + 1)))
+
     async def _judge(self, wanted: _Wanted) -> None:
         """Say what an audit finds, once and for ever."""
         journal, slot = self._station.journal, wanted.statement.struct_hash
@@ -164,7 +172,7 @@ class Auditing(Service):
         try:
             if self._statement(wanted.statement.step) != wanted.statement:
                 raise Unavailable("what was judged is not what the trainer announced")
-            found = await self._audited(wanted.statement)
+            found = await self._audited(wanted.statement, NEXT_PATIENCE)
         except IntellectError as error:
             self.counts["undecided"] += 1
             self.undecided = f"step {wanted.statement.step - 1}: {error.why}"
@@ -176,6 +184,7 @@ class Auditing(Service):
             self.counts["undecided"] += 1
             told = [f"{one.test}: {one.text}" for one in audit.findings if one.says is not Says.HOLDS] if audit else []
             self.undecided = f"step {wanted.statement.step - 1}: {'; '.join(told)}"
+            self._want_earlier(audit)
             return None
         self.counts["held" if ruled.outcome == Outcome.ACCEPT else "bad"] += 1
         await self._say(wanted, ruled, audit.own if audit else "")
@@ -216,22 +225,32 @@ class Auditing(Service):
         told = msgspec.json.encode({"audit": audit, "verdict": outcome})
         return Response(told, media_type="application/json")
 
-    async def _audited(self, statement: PolicyStatement) -> tuple[Ruling | None, Audit | None]:
-        """What is found of the step that led to this statement. Raises Unavailable where something cannot be had."""
+    async def _audited(self, statement: PolicyStatement, patience: float = 0.0) -> tuple[Ruling | None, Audit | None]:
+        """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
+        patience: seconds for a later checkpoint, where it takes that."""
+        step = statement.step - 1
+        # For the state after the step, without which only a replay in the trainer's class tells anything.
+        await self._wait_for(lambda: step + 1 in self._offered(), CHECKPOINT_PATIENCE)
+        ruled, audit = await self._look(step)
+        if audit is not None and lacks_a_state(audit):
+            await self._wait_for(lambda: any(at > step for at in self._offered()), patience)
+            if beyond := checkpoint_beyond(step, self._offered()):
+                ruled, audit = await self._look(step, beyond)
+        return ruled, audit
+
+    async def _look(self, step: int, beyond: int = 0) -> tuple[Ruling | None, Audit | None]:
         async with self._one:
-            await self._wait_for_checkpoint(statement.step)
             with self._pinning() as pins:
-                order, named = await self._gather(statement.step - 1, pins)
+                order, named = await self._gather(step, beyond, pins)
                 fault = self._misnamed(named)
                 if fault is not None:
                     return Ruling(Outcome.REJECT, Reason.RULE, fault), None
                 audit = await self._replay(order)
         return ruling(audit), audit
 
-    async def _wait_for_checkpoint(self, step: int) -> None:
-        """For the state after the step, without which only a replay in the trainer's class tells anything."""
-        with trio.move_on_after(CHECKPOINT_PATIENCE):
-            while step not in self._offered():  # noqa: ASYNC110 - the board is asked, which keeps few
+    async def _wait_for(self, true: Callable[[], bool], seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            while not true():  # noqa: ASYNC110 - the board is asked, which keeps few
                 await trio.sleep(0.5)
 
     async def _replay(self, order: StepOrder) -> Audit:
@@ -294,27 +313,28 @@ class Auditing(Service):
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
         return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
-    async def _gather(self, step: int, pins: list[bytes]) -> tuple[StepOrder, list[BatchManifest]]:
-        """Fetch everything: manifests first, which are small and name the rest. Raises IntellectError."""
+    async def _gather(self, step: int, beyond: int, pins: list[bytes]) -> tuple[StepOrder, BatchManifest]:
+        """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
+        IntellectError."""
         offered, spec = self._offered(), self._station.run.spec
         base = max((at for at in offered if at <= step), default=0)
         if step - base > MOST_REPLAYED:
             raise Unavailable(f"the newest checkpoint before step {step} is of step {base}")
         manifests: dict[int, str] = {}
         named: dict[int, BatchManifest] = {}
-        for at in range(base, step + 1):
+        for at in range(base, beyond or step + 1):
             after = self._announced(at + 1).message
             path = await self._fetch(after.batch_root, MAX_MANIFEST_BYTES, pins)
             manifests[at] = str(path)
             named[at] = await trio.to_thread.run_sync(lambda path=path: decode_manifest(path.read_bytes()))
         blobs = await self._fetch_blobs(list(named.values()), pins)
-        states = {at: await self._fetch_state(offered[at], pins) for at in (base, step + 1) if at in offered}
+        states = {at: await self._fetch_state(offered[at], pins) for at in (base, step + 1, beyond) if at in offered}
         claims = {at: self._claim(at, named[at]) for at in named}
         clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
         memory = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
-        order = StepOrder(run_root, pool, step, base, claims, policies, manifests, blobs, states, 2 * memory)
-        return order, list(named.values())
+        order = StepOrder(run_root, pool, step, base, claims, policies, manifests, blobs, states, 2 * memory, beyond)
+        return order, named[step]
 
     async def _fetch_blobs(self, manifests: list[BatchManifest], pins: list[bytes]) -> dict[str, str]:
         """Files and reports, from those who made them."""
@@ -343,10 +363,10 @@ class Auditing(Service):
         parent = before.message.policy_root
         return Claim(step, parent, state, after.policy_root, after.state_root, manifest.arithmetic)
 
-    def _misnamed(self, manifests: list[BatchManifest]) -> str | None:
+    def _misnamed(self, manifest: BatchManifest) -> str | None:
         """A report that is not the one that its author's verdict names, as far as this node heard that."""
         ballots, pool = self._station.jury.ballots, self._station.pool
-        for work in manifests[-1].batch.works:
+        for work in manifest.batch.works:
             named = [(work.name(pool), work.file_root, one.author, one.root) for one in work.reports]
             for task in work.judged:
                 named += [

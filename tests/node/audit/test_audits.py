@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from node.audit.desk import audit_at_desk
-from node.audit.findings import Audit, Says
+from node.audit.findings import FLOAT32_LIMIT, Audit, Says
+from node.audit.order import ruling
 from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
 from node.recipe.manifest import compose, materialise
@@ -28,8 +29,9 @@ from node.training.spool import Spool
 from node.training.trainer import Trainer
 from node.training.world import join_world, leave_world
 from protocol.blobs import describe
+from protocol.checks import Reason
 from protocol.identity import address_bytes, address_from_bytes
-from protocol.manifest import decode_composed, encode_manifest
+from protocol.manifest import Arithmetic, decode_composed, encode_manifest
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -43,7 +45,7 @@ from protocol.rollout import (
     encode_report,
 )
 from protocol.run import RunSpec, encode_run
-from protocol.statements import WorkCommitment, work_id
+from protocol.statements import Outcome, WorkCommitment, work_id
 
 NODE = address_from_bytes(b"\x07" * 20)
 STEPS, GROUPS, SIZE = 2, 8, 4
@@ -154,8 +156,8 @@ def other_batch(change: Callable[[list[Any]], list[Any]]) -> Callable[[Desk, pyt
     return cheat
 
 
-def gradient(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Desk, pytest.MonkeyPatch], None]:
-    """A trainer that changes the gradient of step 1 after it was clipped."""
+def gradient(change: Callable[[torch.Tensor], torch.Tensor], at: int = 1) -> Callable[[Desk, pytest.MonkeyPatch], None]:
+    """A trainer that changes the gradient of a step after it was clipped."""
 
     def cheat(desk: Desk, patch: pytest.MonkeyPatch) -> None:
         real = torch.nn.utils.clip_grad_norm_
@@ -163,7 +165,7 @@ def gradient(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Desk, 
         def clip(parameters: Any, most: float) -> Any:
             parameters, norm = list(parameters), None
             norm = real(parameters, most)
-            if desk.spool.newest_step() == 1:
+            if desk.spool.newest_step() == at:
                 for parameter in parameters:
                     parameter.grad = change(parameter.grad)
             return norm
@@ -230,6 +232,29 @@ def test_a_cheat_is_seen_in_its_step_and_in_no_other(
     assert found[test] is Says.BROKEN and found["replay"] is Says.BROKEN
     far = desk.audit(1, TrainerSettings(micro_batch_tokens=64, packing=False))
     assert said(far)[test] is Says.BROKEN, "another class sees it, too"
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_step_without_a_checkpoint_after_it_is_told_by_the_next_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, honest: bool
+) -> None:
+    """A processor of the same name that rounds differently accuses nobody: here one that cuts batches otherwise."""
+    with monkeypatch.context() as patch:
+        if not honest:
+            gradient(hidden, at=0)(desk, patch)
+        desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
+    assert desk.spool.checkpoint_steps() == [2]
+    bits = {one.test: one for one in desk.audit(0).findings}["replay"]
+    assert bits.says is (Says.HOLDS if honest else Says.BROKEN)
+    monkeypatch.setattr(Arithmetic, "differences", lambda one, other: [])
+    audit = desk.audit(0, TrainerSettings(micro_batch_tokens=64, packing=False))
+    found = {one.test: one for one in audit.findings}["replay"]
+    assert found.says is Says.BROKEN and found.figures["steps"] == 1 and audit.differences == ()
+    ruled = ruling(audit)
+    assert (ruled and (ruled.outcome, ruled.reason)) == (None if honest else (Outcome.REJECT, Reason.DISTANCE))
+    assert (found.figures["distance"] < FLOAT32_LIMIT / 5) == honest
+    after = {one.test: one for one in desk.audit(1).findings}["replay"]
+    assert after.figures.get("first") == (None if honest else 0.0), "which step to look at"
 
 
 def test_what_is_lacking_or_false_in_the_directory_is_said(desk: Desk) -> None:

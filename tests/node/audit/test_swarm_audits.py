@@ -21,11 +21,13 @@ from node.blobs.store import BlobStore
 from node.network.memory import MemoryHub
 from node.processes.forkserver import Anew
 from node.run.assets import Run
+from node.services import auditing
 from node.services.auditing import Auditing, _Wanted
 from node.services.judging.lots import OwnLots
 from node.services.showing import Showing
 from node.services.training.stating import word_on
 from node.state.files import write_whole
+from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from protocol.audit import window_of
 from protocol.checks import Reason
@@ -197,6 +199,27 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
         fork = bench.trainer.jury.policies.fork
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_lot_on_a_later_step(
+    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lot draws step 1, whose step before is the bad one."""
+    with monkeypatch.context() as patch:
+        gradient(hidden, at=0)(desk, patch)
+        desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
+    monkeypatch.setattr(auditing, "CHECKPOINT_PATIENCE", 0.2)
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        audit = bench.audits[0]
+        audit._want(_Wanted(audit._statement(2)))
+        everybody = [bench.trainer, *bench.seats]
+        await bench.until(lambda: all(seat.jury.distrust for seat in everybody))
+        assert bench.said()[:2] == [(0, Outcome.REJECT, Reason.DISTANCE)] * 2
+        assert audit.counts == {"undecided": 1, "bad": 1}
         nursery.cancel_scope.cancel()
 
 
