@@ -601,7 +601,7 @@ Message = (
     | TaskClaimed
     | EnvironmentPublished
 )
-_ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
+ANY_MESSAGE = cast(type[Message], Message)  # msgspec decodes unions; type checkers have no word for it
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 J = TypeVar("J", bound=Judgement)
@@ -685,7 +685,7 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     nobody recognises. So would another encoding of a judgement, whose bytes nothing signs.
     """
     envelope = _decode(raw, Envelope)
-    message = _decode(envelope.payload, _ANY_MESSAGE)
+    message = _decode(envelope.payload, ANY_MESSAGE)
     # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
     if isinstance(message, Judgement) and msgspec.msgpack.encode(message) != envelope.payload:

@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, overload
+from typing import Any, Generic, Protocol, cast
 
 import msgspec
 import structlog
@@ -28,6 +28,7 @@ from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_MEMBERS
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
+    ANY_MESSAGE,
     Carried,
     CheckRequested,
     DisputeRaised,
@@ -248,11 +249,7 @@ class Board:
             except ProtocolError as error:
                 self._refuse(error)
 
-    @overload
-    def opened(self, raw: bytes) -> Signed[Message]: ...
-    @overload
-    def opened(self, raw: bytes, kind: type[M]) -> Signed[M]: ...
-    def opened(self, raw: bytes, kind: type[Any] | None = None) -> Signed[Any]:
+    def opened(self, raw: bytes, kind: type[M] = ANY_MESSAGE) -> Signed[M]:
         """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
 
         kind: what it must be. Carried messages carry no further ones: what is checked for them stays bounded.
@@ -260,11 +257,11 @@ class Board:
         parsed = parse_envelope(self._pool, raw)
         if isinstance(parsed.message, DisputeRaised | CheckRequested | ValidatorSaid):
             raise MalformedMessage("message refused", "a carried message carries another one")
-        if kind is not None and not isinstance(parsed.message, kind):
+        if not isinstance(parsed.message, kind):
             raise MalformedMessage("message refused", f"it carries {type(parsed.message).__name__}")
         signed = authenticate(self._domain, parsed)
         self._authorise(signed)
-        return signed
+        return cast(Signed[M], signed)
 
     # receiving
 

@@ -104,14 +104,13 @@ class Trial(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Turn:
-    """One asker's, while it lasts. challenge: None until it is posed."""
+class Turn(msgspec.Struct):
+    """One asker's, while it lasts. challenge: None until it is posed; shown: rows of its product were."""
 
-    def __init__(self, asker: Address, until: float) -> None:
-        self.asker = asker
-        self.until = until
-        self.challenge: Challenge | None = None
-        self.shown = False
+    asker: Address
+    until: float
+    challenge: Challenge | None = None
+    shown: bool = False
 
 
 def claims_gpu(engine: str) -> bool:

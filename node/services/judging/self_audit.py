@@ -52,8 +52,7 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
 
     Raises RunFileError if the image is not the policy that the file names, OSError if the file cannot be read.
     """
-    with file.open("rb") as opened:
-        data = opened.read(MAX_FILE_BYTES + 1)
+    data = _read(file)
     root = describe(data).root
     try:
         batch = decode(data, run.rollout.samples_per_file)
@@ -95,12 +94,15 @@ def audit_file(file: Path, run: RunSpec, assets: Path, image: Path) -> SelfAudit
 
 def named_policy(file: Path, run: RunSpec) -> str:
     """The root (hex) of the policy that a file's header names; empty if the file cannot be read as one."""
-    with file.open("rb") as opened:
-        data = opened.read(MAX_FILE_BYTES + 1)
     try:
-        return decode(data, run.rollout.samples_per_file).header.policy_root
+        return decode(_read(file), run.rollout.samples_per_file).header.policy_root
     except MalformedRollout:
         return ""
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(MAX_FILE_BYTES + 1)
 
 
 def _refused(fault: Fault, root: str) -> SelfAudit:
