@@ -1,10 +1,9 @@
 """Patches between successive policies: their size beside the entropy bound, and MB/s of image beside memcpy and zstd-1.
 
-    python -m benchmarks.delta [--quick] [--weights MILLIONS] [--images DIR] [--json FILE]
+    python -m benchmarks.delta [--quick] [--json FILE]
 
 Simulated steps: weights N(0, sd), as fp32 masters, and one Adam-like update of N(0, 0.5) * lr, both rounded to bf16.
-Real ones: the policies that a run's trainer still has in DIR (a node's state directory), or those of a short demo that
-this program runs by itself (not with --quick).
+Real ones: the policies of a short demo that this program runs by itself (not with --quick).
 
 Bound, bits per weight: H2(p) + p * v, where p is the share of weights that changed, H2 the binary entropy, and v the
 entropy of the changes in units in the last place: what a coder needs that knows both distributions and no more. With
@@ -187,18 +186,12 @@ def cases(quick: bool) -> Iterator[tuple[str, float, float, int]]:
 
 def main() -> None:
     parser = parser_of(__doc__, "fewer cases and runs, 8 million weights")
-    parser.add_argument("--weights", type=float, help="millions of simulated weights (default 40)")
-    parser.add_argument("--images", type=Path, help="a directory with successive images, instead of a short training")
     options = parser.parse_args()
-    count = int(1e6 * (options.weights or (8 if options.quick else 40)))
-    runs = 3 if options.quick else RUNS
+    count, runs = (8_000_000, 3) if options.quick else (40_000_000, RUNS)
     rows = [measure(name, simulated(count, sd, lr, steps), runs) for name, sd, lr, steps in cases(options.quick)]
     show(rows)
     with tempfile.TemporaryDirectory() as folder:
-        if options.images:
-            images = real_images(options.images)
-        else:
-            images = [] if options.quick else demo_images(Path(folder), steps=12)
+        images = [] if options.quick else demo_images(Path(folder), steps=12)
         real = [
             measure_policies(old, new, Path(folder) / "patch") for old, new in zip(images, images[1:], strict=False)
         ]

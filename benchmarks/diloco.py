@@ -561,8 +561,6 @@ def main() -> None:
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
     parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
     parser.add_argument("--links", action="store_true", help="only: the share of a round that peers wait; needs root")
-    parser.add_argument("--parameters", type=float, default=100e6, help="of the model whose bytes cross the link")
-    parser.add_argument("--compute", type=float, default=60.0, help="seconds of inner_steps")
     parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
     parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--rollouts", action="store_true", help="only: reinforcement learning by several trainers")
@@ -586,9 +584,7 @@ def main() -> None:
             print(f"skipped: {reason}")
             sys.exit(77)
         scale = 50 if asked.quick else 1  # as many bytes in a second
-        found["links"] = links(
-            parameters=asked.parameters / scale, compute=asked.compute / scale, mbit=100, rtt=20, peers=2, rounds=3
-        )
+        found["links"] = links(parameters=100e6 / scale, compute=60 / scale, mbit=100, rtt=20, peers=2, rounds=3)
         save(asked.json, found)
         return
     import torch

@@ -1,6 +1,6 @@
 """Honest files that a calibration's hard cuts refuse, of 10^5: simulated, since nobody can measure so many.
 
-    python -m benchmarks.false_refusals [--samples 64] [--calibrations 20] [--json FILE]
+    python -m benchmarks.false_refusals [--samples 64] [--json FILE]
 
 Each calibration sees so many samples of a made-up pair of engines, each of a problem of its own, and its cuts judge
 files of 16 samples (two problems, eight answers each; answers to one problem share what makes them hard). `rule` is the
@@ -125,15 +125,13 @@ def count(pair: Pair, samples: int, calibrations: int, files: int) -> dict[str, 
 def main() -> None:
     parser = parser_of(__doc__, "one calibration, 200 files")
     parser.add_argument("--samples", type=int, default=64, help="that each calibration sees")
-    parser.add_argument("--calibrations", type=int, default=20)
     parser.add_argument("--files", type=int, default=5000, help="judged per calibration")
     a = parser.parse_args()
-    if a.quick:
-        a.calibrations, a.files = 1, 200
+    calibrations, files = (1, 200) if a.quick else (20, a.files)
     result = {}
     for name, pair in PAIRS.items():
-        counts = count(pair, a.samples, a.calibrations, a.files)
-        per = 1e5 / (a.calibrations * a.files)
+        counts = count(pair, a.samples, calibrations, files)
+        per = 1e5 / (calibrations * files)
         cuts = by_rule(draw(pair, a.samples, 1, np.random.default_rng(0)), 0)
         result[name] = {"refused": counts, "cuts": {one: getattr(cuts, one) for one in Cuts.__struct_fields__}}
         said = ", ".join(f"{rule} {sum(each) * per:.0f} (worst {max(each)})" for rule, each in counts.items())

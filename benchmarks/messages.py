@@ -1,7 +1,6 @@
 """What a file costs the board: gossip messages of each kind, bytes, signature checks and CPU, per accepted file.
 
-    python -m benchmarks.messages [--files 200] [--workers 2] [--step-seconds 1.25] [--epoch-seconds 10]
-        [--window-seconds 20] [--seed 7] [--quick] [--json FILE]
+    python -m benchmarks.messages [--files 200] [--workers 2] [--seed 7] [--quick] [--json FILE]
 
 Four validators with a quorum of three, workers and a trainer in one process under a virtual clock: boards, juries,
 judges, certifying, paying and tabling are the product's own; engines, blobs and the chain are doubles. As in the
@@ -115,7 +114,7 @@ def _two(seconds: Sequence[float]) -> tuple[float, float] | None:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played."""
+    """What is played. step_seconds: a file of each worker in so many."""
 
     files: int = 200
     workers: int = 2
@@ -407,9 +406,6 @@ def main() -> None:
     parser = parser_of(__doc__, "20 files")
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--step-seconds", type=float, default=1.25, help="a file of each worker in so many seconds")
-    parser.add_argument("--epoch-seconds", type=int, default=10)
-    parser.add_argument("--window-seconds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
     given = vars(parser.parse_args())
     quick, path = given.pop("quick"), given.pop("json")

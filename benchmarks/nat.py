@@ -1,6 +1,6 @@
 """Two nodes behind routers that translate addresses, and public ones: do the two meet, and how fast are bytes?
 
-    python -m benchmarks.nat [--mib 32] [--public 1] [--limit-mib 32] [--random-ports] [--json]
+    python -m benchmarks.nat [--mib 32] [--random-ports] [--json]
 
 Each node is a process in a network namespace of its own, made of the product's parts: network, board, members, blobs,
 the probe and its relays. A blob travels on a direct path, then through the hole that the two hidden nodes made;
@@ -27,7 +27,6 @@ import trio
 from benchmarks.children import Child
 from benchmarks.command import parser_of, silence_logs
 from node.member import Member, open_member
-from node.network.circuit.rules import Limits
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
 from node.services.membership.lan import Lan
@@ -80,7 +79,7 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def world(public: int, hidden: int, *, random_ports: bool = False) -> Iterator[tuple[list[Host], list[Host]]]:
+def world(hidden: int, *, random_ports: bool) -> Iterator[tuple[list[Host], list[Host]]]:
     """(hosts that everybody can dial, hosts each behind a router of its own that lets only answers in).
 
     random_ports: the routers give each connection another port, whichever it was made from.
@@ -90,9 +89,9 @@ def world(public: int, hidden: int, *, random_ports: bool = False) -> Iterator[t
         net = _host(stack, f"{serial}net", "")
         net.do("ip", "link", "add", "br0", "type", "bridge")
         net.do("ip", "link", "set", "br0", "up")
-        open_hosts = [_attach(stack, net, f"{serial}p{n}", f"{PUBLIC}.{10 + n}") for n in range(public)]
+        relay = _attach(stack, net, f"{serial}p0", f"{PUBLIC}.10")
         routers = [_attach(stack, net, f"{serial}r{n}", f"{PUBLIC}.{100 + n}") for n in range(hidden)]
-        yield open_hosts, [_behind(stack, router, f"{serial}h{n}", n, random_ports) for n, router in enumerate(routers)]
+        yield [relay], [_behind(stack, router, f"{serial}h{n}", n, random_ports) for n, router in enumerate(routers)]
 
 
 def _host(stack: ExitStack, name: str, address: str) -> Host:
@@ -149,10 +148,10 @@ def _try(*command: str) -> None:
 # one node
 
 
-async def be_node(host: str, directory: str, limit: float) -> None:
+async def be_node(host: str, directory: str) -> None:
     """A node that does what its stdin says, a line of JSON each, and answers on stdout."""
     key = NodeKey.generate()
-    network = Libp2pNetwork(key, f"/ip4/{host}/tcp/4001", relay=Limits(rate=limit, rate_each=limit / 2))
+    network = Libp2pNetwork(key, f"/ip4/{host}/tcp/4001")
     opened = open_member(key, Domain(1, NOBODY), POOL, network, Path(directory), quota=1 << 32)
     async with opened as member, trio.open_nursery() as nursery:
         reach = Reach(member, ProgressRecord())
@@ -218,8 +217,8 @@ async def obey(order: dict[str, Any], member: Member, reach: Reach) -> Any:
 class Node(Child):
     """A node in another process."""
 
-    def __init__(self, host: Host, directory: Path, limit: float) -> None:
-        arguments = ["--node", host.address, str(directory), str(limit)]
+    def __init__(self, host: Host, directory: Path) -> None:
+        arguments = ["--node", host.address, str(directory)]
         super().__init__([*host.prefix, sys.executable, "-m", "benchmarks.nat", *arguments])
         self.address, self.contact = "", ""
 
@@ -231,13 +230,13 @@ class Node(Child):
 
 
 @contextmanager
-def nodes(public: int, limit: float, random_ports: bool) -> Iterator[tuple[list[Node], list[Node]]]:
+def nodes(random_ports: bool) -> Iterator[tuple[list[Node], list[Node]]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hosts = stack.enter_context(world(public, 2, random_ports=random_ports))
+        hosts = stack.enter_context(world(2, random_ports=random_ports))
         made: list[list[Node]] = []
         for group in hosts:
-            made.append([Node(host, folder / host.name, limit) for host in group])
+            made.append([Node(host, folder / host.name) for host in group])
         for node in [*made[0], *made[1]]:
             stack.callback(node.end)
         for node in [*made[0], *made[1]]:
@@ -245,9 +244,9 @@ def nodes(public: int, limit: float, random_ports: bool) -> Iterator[tuple[list[
         yield made[0], made[1]
 
 
-def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str, Any]:
+def measure(mib: int, random_ports: bool) -> dict[str, Any]:
     """Let them meet, then move a blob on a direct path and on a relayed one."""
-    with nodes(public, limit, random_ports) as (open_nodes, (one, two)):
+    with nodes(random_ports) as (open_nodes, (one, two)):
         everybody = [*open_nodes, one, two]
         started = time.monotonic()
         for node in everybody:
@@ -262,9 +261,7 @@ def measure(mib: int, public: int, limit: float, random_ports: bool) -> dict[str
         path = "relayed" if random_ports else "punched"
         between = _moved(two, one, mib, carried_by=open_nodes)
         return {
-            "public": public,
             "mib": mib,
-            "relay_limit_mib": limit / MIB,
             "seconds_to_connect": round(relayed - started, 1),
             "seconds_to_hear": round(max(gossip, relayed) - started, 1),
             f"seconds_to_{outcome}": round(known - started, 1),
@@ -301,14 +298,12 @@ def _moved(source: Node, sink: Node, mib: int, carried_by: list[Node] | None = N
 def main() -> int:
     parser = parser_of(__doc__, "4 MiB", "line")
     parser.add_argument("--mib", type=int, default=32, help="size of the blob")
-    parser.add_argument("--public", type=int, default=1, help="nodes that everybody can dial, each a relay")
-    parser.add_argument("--limit-mib", type=float, default=32.0, help="MiB/s that a relay carries, half for one member")
     parser.add_argument("--random-ports", action="store_true", help="routers that translate to another port each time")
     given = parser.parse_args()
     if reason := why_not():
         print(json.dumps({"skipped": reason}) if given.json else f"skipped: {reason}")
         return SKIPPED
-    found = measure(4 if given.quick else given.mib, given.public, given.limit_mib * MIB, given.random_ports)
+    found = measure(4 if given.quick else given.mib, given.random_ports)
     print(json.dumps(found) if given.json else "\n".join(f"{name:32} {value}" for name, value in found.items()))
     return 0
 
@@ -316,6 +311,6 @@ def main() -> int:
 if __name__ == "__main__":
     silence_logs()
     if sys.argv[1:2] == ["--node"]:
-        trio.run(be_node, sys.argv[2], sys.argv[3], float(sys.argv[4]))
+        trio.run(be_node, sys.argv[2], sys.argv[3])
     else:
         sys.exit(main())

@@ -1,6 +1,6 @@
 """Seconds until a newcomer is in a pool with a long past: it has joined, knows all members, and hears the trainer.
 
-    python -m benchmarks.newcomer [--members 10 300] [--events 10000] [--blocks 2000] [--draws 1] [--quick] [--json]
+    python -m benchmarks.newcomer [--members 10 300] [--events 10000] [--draws 1] [--quick] [--json]
 
 A local chain gets the contracts, so many members, and so many `Joined` events, as renewals of leases make them, spread
 over so many blocks. A trainer and then a newcomer join that pool, each a process of its own made of the product's
@@ -396,8 +396,7 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     parser = parser_of(__doc__, "ten members, 1,000 events", "line")
     parser.add_argument("--members", type=int, nargs="+", default=[10, 300])
-    parser.add_argument("--events", type=int, default=10_000, help="past Joined events")
-    parser.add_argument("--blocks", type=int, default=2_000, help="over which they are spread")
+    parser.add_argument("--events", type=int, default=10_000, help="past Joined events, over a fifth as many blocks")
     parser.add_argument("--draws", type=int, default=1, help="newcomers, one after the other")
     parser.add_argument("--node", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -406,10 +405,10 @@ def main() -> None:
         gc.freeze()  # as node.daemon does
         trio.run(Newcomer(json.loads(given.node)).run)
         return
-    sizes = ([10], 1_000, 200) if given.quick else (given.members, given.events, given.blocks)
+    sizes, events = ([10], 1_000) if given.quick else (given.members, given.events)
     rows: list[dict[str, Any]] = []
-    for members in sizes[0]:
-        rows.append(measure(members, sizes[1], sizes[2], given.draws))
+    for members in sizes:
+        rows.append(measure(members, events, events // 5, given.draws))
         print("\n".join(_rows(rows[-1])), flush=True)
     if given.json:
         print(json.dumps({"load": os.getloadavg()[1], "rows": rows}))

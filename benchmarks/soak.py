@@ -1,8 +1,8 @@
 """A demo's swarm for hours: what grows in each daemon, and whether it answers as fast at the end as at the beginning.
 
-    python -m benchmarks.soak [--minutes 120] [--every 30] [--workers 2] [--dir DIR] [--quick] [--json]
+    python -m benchmarks.soak [--minutes 120] [--workers 2] [--dir DIR] [--quick] [--json]
 
-Runs `intellect-node demo` with more steps than it can do in that time, looks at every daemon each `--every` seconds,
+Runs `intellect-node demo` with more steps than it can do in that time, looks at every daemon each half minute,
 and stops it. Memory is the proportional share (PSS) of a daemon and its children; files are open descriptors of the
 daemon; journal and disk are bytes in its state directory; status is the time of one answer of its control socket. Each
 row says the mean of the first and of the last quarter of the time after warming up, and the growth in an hour.
@@ -135,11 +135,10 @@ def soak(directory: Path, minutes: float, every: float, workers: int) -> dict[st
 def main() -> None:
     parser = parser_of(__doc__, "two minutes, a look every five seconds", "line")
     parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--every", type=float, default=30.0, help="seconds between two looks")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dir", type=Path, help="keep the demo here; default: a directory that goes again")
     given = parser.parse_args()
-    minutes, every = (2.0, 5.0) if given.quick else (given.minutes, given.every)
+    minutes, every = (2.0, 5.0) if given.quick else (given.minutes, 30.0)
     with tempfile.TemporaryDirectory() as folder:
         found = soak(given.dir or Path(folder) / "demo", minutes, every, given.workers)
     if given.json:

@@ -72,20 +72,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", "--quick", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=1 << 18, help="of one step")
-    parser.add_argument("--longest", type=int, default=8192, help="output tokens")
-    parser.add_argument("--micro-batch-tokens", type=int, default=1 << 15)
-    parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
-    parser.add_argument("--bf16-logits", action="store_true", help="output head in bf16 too")
     parser.add_argument("--no-checkpoint", action="store_true", help="none after the last step: 12 bytes a parameter")
     parser.add_argument("--json", type=Path, help="write the figures there")
     a = parser.parse_args(arguments)
-    tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, a.longest, a.steps)
+    tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, 8192, a.steps)
     settings = TrainerSettings(
         device="cpu" if a.tiny else "cuda",
         dtype="bfloat16",
-        micro_batch_tokens=512 if a.tiny else a.micro_batch_tokens,
-        activation_checkpointing=not a.no_checkpointing,
-        fp32_logits=not a.bf16_logits,
+        micro_batch_tokens=512 if a.tiny else 1 << 15,
+        activation_checkpointing=True,
         logit_cells=1 << 20 if a.tiny else 1 << 29,
         deterministic=False,
     )

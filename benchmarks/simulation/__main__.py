@@ -1,8 +1,8 @@
 """A swarm of a thousand nodes for an hour, in minutes: what it says, what it costs each node, what faults do to it.
 
     python -m benchmarks.simulation [--nodes 1000] [--hours 1] [--churn 0.1] [--partition 600] [--cheats 0.1]
-        [--idle 0] [--ghosts 0] [--slow 0] [--slow-seconds 0.36] [--files-per-step N] [--file-seconds S]
-        [--group-seconds 0.05] [--validators 4] [--full 16] [--delay 0.04] [--policy-seconds 10] [--no-work] [--quick]
+        [--idle 0] [--ghosts 0] [--slow 0] [--files-per-step N] [--file-seconds S]
+        [--group-seconds 0.05] [--validators 4] [--full 16] [--policy-seconds 10] [--no-work] [--quick]
         [--json] [--picture FILE.png] [--seed 7]
 
 What is the product's own code, what a model, and what is shared between the simulated nodes stands in
@@ -65,42 +65,22 @@ def _mean_age(staleness: dict[int, int]) -> float:
 
 
 def main() -> None:
-    given = _parser().parse_args()
+    asked = vars(_parser().parse_args())
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of addresses are walked: the same order every time
         again = [sys.executable, "-m", "benchmarks.simulation", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - ourselves
 
     from benchmarks.simulation.report import described, table
-    from benchmarks.simulation.scenario import Costs, Scenario
+    from benchmarks.simulation.scenario import Scenario
     from benchmarks.simulation.simulate import simulate
 
     silence_logs(logging.CRITICAL)
-    quick = {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12, "learner_seconds": 90.0} if given.quick else {}
-    scenario = Scenario(
-        **{
-            "nodes": given.nodes,
-            "hours": given.hours,
-            "full": given.full,
-            "partition": given.partition,
-            "churn": given.churn,
-            "delay": given.delay,
-            "learner_seconds": given.learner_seconds,
-            "policy_seconds": given.policy_seconds,
-            "cheats": given.cheats,
-            "validators": given.validators,
-            "idle": given.idle,
-            "ghosts": given.ghosts,
-            "slow": given.slow,
-            "slow_seconds": given.slow_seconds,
-            "files_per_step": given.files_per_step,
-            "group_seconds": given.group_seconds,
-            **({"file_seconds": ((1.0, given.file_seconds),)} if given.file_seconds else {}),
-            "work": not given.no_work,
-            "seed": given.seed,
-            "costs": Costs(message_ms=given.message_ms),
-            **quick,
-        }
-    )
+    as_json, picture, no_work, file_seconds = map(asked.pop, ("json", "picture", "no_work", "file_seconds"))
+    if asked.pop("quick"):
+        asked |= {"nodes": 60, "hours": 0.2, "partition": 120.0, "full": 12, "learner_seconds": 90.0}
+    if file_seconds:
+        asked["file_seconds"] = ((1.0, file_seconds),)
+    scenario = Scenario(work=not no_work, **asked)
     began, spent = time.monotonic(), time.process_time()
     swarm = simulate(scenario)
     found = described(swarm)
@@ -111,9 +91,9 @@ def main() -> None:
     }
     print(f"{scenario.nodes} nodes for {scenario.hours:g} h of swarm time\n")
     print(table(found))
-    if given.picture:
-        draw(swarm, given.picture)
-    if given.json:
+    if picture:
+        draw(swarm, picture)
+    if as_json:
         print(json.dumps({"nodes": scenario.nodes, "hours": scenario.hours, **found}))
 
 
@@ -127,14 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--idle", type=float, default=0.0, help="share of the workers that live and make nothing")
     parser.add_argument("--ghosts", type=int, default=0, help="members on chain that never speak")
     parser.add_argument("--slow", type=float, default=0.0, help="share of the nodes on a slow uplink")
-    parser.add_argument("--slow-seconds", type=float, default=0.36, help="that news wait there behind bulk")
     parser.add_argument("--files-per-step", type=int, help="default: one for each of nine in ten workers")
     parser.add_argument("--file-seconds", type=float, help="of every worker; default: three classes of machines")
     parser.add_argument("--group-seconds", type=float, default=0.05, help="of a validator's engine")
     parser.add_argument("--validators", type=int, default=4, help="of the nodes")
     parser.add_argument("--full", type=int, default=16, help="nodes that have everything of their own")
-    parser.add_argument("--message-ms", type=float, default=0.93, help="CPU per message, its copies included")
-    parser.add_argument("--delay", type=float, default=0.04, help="seconds of a hop, the median")
     parser.add_argument("--policy-seconds", type=float, help="a policy's way; default: the exchange is simulated")
     parser.add_argument("--learner-seconds", type=float, default=240.0, help="per step")
     parser.add_argument("--no-work", action="store_true", help="members only talk")

@@ -1,11 +1,11 @@
 """One policy's way to everybody, by the exchange's own decisions, for swarms that fit no machine.
 
-    python -m benchmarks.simulation.exchange [--peers 10,100,1000,10000] [--megabytes 120] [--origin 1]
-                                             [--pieces 114] [--hoarders 0.1 --hoard 1.9]
+    python -m benchmarks.simulation.exchange [--peers 10,100,1000,10000] [--megabytes 120]
+                                             [--hoarders 0.1 --hoard 1.9]
                                              [--quick] [--json] [--jobs 1]
     python -m benchmarks.simulation.exchange --bounds [--quick]      # 0.5 and 62 GB beside what any scheme could do
 
-What is the product's and what is simulated stands in `fetching.py`. The origin has --origin Gbit/s, peers 0.2 up and 1
+What is the product's and what is simulated stands in `fetching.py`. The origin has 1 Gbit/s, peers 0.2 up and 1
 down; the bound is the fluid limit max(b / u_s, b / d_min, N b / (u_s + sum u_i)) of Kumar and Ross. stale: seconds
 for which a peer is without the new policy, the mean; source copies: bytes that the origin sends, by the blob's size;
 twice: bytes that came to a peer although they were there. --hoarders: that share claims to have everything from the
@@ -81,7 +81,7 @@ def main() -> None:
     else:
         counts = (10, 100) if given.quick else given.peers
         size = 1e6 * given.megabytes
-        cases = [Case(n, size, given.origin, given.pieces, given.hoarders, given.hoard) for n in counts]
+        cases = [Case(n, size, hoarders=given.hoarders, hoard=given.hoard) for n in counts]
     columns = BOUND_COLUMNS if given.bounds else COLUMNS
     print(f"peers 0.2 Gbit/s up and 1 down, one-way {LATENCY:g} s")
     print("  ".join(name.replace("_", " ") for name in columns))
@@ -105,8 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__, "10 and 100 peers only; of --bounds: 100", "line")
     parser.add_argument("--peers", type=_counts, default=(10, 100, 1000, 10_000), help="with commas between them")
     parser.add_argument("--megabytes", type=float, default=120.0, help="of the blob: a policy's patch")
-    parser.add_argument("--origin", type=float, default=1.0, help="Gbit/s")
-    parser.add_argument("--pieces", type=int, help="of the blob; default: the product's, of 256 KiB")
     parser.add_argument("--hoarders", type=float, default=0.0, help="share of the peers that claim and delay")
     parser.add_argument("--hoard", type=float, default=1.9, help="seconds that they keep a request")
     parser.add_argument("--bounds", action="store_true", help="the table of 0.5 and 62 GB")

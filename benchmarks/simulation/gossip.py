@@ -1,6 +1,6 @@
 """The product's own rules of gossip (`node.network.gossip.trees`) in a large swarm, under a virtual clock.
 
-    python -m benchmarks.simulation.gossip [--nodes 100 1000] [--seconds 60] [--rate 20] [--silent 0.1] [--kill 0.1]
+    python -m benchmarks.simulation.gossip [--nodes 100 1000] [--seconds 60] [--rate 20] [--silent 0.1]
                                            [--quick] [--json]
 
 Every node has NEIGHBOURS others, as the product dials them; links take 40 ms in the median, log-normal. In the first
@@ -195,14 +195,12 @@ class Swarm:
         }
 
 
-def stretches(
-    swarm: Swarm, seconds: float, rate: float, dead: float, silent: float
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """One after the other; silent, dead: shares of all nodes."""
+def stretches(swarm: Swarm, seconds: float, rate: float, silent: float) -> Iterator[tuple[str, dict[str, float]]]:
+    """One after the other; silent: share of all nodes."""
     size = len(swarm.nodes)
     swarm.live(6.0)
     yield "quiet", swarm.stretch(seconds, rate)
-    swarm.kill(swarm.draw.sample(list(swarm.nodes), int(dead * size)))
+    swarm.kill(swarm.draw.sample(list(swarm.nodes), size // 10))
     yield "after deaths", swarm.stretch(seconds, rate)
     living = swarm.living()
     swarm.cut(node.name for node in swarm.draw.sample(living, len(living) // 3))
@@ -220,7 +218,6 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--seconds", type=float, default=20.0, help="of swarm time, for each stretch")
     parser.add_argument("--rate", type=float, default=20.0, help="messages a second of all nodes together")
-    parser.add_argument("--kill", type=float, default=0.1, help="share of the nodes that die at once")
     parser.add_argument("--silent", type=float, default=0.1, help="share that hands on nothing")
     given = parser.parse_args()
     sizes, seconds = ([60], 10.0) if given.quick else (given.nodes, given.seconds)
@@ -228,7 +225,7 @@ def main() -> None:
     for size in sizes:
         print(f"{size} nodes, {given.rate:g} messages a second", file=sys.stderr)
         swarm, row = Swarm(size, 1), dict[str, Any](nodes=size)
-        for name, counted in stretches(swarm, seconds, given.rate, given.kill, given.silent):
+        for name, counted in stretches(swarm, seconds, given.rate, given.silent):
             row[name] = counted
             told = "  ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in counted.items())
             print(f"  {name:18}{told}", file=sys.stderr)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.nat import MIB, measure, why_not
+from benchmarks.nat import measure, why_not
 
 
 @pytest.mark.skipif("INTELLECT_NODE_NAT" not in os.environ, reason="50 s: set INTELLECT_NODE_NAT=1")
@@ -12,7 +12,7 @@ from benchmarks.nat import MIB, measure, why_not
 def test_two_hidden_nodes_find_out_meet_hear_each_other_and_exchange_a_blob(random_ports: bool) -> None:
     if reason := why_not():
         pytest.skip(reason)
-    found = measure(2, 1, 32.0 * MIB, random_ports)
+    found = measure(2, random_ports)
     assert f"seconds_to_{'unpunched' if random_ports else 'punched'}" in found
     assert found["ways"] == ["direct", "relayed", "relayed"]
     assert [host for host, _ in found["seen"]] == ["11.77.0.100", "11.77.0.101"]
