@@ -71,7 +71,6 @@ class Settling(Keeping):
         self._record: PayRecord | None = None
         self._seen: Seen | None = None
         self.account = Account()
-        self.warnings: list[str] = []
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -104,7 +103,7 @@ class Settling(Keeping):
             },
             "table_epoch": seen.posted.epoch if seen else None,
             "epochs": self._epochs()[-EPOCHS_TOLD:],
-            "warnings": self.warnings,
+            "warnings": list(self._warned.values()),
             "escrow_wei": str(seen.pool.escrow) if seen else None,
             "escrow_epochs": seen.lasts if seen else None,
             "reward_per_unit_wei": str(price) if seen else None,
@@ -209,8 +208,8 @@ class Settling(Keeping):
         if table is not None and first <= through and (known is None or known.root != seen.posted.root):
             try:
                 await self._settle(record, table)
-            except IntellectError as error:  # a blob cannot be had: asked for again at the next look
-                log.info("pay.not_looked_up", through=through, why=error.why)
+            except (IntellectError, OSError) as error:  # a blob cannot be had: asked for again at the next look
+                log.info("pay.not_looked_up", through=through, why=str(error))
                 return
         elif record != known:
             await self._journal.do(self._journal.remember, PAY, msgspec.msgpack.encode(record))
@@ -269,7 +268,7 @@ class Settling(Keeping):
             if self._warned.get(name) != text:
                 log.warning(f"pay.{name.split()[0]}", what=text)
                 self._progress.tell(TROUBLE, text)
-        self._warned, self.warnings = told, list(told.values())
+        self._warned = told
 
     def _of_the_pool(self, seen: Seen) -> dict[str, str]:
         """Money that runs out, and new judges."""
