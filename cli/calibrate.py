@@ -82,6 +82,7 @@ def command(
     ways. What is permitted is up to the run's owner: the fewer types and kernels, the sharper the cuts. Only classes
     that were measured may work: those of other machines come by `export`, `look` and `merge`.
     """
+    # Typer calls the group's own function before a subcommand's.
     if context.invoked_subcommand:
         return
     from node.calibration.calibrate import Plan, calibrate
@@ -226,6 +227,7 @@ def _keep(data: bytes, directory: Path, suffix: str, as_json: bool) -> None:
     from node.state.files import write_whole
 
     root = root_of(data)
+    # By its root: files of several machines lie in one directory, and a name cannot be for another's bytes.
     path = directory / f"{root[:16]}.{suffix}"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ def build_config(**flags: Any) -> "NodeConfig":
 
     from node.config import NodeConfig
 
+    # None is "not said", so that a flag's absence does not hide the file's word.
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return NodeConfig(**given)
@@ -124,6 +125,8 @@ def set_(
     if value is not None:
         place[key] = _value_of(value)
     environment = {one for one in os.environ if one.upper() == f"{PREFIX}{(table or key).upper()}"}
+    # The whole setting is tried before the file is written: a daemon that could not start would be the price of a
+    # typing mistake.
     config = build_config(**{table or key: document.unwrap().get(table or key)})
     write_whole(file, tomlkit.dumps(document).encode(), mode=0o600)
     shown = values_of(config)[table or key]

@@ -38,8 +38,11 @@ def write_bundle(file: Path, config: "NodeConfig", findings: list[dict[str, Any]
     parts = {"findings.json": _json(findings), "settings.json": _json(_settings(config)), **_status(config)}
     parts |= {f"logs/{name}": text for name, text in _logs(config.directory).items()}
     try:
+        # x: never over a file that is there.
         with open(file, "xb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
             for name, text in parts.items():
+                # Every part, settings and status as well: a credential may stand in a URL that a log or an error
+                # quotes.
                 _add(archive, f"intellect-node-report/{name}", redacted(text))
         os.chmod(file, 0o600)
     except OSError as error:
@@ -86,6 +89,7 @@ def _logs(directory: Path) -> dict[str, str]:
                 text = log.read(LOG_BYTES).decode(errors="replace")
         except OSError:
             continue
+        # The first line is cut somewhere, perhaps within a secret that no pattern would know by half.
         found[name] = text if size <= LOG_BYTES else text.partition("\n")[2]
     return found
 
@@ -93,6 +97,7 @@ def _logs(directory: Path) -> dict[str, str]:
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
     data = text.encode()
     entry = tarfile.TarInfo(name)
+    # Made here, not taken from files: an archive would otherwise tell this user's name.
     entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
     archive.addfile(entry, io.BytesIO(data))
 
@@ -152,6 +157,7 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
     told = (lambda _: None) if quiet else show
     with quiet_logs():
         found = trio.run(Survey(config, scope, told).run)
+    # Last: what the daemon says is the answer to most of what the survey only suspects.
     of_daemon = ask_daemon(config)
     for finding in of_daemon:
         told(finding)

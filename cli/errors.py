@@ -101,6 +101,7 @@ def unwrap(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     members = [unwrap(member) for member in error.exceptions]
+    # Ours first: the others are mostly what an orderly end did to them.
     for kind in (IntellectError, KeyboardInterrupt, OSError):
         for member in members:
             if isinstance(member, kind):
@@ -138,6 +139,7 @@ def _describe_database_error(error: sqlite3.OperationalError) -> Description:
 
 
 def _keep_traceback(error: BaseException) -> str:
+    # mkstemp: mode 0600 and a name that nobody can have put a link at.
     handle, path = tempfile.mkstemp(prefix="intellect-node-crash-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)

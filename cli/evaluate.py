@@ -22,6 +22,7 @@ EXAMPLES = (
     "intellect-node eval runs/my-run@0 runs/my-run@20 runs/my-run@40 --run my-run.toml --draws 4   |   "
     "intellect-node eval runs/a runs/b --run my-run.toml --problems 500 --json"
 )
+# Pairs grow with the square: 32 make 496, which is more than anybody reads.
 MOST_MODELS = 32
 
 
@@ -75,6 +76,7 @@ def _compiled(file: Path, problems: int | None, seed: int | None) -> "CompiledRu
         why = f"{spec.name} learns from text"
         raise CommandError("nothing is answered in this run", why, "name a run with an environment", RUN)
     check_run(compiled)
+    # Only the run's own: other environments have other problems, and pairs need the same.
     asked = replace(spec.evaluation, problems=problems or spec.evaluation.problems, environments=())
     recipe = replace(spec.recipe, seed=spec.recipe.seed if seed is None else seed)
     return replace(compiled, spec=replace(spec, evaluation=asked, recipe=recipe))
@@ -87,6 +89,7 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
 
     found: dict[str, tuple[Path, Path | None]] = {}
     for text in models:
+        # The last @: directories may have one in their names.
         place, at, step = text.rpartition("@")
         path, number = (Path(place), int(step)) if at and step.isdecimal() and place else (Path(text), None)
         if text in found:
@@ -139,6 +142,7 @@ def _evaluator(
     others = {name: file for name, file in compiled.files.items() if not name.startswith("model/")}
     place_files(replace(compiled, files=others), assets)
     assets.mkdir(exist_ok=True)
+    # A link: a model's files may be many gigabytes, and are only read.
     (assets / "model").symlink_to(model.resolve(), target_is_directory=True)
     return Evaluator(compiled.spec, assets, evaluation_engine(settings), told)
 
@@ -172,6 +176,7 @@ def _pair(found: "dict[str, list[list[Answered]]]", first: str, second: str) -> 
     from node.inference.evaluation import mean_and_error
 
     before, after = _by_problem(found[first]), _by_problem(found[second])
+    # Problem by problem: how hard each one is goes out of the difference.
     gains = [after[name] - before[name] for name in before]
     difference, error = mean_and_error(gains)
     better, worse = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))

@@ -135,6 +135,7 @@ def folded(example: str) -> list[str]:
 def _words(example: str) -> list[str]:
     """Split where a shell would, with the quotes kept; at blanks where it is prose."""
     try:
+        # posix=False keeps the quotes: the line is to be copied as it stands.
         return shlex.split(example, comments=False, posix=False)
     except ValueError:
         return example.split()
@@ -151,6 +152,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
+    # Typer's own would print local variables, a password among them.
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -232,6 +234,7 @@ def _command() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code. arguments: of this process where none are given, which is then the
     program's own: its commands may fork it (their context's `obj`)."""
+    # Tests and other programs call `main` with words: their process must not be forked into a daemon.
     own_process = arguments is None
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)

@@ -20,6 +20,7 @@ EXAMPLES = (
     "intellect-node peers --json | jq '.peers[] | select(.connected)'"
 )
 COLUMNS = ("member", "role", "state", "step", "tokens/s", "heard", "connected")
+# As many as a member may name of itself.
 MOST_CONTACTS = 4
 
 

@@ -23,6 +23,7 @@ ANSWERS_EXAMPLES = (
     "intellect-node answers runs/my-run --step 20 --json"
 )
 DIRECTORIES = ("spool/eval", "nodes/trainer/spool/eval", "eval")
+# What a trainer keeps of an evaluation is far less; a file of another origin is not read whole.
 MAX_BYTES = 1 << 20
 MOST_LINE = 2000
 
@@ -221,9 +222,11 @@ PANELS = (
 
 def draw_panels(runs: Sequence[tuple[str, StepRecords]], directory: Path) -> list[tuple[Panel, Path]]:
     """A PNG for every panel that has numbers, of one run or of several laid over each other."""
+    # Its font cache goes where we write anyway; the home of a service may be read-only.
     os.environ.setdefault("MPLCONFIGDIR", str(directory / ".matplotlib"))
     import matplotlib
 
+    # Without a display: a server has none, and on a desktop no window should open.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -241,9 +244,11 @@ def draw_panels(runs: Sequence[tuple[str, StepRecords]], directory: Path) -> lis
             figure.tight_layout()
             path = directory / f"curve-{panel.name}.png"
             with whole_file(path) as file:
+                # Without the program's version: the same records draw the same bytes.
                 figure.savefig(file, format="png", metadata={"Software": None})
             drawn.append((panel, path))
         finally:
+            # pyplot keeps every figure until it is told.
             pyplot.close(figure)
     return drawn
 
@@ -277,6 +282,7 @@ def _band(axes: Any, curve: Curve, records: StepRecords, colour: str) -> None:
         return
     window = 10 if curve.smooth and len(points) >= 20 else 1
     centre = running_mean([(step, value) for step, value, _ in points], window)
+    # The error of a mean of n independent evaluations is the root of their mean square over n.
     squares = running_mean([(step, error * error) for step, _, error in points], window)
     several = [min(i + 1, window) for i in range(len(points))]
     half = [math.sqrt(square / count) for (_, square), count in zip(squares, several, strict=True)]

@@ -10,6 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from node.run.file import RunFile
 
+# Keys that TOML takes without quotes.
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 

@@ -50,6 +50,7 @@ def difficulty(
     data = next((path for name, path in compiled.files.items() if name.startswith("data/")), None)
     if data is None or compiled.spec.environment.name != "dataset":
         raise CommandError("there are no rows to rate", "the environment is not 'dataset'", "name a data set", USAGE)
+    # Resolved: a link to the data would be overwritten as well.
     if out.resolve() == data.resolve():
         raise CommandError(f"will not overwrite {data}", "--out is the run's own data", "name another file", USAGE)
     notes = out.with_name(out.name + ".measured")
@@ -78,6 +79,7 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
                 for problem_id, rate in _unknown(difficulty, known, samples):
                     known[problem_id] = rate
                     file.write(json.dumps([problem_id, rate]) + "\n")
+                    # Each by itself: Ctrl-C should cost one problem.
                     file.flush()
                     progress.advance(task)
         finally:
@@ -92,6 +94,7 @@ def _unknown(difficulty: "Difficulty", known: dict[str, float], samples: int) ->
 
 def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
     """Earlier measurements of the same run with as many samples; others are thrown away."""
+    # Rates of another model or of fewer samples must not mix with these.
     head = json.dumps({"run": root, "samples": samples})
     lines = notes.read_text(encoding="utf-8").split("\n") if notes.exists() else []
     if not lines or lines[0] != head:

@@ -24,9 +24,11 @@ from node.errors import Finding, Findings
 from protocol.errors import IntellectError
 
 MAX_BYTES = 256 * 1024
+# As the contracts have them: a transaction that breaks one would only revert.
 MAX_URI_BYTES, MAX_BOOTNODES_BYTES, MAX_VALIDATORS = 256, 1024, 16
 LONGEST = 2**24 - 1
 """Seconds that a pool's times may have: 194 days."""
+# As `pool create` counts: rewards are told per so many units.
 PER = 1000
 
 Parser = Callable[[Any], Any]
@@ -34,6 +36,7 @@ Parser = Callable[[Any], Any]
 
 def _number(least: int, most: int) -> Parser:
     def parse(value: Any) -> int:
+        # To Python true is 1, and a switch in the place of a number is a mistake.
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise CommandError(f"{value!r} is no number that fits", f"it must be {least:,} to {most:,}", "change it")
         return value
@@ -158,12 +161,14 @@ class _Plan:
         for option, (parse, default) in fields.items():
             values[option] = default
             if option in given:
+                # One mistake must not hide those after it: a plan is told all of them at once.
                 read = self._try(f"{place}.{option}", lambda: parse(given[option]))  # noqa: B023 - called at once
                 values[option] = default if read is None else read
         return values
 
     def path(self, text: str) -> str:
         """As the plan means it: beside the plan's file."""
+        # Beside the file, wherever the command is called from; the printed commands stand with these paths.
         return os.path.normpath(self.file.parent / text)
 
     def _network(self) -> None:
@@ -202,6 +207,7 @@ class _Plan:
         if self.known and window < deploy["min_window"]:
             least = duration(deploy["min_window"])
             self._wrong("pool.window", f"{duration(window)}; the network's least is {least}", f"at least {least}")
+        # The contract asks the same of a pool when it is opened.
         if self.known and window + epoch > unbonding:
             both = f"{duration(window)} and an epoch of {duration(epoch)}"
             what = f"{both} are longer than the unbonding, {duration(unbonding)}"
@@ -243,6 +249,7 @@ class _Plan:
         quorum = f"{pool['threshold']} of {len(judges)} validators"
         if pool["threshold"] > len(judges):
             self._wrong("pool.threshold", f"{quorum} can never meet", "lower it, or name more validators")
+        # A warning only: a bench of trusted friends may want any two of them to do.
         elif 2 * pool["threshold"] <= len(judges):
             self.warnings.append(f"pool.threshold: {quorum} are no majority: two quorums may disagree")
         if len(pool["uri"].encode()) > MAX_URI_BYTES:
@@ -259,6 +266,7 @@ class _Plan:
             self._signer(f"provider {number}.key", provider["key"])
             if not provider["nodes"]:
                 self._wrong(f"provider {number}.nodes", "no node", "name the state directories of its nodes")
+        # As the command deploys: whoever deploys decides appeals where nobody else is named.
         arbiter = deploy["arbiter"] or _address_of(deploy["key"])
         if self.deploys and deploy["treasury"] is not None and arbiter == deploy["treasury"]:
             what = f"{arbiter} would get what is slashed, and decide whether it is"

@@ -155,6 +155,7 @@ SECTION, STATE_LINE = "[X-intellect-node]", "StateDirectory="
 """Of our own: systemd passes over sections that begin with X-."""
 WATCHDOG, STOP, START = 60, 60, 180
 """Seconds: without a sign of life, for draining, until the control socket answers."""
+# The guardian has tried at once, several times: what comes this far wants patience.
 RESTART_PAUSE = 30
 HOPELESS = "2 6 7"
 """Exit codes that a restart does not mend: usage, run file, evicted."""
@@ -164,10 +165,13 @@ _EVERYWHERE = (
     "LockPersonality=yes",
     "RestrictRealtime=yes",
     "RestrictSUIDSGID=yes",
+    # AF_NETLINK, for the C library asks it for this machine's addresses.
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
     "SystemCallArchitectures=native",
     "UMask=0077",
     "LimitNOFILE=65536",
+    # continue: the kernel kills one process, mostly the engine, and the daemon starts it again; "stop" would end the
+    # node.
     "OOMPolicy=continue",
 )
 _SYSTEM_ONLY = (
@@ -255,6 +259,7 @@ def environment_line(name: str, value: str) -> str:
 
 def _word(text: str, *, command: bool = False) -> str:
     """One word for systemd: quoted where that is needed; % is its own sign, in commands $ is, too."""
+    # A path with %h in it would otherwise become somebody's home directory.
     text = _one_line(text).replace("%", "%%")
     text = text.replace("$", "$$") if command else text
     return _quoted(text) if not text or any(c in " \t'\"\\;" for c in text) else text
@@ -271,6 +276,7 @@ def _quoted(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
+    # A line break in a setting would be another line of the unit: another ExecStart, for one.
     if not text.isprintable():
         raise CommandError(
             f"{text!r} cannot stand in a unit", "it has a line break or another invisible character", "change it", USAGE

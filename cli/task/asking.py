@@ -24,6 +24,7 @@ def submit(directory: Path, wish: "Wish") -> str:
     """Give a task to the daemon; its id, 64 hex digits. Raises CommandError in the daemon's words."""
     import msgspec
 
+    # By path, not by content: the daemon is on this machine, and a data set may be gigabytes.
     files = {path: str(file.resolve()) for path, file in wish.files.items()}
     body = {"spec": msgspec.to_builtins(wish.spec), "policy": wish.policy, "files": files}
     return str(api.ask(api.socket_of(directory), "POST", "/tasks", msgspec.json.encode(body))["task"])
@@ -41,6 +42,7 @@ def cancel(directory: Path, id: str) -> None:
 def named(directory: Path, start: str) -> dict[str, Any]:
     """The task whose id begins so; the newest if nothing is said. Raises CommandError."""
     found = [task for task in own_tasks(directory) if task["id"].startswith(start.lower())]
+    # An ambiguous beginning is refused, as cancelling the wrong task cannot be undone.
     if not found or (start and len(found) > 1):
         why = f"{len(found)} tasks have ids that begin with {start!r}" if start else "it has offered none"
         raise CommandError("no such task at this node", why, "look at: intellect-node task status", USAGE)
@@ -56,6 +58,7 @@ def wait(directory: Path, id: str, show: Callable[[dict[str, Any]], None]) -> di
             silent = 0.0
         except CommandError as error:
             silent += POLL
+            # A guardian starts a daemon again within seconds; one that is away for a minute was stopped.
             if error.code != NETWORK or silent > 60:
                 raise
         else:
@@ -157,6 +160,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
         place = Path(folder) / path
         place.parent.mkdir()
+        # Under the name that workers will have it by: the environment reads by that path.
         shutil.copyfile(data, place)
         loaded = bench.environment(environment, Path(folder))
         try:
@@ -233,9 +237,11 @@ def with_model(wish: Wish, model: Path) -> Wish:
 
     remedy = "name a directory that `task merge` or `weights merge` wrote"
     files = weight_files(model)
+    # One blob is what a task hands out: shards would be several with an order of their own.
     if len(files) != 1:
         raise CommandError(f"{model} cannot be evaluated", f"its weights are in {len(files)} files", remedy, RUN)
     try:
+        # Here already: workers would refuse another form one by one.
         decode_image(mapped(files[0]))
     except MalformedPolicy as error:
         raise CommandError(f"{model} cannot be evaluated", error.why, remedy, RUN) from None
