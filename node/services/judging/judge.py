@@ -7,9 +7,10 @@ go out `pronouncing.py`; consequences are `node.services.court`'s.
 """
 
 from collections import deque
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import structlog
@@ -46,6 +47,7 @@ from protocol.errors import IntellectError
 from protocol.messages import PolicyAnnounced, VerdictIssued
 from protocol.statements import Outcome
 
+T = TypeVar("T")
 log = structlog.get_logger()
 POLICY_TIMEOUT = 30.0
 INSPECT_DEADLINE = 300.0
@@ -70,6 +72,14 @@ class OwnTrouble(Exception):
     def __init__(self, why: str, *, for_good: bool = False) -> None:
         super().__init__(why)
         self.for_good = for_good
+
+
+async def _here(made: Awaitable[T]) -> T:
+    """What is made on this side. Raises OwnTrouble where it cannot be."""
+    try:
+        return await made
+    except IntellectError as error:
+        raise OwnTrouble(f"{error.what}: {error.why}") from error
 
 
 class Validator(Service):
@@ -241,10 +251,7 @@ class Validator(Service):
         """A report, or a stretch of a merge, is what this validator finds itself, to the byte. It says nothing of how
         well its author samples."""
         started = self._station.clock.monotonic()
-        try:
-            found = await self._recomputing.inspect(work, afresh=recheck)
-        except IntellectError as error:
-            raise OwnTrouble(f"{error.what}: {error.why}") from error
+        found = await _here(self._recomputing.inspect(work, afresh=recheck))
         seconds = self._station.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 
@@ -288,20 +295,14 @@ class Validator(Service):
         order = msgspec.structs.replace(
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
-        try:
-            inspected = await self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load)
-        except IntellectError as error:
-            raise OwnTrouble(f"{error.what}: {error.why}") from error
+        inspected = await _here(self._engine.ask(order, timeout=INSPECT_DEADLINE, policy=load))
         assert isinstance(inspected, Inspected)  # noqa: S101 - the engine client checks the reply's type
         return inspected
 
     async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""
         if work.task is not None and self._stock is not None:
-            try:
-                return await self._stock.order(work.task)
-            except IntellectError as error:
-                raise OwnTrouble(f"{error.what}: {error.why}") from error
+            return await _here(self._stock.order(work.task))
         root = work.commitment.policy_root
         policies = None if root in self._vanished else self._policies
         policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None

@@ -11,13 +11,13 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 import structlog
 import trio
 
-from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
+from node.inference.client import EngineProcess
+from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recent import Recent
 from node.services.station import Station
 from node.services.training.sources import Source, in_order, whose
@@ -52,18 +52,11 @@ Rows = dict[int, list[ReportRow]]
 """Group -> its samples, in order."""
 
 
-class Child(Protocol):
-    """The part of node.inference that looks at files, once it is started."""
-
-    async def ask(self, request: Request, *, timeout: float, policy: LoadPolicy | None = None) -> Reply: ...
-    async def run(self, task_status: Any = trio.TASK_STATUS_IGNORED) -> None: ...
-
-
 class OwnLook:
     """This node's own engine, started when it is first needed. image: the file of a policy by step; scratch: a place
     for reports."""
 
-    def __init__(self, station: Station, child: Child, image: Callable[[int], Path], scratch: Path) -> None:
+    def __init__(self, station: Station, child: EngineProcess, image: Callable[[int], Path], scratch: Path) -> None:
         self._station = station
         self._child = child
         self._image = image
