@@ -7,7 +7,7 @@ shows that it lacks is said again. A file that was accepted in time is certified
 validators may have been away.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -39,7 +39,7 @@ POLL = 4.0
 """Seconds between two rounds, or a tenth of the epoch where that is less: nobody needs a certificate before the epoch
 is over. Waiting unsigned loses nothing to a restart."""
 WAITING = 512
-"""Files of one worker, verdicts of one validator, policies of the trainer that wait to be decided."""
+"""Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
 MOST = 3 * MAX_ENTRIES
 """Certificates that are said in one POLL. They go with the next words of this validator, or by themselves after two."""
 TO_SAY = 2048
@@ -60,7 +60,7 @@ class Certifying(Service):
         self._run = station.run.spec
         self._files: dict[Address, Recent[WorkId, Work]] = {}
         self._verdicts: dict[Address, Recent[WorkId, tuple[bool, Accepted]]] = {}
-        self._policies: deque[tuple[bytes, Accepted]] = deque(maxlen=WAITING)
+        self._policies: dict[Address, Recent[bytes, Accepted]] = {}
         self._most_steps = self._run.recipe.max_staleness + BURST
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
@@ -127,9 +127,8 @@ class Certifying(Service):
         async for signed in self._station.board.subscribe(PolicyAnnounced):
             step, root, epoch = signed.message.step, signed.message.policy_root, signed.message.epoch
             if step > 0 and policy_units(self._run):
-                self._policies.append(
-                    (root, of_policy(self._run, self._station.pool, signed.author, step, root, epoch))
-                )
+                waiting = self._policies.setdefault(signed.author, Recent(WAITING))
+                waiting.setdefault(root, of_policy(self._run, self._station.pool, signed.author, step, root, epoch))
 
     # what counts
 
@@ -172,16 +171,29 @@ class Certifying(Service):
         return jury.was_sealed(work.id, validator) and not jury.is_withheld(validator, work)
 
     def _trained(self) -> list[Accepted]:
-        """Policies that the clock knows and that enough was accepted for; none of a trainer that contradicts itself."""
+        """Policies that the clock knows as this trainer's and that enough was accepted for; none of a trainer that
+        contradicts itself, nor one that a later term took back, nor one that another trainer announced before: a
+        standby knows all roots."""
         clock, found = self._station.jury.policies, list[Accepted]()
         if clock.fork is not None:
             self._policies.clear()
-        while self._policies and clock.find(self._policies[0][0]) is not None:
-            if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
-                break
-            self._steps = max(self._steps - 1.0, 0.0)
-            found.append(self._policies.popleft()[1])
+        for trainer, waiting in self._policies.items():
+            for root in list(waiting):
+                if clock.find(root) is None:
+                    continue  # of a term that the chain has not told yet, or nobody's
+                if not self._is_made_by(trainer, root):
+                    del waiting[root]
+                    continue
+                if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
+                    return found
+                self._steps = max(self._steps - 1.0, 0.0)
+                found.append(waiting.pop(root))
         return found
+
+    def _is_made_by(self, trainer: Address, root: bytes) -> bool:
+        clock = self._station.jury.policies
+        said = clock.announcement(root)
+        return said is not None and said.author == trainer and not clock.is_orphan(root)
 
     async def _accepted_before(self, statement: Accepted) -> bool:
         """Whether this validator accepted just this work, as its journal remembers."""

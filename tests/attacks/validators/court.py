@@ -54,10 +54,16 @@ def court_run(**audit: Any) -> RunSpec:
 
 
 def announcement(
-    step: int, root: bytes, key: NodeKey = TRAINER, domain: Domain = DOMAIN, pool: int = POOL, state: bytes = bytes(32)
+    step: int,
+    root: bytes,
+    key: NodeKey = TRAINER,
+    domain: Domain = DOMAIN,
+    pool: int = POOL,
+    state: bytes = bytes(32),
+    term: int = 0,
 ) -> PolicyAnnounced:
     """With the trainer's statement. root: of the policy."""
-    statement = PolicyStatement(pool, 0, step, bytes(32), root, bytes(32), state)
+    statement = PolicyStatement(pool, term, step, bytes(32), root, bytes(32), state)
     word = stated(statement, 9, sign(key, domain, statement.commitment(key.address)))
     return PolicyAnnounced(pool=pool, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **word)
 

@@ -284,7 +284,10 @@ class Jury:
         self._watchers: list[trio.MemorySendChannel[bytes]] = []
         self.quarantined: dict[Address, Any] = {}
         self.ballots = self.register = self
-        self.policies = SimpleNamespace(fork=None, find=lambda root: True)
+        said = SimpleNamespace(author=TRAINER.address)
+        self.policies = SimpleNamespace(
+            fork=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
+        )
 
     def follow(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)

@@ -1,0 +1,77 @@
+"""Which policies validators certify for pay, with several trainers: each is its maker's, and once."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from node.services.certifying import Certifying
+from node.services.judging.judge import Validator
+from node.services.station import PoolTime
+from protocol.earnings import of_policy
+from protocol.identity import Address
+from tests.attacks.validators.court import OTHER, POOL, TRAINER, Court, announcement, policy_root
+
+
+class Bench:
+    """A leader, a standby that says what it likes, and a validator that certifies."""
+
+    def __init__(self) -> None:
+        self.court = Court([Validator], quorum=1)
+        self.seats = [self.court.trainer, *self.court.workers, *self.court.seats]
+        self.certifying = Certifying(self.court.seats[0].station)
+
+    async def open(self, nursery: trio.Nursery) -> None:
+        await self.court.open(nursery)
+        self.certifying._station.time = PoolTime(window=20, wall=trio.current_time)
+        for seat in self.seats:
+            seat.membership.terms.seat((TRAINER.address, OTHER.address), 60, 10)
+        nursery.start_soon(self.certifying._hear_policies)
+        await trio.sleep(0.1)
+
+    async def decided(self) -> set[tuple[Address, int]]:
+        """(trainer, step) of the policies that are certified by now."""
+        await self.certifying.decide()
+        run, journal = self.court.run, self.certifying._journal
+        own, found = self.certifying._own, set[tuple[Address, int]]()
+        for key in (TRAINER, OTHER):
+            for step in range(1, 5):
+                work = of_policy(run, POOL, key.address, step, policy_root(step), 0).work
+                if journal.certificate(own, POOL, work) is not None:
+                    found.add((key.address, step))
+        return found
+
+
+@pytest.mark.parametrize("flood", [0, 3])
+async def test_a_standby_is_not_paid_for_policies_that_it_copies_and_crowds_out_nobodys(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, flood: int
+) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        standby = bench.court.workers[1].board
+        await bench.court.announce(1)
+        await standby.post(announcement(1, policy_root(1), OTHER))
+        for number in range(flood):
+            await standby.post(announcement(2, number.to_bytes(32), OTHER))
+            await trio.sleep(1)
+        await bench.court.announce(2)
+        await standby.post(announcement(2, policy_root(2), OTHER))
+        await trio.sleep(1)
+        assert await bench.decided() == {(TRAINER.address, 1), (TRAINER.address, 2)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_policy_that_a_term_took_back_is_not_paid_and_the_next_leaders_is(autojump_clock: Any) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        for step in (1, 2):
+            await bench.court.announce(step)
+        for seat in bench.seats:
+            seat.membership.terms.take(1, OTHER.address, 2, policy_root(1), 10**6)
+        taken = announcement(3, policy_root(3), OTHER, term=1)
+        await bench.court.workers[1].board.post(taken)
+        await trio.sleep(1)
+        assert await bench.decided() == {(TRAINER.address, 1), (OTHER.address, 3)}
+        nursery.cancel_scope.cancel()
