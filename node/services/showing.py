@@ -140,10 +140,14 @@ class Showing(Service):
         for step in range(oldest, clock.newest_step):
             announced = clock.of_step(step + 1)
             replayed = self._spool.works_path(step).exists()  # a standby is a step behind
-            if announced is None or not replayed or ("manifest", step) in self._pinned:
+            if announced is None or not replayed:
                 continue
+            root, pinned = announced.message.batch_root, self._pinned.get(("manifest", step))
+            if pinned is not None and pinned[0] == root:
+                continue
+            self._unpin("manifest", step)  # that of a policy which a later term took back
             roots = await trio.to_thread.run_sync(self._named, step)
-            self._pin("manifest", step, (announced.message.batch_root, *roots))
+            self._pin("manifest", step, (root, *roots))
 
     def _named(self, step: int) -> tuple[bytes, ...]:
         try:

@@ -96,6 +96,23 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
 
 
+async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_no_others(tmp_path: Path) -> None:
+    place = Place(tmp_path, quota=20_000)
+    place.write(1)
+    place.spool.works_path(1).parent.mkdir(parents=True)
+    first, file, then, other = [(await place.store.add(bytes([n]) * 50)).root for n in (201, 202, 203, 204)]
+    for manifest, root in ((first, file), (then, other)):
+        work = UsedWork(
+            bytes(20), bytes(32), 1, 0, root, 1, 0, 50, (UsedReport(bytes(20), root, 50, b"\1"),), b"\1", b"\0"
+        )
+        place.spool.works_path(1).write_bytes(encode_manifest(ComposedBatch(bytes(32), 1, 1, (work,))))
+        place.clock = PolicyClock(lambda: 0.0)
+        place.showing._station.jury.policies = place.clock
+        place.announce(2, manifest)
+        await place.showing.look()
+    assert await place.fill([first, file, then, other], 30_000) == {then, other}
+
+
 async def test_a_checkpoint_is_offered_in_the_term_in_which_its_step_lies(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.terms.take(1, NodeKey(b"\2" * 32).address, 3, bytes(32), 10**10)
