@@ -139,6 +139,19 @@ contract ReentrancyTest is Base {
         eq(token.balanceOf(provider), SLASH);
     }
 
+    /// The Swarm's own guard: the vault's does not know that a claim goes through the Swarm.
+    function test_who_was_wronged_cannot_claim_while_it_is_made_good() public {
+        _earn(0, 1000);
+        _slash(_file(0, 1));
+        attacker.arm(address(swarm), abi.encodeCall(swarm.claim, (pool, node, 1000, new bytes32[](0))));
+        vm.prank(arbiter);
+        swarm.overturn(pool, node);
+        _blocked();
+        eq(token.balanceOf(provider), SLASH);
+        _claim(1000);
+        eq(token.balanceOf(provider), SLASH + 1 ether);
+    }
+
     function test_bonding_while_bonding() public {
         token.mint(provider, 20 ether);
         attacker.act(address(token), abi.encodeCall(token.approve, (address(vault), 20 ether)));
