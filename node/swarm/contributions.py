@@ -77,9 +77,10 @@ class Contributions:
         if state == before or (before is None and state not in DECIDED):
             return
         states[id] = state
-        self._count(work, before, -1)
-        self._count(work, state, 1)
+        if before in DECIDED:
+            self._count(work, before, -1)
         if state in DECIDED:
+            self._count(work, state, 1)
             self._tell(work, state)
 
     def look_again(self) -> None:
@@ -103,8 +104,6 @@ class Contributions:
         }
 
     def _count(self, work: Work, state: FileState | None, by: int) -> None:
-        if state not in DECIDED:
-            return
         one = self.members.setdefault(work.node, Contribution())
         if state is FileState.ACCEPTED:
             one.accepted += by

@@ -5,6 +5,7 @@ register of work are kept here. Whoever needs a decision about a work asks `ball
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -57,7 +58,6 @@ RESULTS = 512
 EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
 TO_RAISE = 64
-
 WITHHELD = 1024
 """Windows of validators that are not paid for, the newest."""
 SEALS = 4096
@@ -117,7 +117,7 @@ class Jury:
         self._sealers: dict[Address, _Sealer] = {}
         self._opening = run.audit.opening_seconds + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
-        self._to_raise_send, self._to_raise = trio.open_memory_channel[Dispute](TO_RAISE)
+        self._to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         self._acts: dict[type[Message], Callable[[Any], object]] = {
             PolicyAnnounced: self._on_policy,
             TaskOffered: self._on_offer,
@@ -162,7 +162,6 @@ class Jury:
         async with trio.open_nursery() as nursery:
             for line in lines:
                 nursery.start_soon(self._follow, line)
-            nursery.start_soon(self._raise_disputes)
             nursery.start_soon(self._remember)
 
     async def _recall(self) -> None:
@@ -194,10 +193,12 @@ class Jury:
             self._acts[type(signed.message)](signed)
 
     async def _remember(self) -> None:
-        """Keep the evidence against validators, and against the trainer; and what is in dispute."""
+        """Keep the evidence against validators, and against the trainer; and what is in dispute, which others hear."""
         while True:
             await self._judged.wait()
             self._judged = trio.Event()
+            while self._to_raise:
+                await self._raise(self._to_raise.popleft())
             kept = msgspec.msgpack.encode(list(self.ballots.quarantined.values()))
             await self._journal.do(self._journal.remember, QUARANTINE, kept)
             await self._journal.do(self._journal.remember, DISPUTES, msgspec.msgpack.encode(self.ballots.in_dispute()))
@@ -387,18 +388,13 @@ class Jury:
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
             own = self._membership.own
             if self._membership.is_trainer(own) or self._membership.may_validate(own):
-                try:
-                    self._to_raise_send.send_nowait(dispute)
-                except trio.WouldBlock:
-                    log.warning("dispute.not_raised", work=work.id.hex()[:16], why="too many wait")
+                self._to_raise.append(dispute)
 
-    async def _raise_disputes(self) -> None:
-        async for dispute in self._to_raise:
-            message = DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw)
-            try:
-                await self._board.post(message)
-            except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
-                log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
+    async def _raise(self, dispute: Dispute) -> None:
+        try:
+            await self._board.post(DisputeRaised(pool=self._pool, first=dispute.first.raw, second=dispute.second.raw))
+        except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
+            log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
 
     def _on_dispute(self, signed: Signed[DisputeRaised]) -> None:
         try:

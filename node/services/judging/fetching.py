@@ -50,12 +50,11 @@ that are busy drift apart by minutes: who is ahead would look at all that the ot
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A committed file on its way to judgement. path: None if it could not be had; already: our verdict of before;
-    fault: what was wrong before it was read; tries: inspections that failed on our side."""
+    """A committed file on its way to judgement. path: None if it could not be had, or was judged; fault: what was
+    wrong before it was read; tries: inspections that failed on our side."""
 
     work: Work
     path: Path | None = None
-    already: bytes | None = None
     fault: Fault | None = None
     recheck: bool = False
     tries: int = 0
@@ -212,9 +211,8 @@ class Fetching:
             self._lined.pop(work.id, None)
 
     async def _fetch(self, work: Work) -> Candidate:
-        already = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
-        if already:
-            return Candidate(work, already=already)
+        if await self._station.journal.do(self._station.journal.said, "verdict", work.id):
+            return Candidate(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
         fault = await _lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
         fault = fault or await _lasting(self._register.gap, work, self._audit.delivery_seconds)

@@ -169,10 +169,6 @@ class Validator(Service):
                 continue  # there is no telling what this trainer's policies are
             if not self._station.membership.may_validate(self._station.key.address):
                 continue  # this one left office: nobody would hear it, and who repeats what is refused is muted
-            # Repeated as it was said before: a second, different word would be evidence against us.
-            if candidate.already:
-                await self._station.board.post_raw(candidate.already)
-                continue
             node = candidate.work.node
             if self._may_skip(candidate):
                 self.outcomes["skipped"] += 1
@@ -218,7 +214,8 @@ class Validator(Service):
         """One verdict. Raises OwnTrouble if it cannot be given now."""
         work = candidate.work
         slot = "recheck" if candidate.recheck else "verdict"
-        # Asked of the journal, since another path may have judged it while it waited.
+        # Repeated as it was said before: a second, different word would be evidence against us. Asked of the journal,
+        # since another path may have judged it while it waited.
         said = await self._station.journal.do(self._station.journal.said, slot, work.id)
         if said:
             await self._station.board.post_raw(said)
