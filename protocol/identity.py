@@ -26,7 +26,7 @@ _PEER_ID_PREFIX = bytes.fromhex("0025") + bytes.fromhex("08021221")
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 SIGNATURE_BYTES = 65
 KNOWN_SIGNATURES = 16_384
-"""Of which the signer is remembered, 4 MB: the same bytes come again in what others hand on and show."""
+"""Of which the signer is remembered, 6 MB: the same bytes come again in what others hand on and show."""
 _signers: OrderedDict[tuple[bytes, bytes], Address] = OrderedDict()
 _signers_lock = Lock()
 
