@@ -76,6 +76,7 @@ class BlobDoor:
         while True:
             gateways = _some(self._announced())
             turn = min(deadline, trio.current_time() + PATIENCE) if gateways else deadline
+            # Not zero: a timeout of zero would look for nothing at all.
             left = max(turn - trio.current_time(), 0.1)
             try:
                 return await self._swarm.fetch(root, sources, max_size=max_size, timeout=left, priority=priority)
@@ -85,6 +86,8 @@ class BlobDoor:
                 path = await self._by_http(root, gateways, max_size, ends)
                 if path is not None:
                     return path
+                # The swarm gave up before its turn was over: it knows of nobody, so another turn would end the same
+                # way.
                 if now < turn or trio.current_time() >= deadline:
                     raise  # no source can be had, or the time is over
 
@@ -107,6 +110,7 @@ class BlobDoor:
         finally:
             users = self._locks[root][1] - 1
             self._locks[root] = (lock, users)
+            # Or a lock for each blob ever asked for would stay.
             if not users:
                 del self._locks[root]
 

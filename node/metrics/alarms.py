@@ -49,6 +49,7 @@ class AlarmBook:
         step = int(record.get("step", 0))
         ringing = [alarm for alarm in self._check(step, record) if alarm]
         fresh = [alarm for alarm in ringing if alarm.name not in self.active]
+        # The first word stays, with the step at which it began.
         self.active = {alarm.name: self.active.get(alarm.name, alarm) for alarm in ringing}
         return fresh
 
@@ -74,6 +75,7 @@ class AlarmBook:
         if mean is None or not limit:
             return None
         self._lowest_entropy = min(self._lowest_entropy, mean)
+        # Below a thousandth of a nat a policy is as good as certain: twice nothing is no alarm.
         if mean <= limit * self._lowest_entropy or mean < 1e-3:
             return None
         text = f"entropy {mean:.3g} is more than {limit:g} times its lowest, {self._lowest_entropy:.3g}"

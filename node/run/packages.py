@@ -19,6 +19,7 @@ from node.environments.package.source import read_source
 from node.state.directory import StateDir
 from node.state.files import write_whole
 
+# A path of this form would have to be written with ./ before it.
 _ROOT = re.compile(r"([a-z][a-z0-9_-]{0,62}@)?[0-9a-f]{64}")
 _STORES = "nodes/*/*/blobs/complete"
 
@@ -62,6 +63,7 @@ def placed(text: str, base: Path) -> str:
 
 def keep(archive: bytes) -> Known:
     """Put an archive among this user's packages. Raises PackageError for one that cannot be used."""
+    # Read before it is kept: what lies in this directory can be used.
     manifest = read_manifest(unpack(archive))
     root = root_of(archive)
     path = directory() / f"{root}.tar"
@@ -76,6 +78,7 @@ def by_root(root: str) -> Known:
     for path in (directory() / f"{root}.tar", *sorted(default_home().glob(f"{_STORES}/{root}"))):
         if path.is_file() and path.stat().st_size <= MAX_BYTES:
             archive = path.read_bytes()
+            # A file's name is a claim, and a disk may have changed it since.
             if root_of(archive) == root:
                 return keep(archive)
     raise PackageError(
@@ -87,6 +90,7 @@ def by_root(root: str) -> Known:
 
 async def put_into_store(package: Known, state_dir: Path) -> None:
     """Make a node that does not run a holder of the package. Raises StateError, StoreFull."""
+    # Its lock keeps a daemon out: two writers of one store would each forget what the other holds.
     directory = StateDir(state_dir)
     try:
         await BlobStore(state_dir / "blobs", NodeConfig().store_quota).add(package.path)

@@ -44,6 +44,7 @@ def check_architecture(run: CompiledRun) -> None:
 
     for name in (MODEL, *([TEACHER] if run.spec.distill else [])):
         directory = run.files[f"{name}/config.json"].parent
+        # meta: shapes without memory, however large the model.
         model = build_model(directory, device="meta")
         StartWeights(directory).check(image_names(model))
         if run.spec.recipe.lora and name == MODEL:
@@ -174,6 +175,7 @@ def _place(file: Path, target: Path) -> None:
     """The file under another name: a data set must really lie among the assets, so no symbolic link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # A link where the disk allows: weights of gigabytes are looked at, not copied.
         os.link(file.resolve(), target)
     except OSError:
         shutil.copyfile(file, target)
@@ -220,6 +222,8 @@ def _trained_on(
 
 def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, tokenizer: LocalTokenizer) -> PartFacts:
     with closing(load_environment(settings, assets, tokenizer)) as environment:
+        # Those that evaluations will ask, all of them: one prompt that is too long would stop the run at its first
+        # evaluation.
         for number in range(min(environment.held_back, run.evaluation.problems)):
             problem = _asked(run, environment.held_back_problem(number))
             check_prompt(environment, problem, run.rollout.max_prompt_tokens)
@@ -255,6 +259,7 @@ def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
     """A tokenizer of another model gives tokens that the model has no weights for."""
     config = run.files["model/config.json"]
     rows = json.loads(config.read_bytes()).get("vocab_size")
+    # Fewer tokens than rows are usual: models round their vocabulary up for the hardware.
     if isinstance(rows, int) and tokenizer.vocabulary > rows:
         raise RunFileError(
             "tokenizer and model do not belong together",
@@ -288,6 +293,7 @@ def _check_model(run: CompiledRun) -> int:
         raise RunFileError(
             f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
         ) from error
+    # A run that pre-trains proves nothing by activations.
     k = 1 if run.spec.pretraining else run.spec.verification.toploc_k
     if not isinstance(hidden, int) or most_points(hidden) < k:
         raise RunFileError(
@@ -325,6 +331,7 @@ def parameters_in(file: Path) -> int:
     """How many numbers the file's tensors hold."""
     try:
         with safe_open(file, framework="np") as weights:
+            # From the header alone: no tensor is read.
             shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error

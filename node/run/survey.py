@@ -31,6 +31,7 @@ from protocol.run import EnvironmentSpec, EvaluationSpec, RunSpec
 T = TypeVar("T")
 # Each round of mending finds one wrong value; a file that is wrong everywhere is told this much of it.
 MOST_VALUES = 64
+# msgspec says the place in words only.
 _UNKNOWN, _PLACE = re.compile(r"unknown field `([^`]+)`"), re.compile(r"at `\$\.([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
@@ -91,6 +92,7 @@ def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | Non
 
 def _mended(data: dict[str, Any], path: Path, found: Survey) -> RunFile | None:
     """The run file without the values that are wrong, each of which is a finding; unknown keys are found already."""
+    # Values that were taken out: that they are missing afterwards is no second mistake.
     taken = set[str]()
     for _ in range(MOST_VALUES):
         try:
@@ -118,6 +120,7 @@ def _removed(table: Any, keys: list[str]) -> bool:
         table = table.get(name) if isinstance(table, dict) else None
         if number:
             table = table[int(number)] if number.isdecimal() and isinstance(table, list) else None
+    # Nothing taken out means that the next round would say the same again, for ever.
     return isinstance(table, dict) and table.pop(last.partition("[")[0], None) is not None
 
 
@@ -179,6 +182,7 @@ def _of_problems(path: Path, run_file: RunFile, files: dict[str, Path], found: S
     spec = RunSpec(name=run_file.name, environment=whole, assets=(), **sections)
     complete = None not in environments and None not in evaluated
     for fault in spec.faults():
+        # An environment that could not be read is told already; that it is missing follows from it.
         if complete or "environment" not in fault.what:
             found.findings.take(fault, str(path))
     return spec

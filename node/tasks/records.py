@@ -69,6 +69,7 @@ class TaskFolder:
         if not (self.path / SPEC).exists():
             (self.path / "shards").mkdir(parents=True, exist_ok=True)
             self._write_state(TaskState(time.time()))
+            # Last: a folder with a spec is a task, and everything else of it is there by then.
             write_whole(self.path / SPEC, encoded)
 
     @property

@@ -24,6 +24,7 @@ from protocol.tasks import WEIGHTS, TaskId
 log = structlog.get_logger()
 POLICY_TIMEOUT = 60.0
 ASSET_TIMEOUT = 600.0
+# The trainer offers tasks, but every worker pays with its disk.
 MOST_ASSET_BYTES = 1 << 30
 
 
@@ -94,6 +95,7 @@ class TaskStock:
 
     async def _policy(self, task: Task, named: str) -> HeldPolicy:
         root = bytes.fromhex(named)
+        # Before it is fetched: a newer policy could otherwise push it out as it comes.
         self._shelf.hold(root)
         policy = self._shelf.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
         if policy is None:
@@ -107,6 +109,7 @@ class TaskStock:
     async def _assets(self, task: Task) -> Path:
         if not task.spec.assets:
             return self._run.assets
+        # Only now: the files of a task that is over may still be read by its last shard.
         while self._over:
             await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
         place = self._place(task)
@@ -118,6 +121,7 @@ class TaskStock:
             raise TaskUnready(f"{task.title} cannot be worked on", why, "split them")
         with trio.move_on_after(ASSET_TIMEOUT):
             for asset in task.spec.assets:
+                # The owner first: it has them for certain.
                 await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)
             return place
         raise TaskUnready(f"{task.title} cannot be worked on", "nobody handed its files over", "wait for its owner")

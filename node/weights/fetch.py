@@ -397,6 +397,7 @@ class PolicyFollower:
                 raise
             finally:
                 work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        # The tensors are right by now, each by its digest: only the manifest's own arithmetic can be wrong.
         if info.root != manifest.image_root:
             raise MalformedPolicy("wrong policy manifest", "the image of its tensors has another root")
         return self._store.path(info.root)

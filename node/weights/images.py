@@ -81,6 +81,7 @@ def in_order(
             while ahead:
                 yield ahead.popleft().result()
         finally:
+            # Whoever takes the results stopped early: what has not begun need not be done.
             for future in ahead:
                 future.cancel()
 
@@ -154,6 +155,7 @@ def is_sound(path: Path, info: BlobInfo) -> bool:
         return False
     spans = (info.span(place) for place in range(len(info.pieces)))
     pieces = zip(spans, info.pieces, strict=True)
+    # The size first: a piece beyond the end would hash as a shorter one.
     return len(data) == info.size and all(blake3(data[at : at + n]).digest() == piece for (at, n), piece in pieces)
 
 

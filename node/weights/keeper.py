@@ -96,6 +96,7 @@ class PolicyShelf:
         self._changed = trio.Event()
 
     def _drop_old(self) -> None:
+        # Orphans count among them: they take as much room.
         for policy in self.held[: -self._keep]:
             if policy.root not in self._wanted:
                 self._let_go_of(policy)

@@ -45,6 +45,7 @@ class Certificate(msgspec.Struct, frozen=True):
 def server_context(certificate: Certificate) -> ssl.SSLContext:
     """What a listener with this certificate speaks. Blocking: it reads the files."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    # Older ones have known breaks, and no client of ours speaks them.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     context.load_cert_chain(certificate.certificate, certificate.key, certificate.password)
@@ -53,6 +54,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 def own_certificate(directory: Path, node_key: NodeKey) -> Certificate:
     """The certificate in `directory`, made anew when there is none that is ours and valid for a month more."""
+    # Derived: whoever cannot open the node's key cannot serve in its name, and nobody has to keep another password.
     password = blake3(node_key.secret, derive_key_context=_CONTEXT).hexdigest()
     pem, key = directory / "gateway-cert.pem", directory / "gateway-key.pem"
     known = _load(pem, key, password)

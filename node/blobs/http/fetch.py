@@ -24,8 +24,11 @@ from protocol.errors import ProtocolError
 
 log = structlog.get_logger(__name__)
 
+# Large enough that a request's round trip does not matter, small enough that a slow source's share can go to the
+# others.
 RUN_BYTES = 8 * 1024 * 1024
 """Bytes asked for in one request, as whole pieces."""
+# While one answer is verified and written, the other is on the line.
 CONNECTIONS = 2
 """At once to each source."""
 ATTEMPTS = 4
@@ -60,6 +63,7 @@ class HttpBlobs:
         """The verified file of `root`. timeout: seconds for all of it. Raises SourceFailed, StoreFull."""
         if self._store.has(root):
             return self._store.path(root)
+        # Each once: a source named twice would be forgiven twice as many failures.
         doors = [_Door(source) for source in dict.fromkeys(sources)]
         try:
             with trio.fail_after(timeout):
@@ -144,10 +148,13 @@ class _Door:
             if answer.status != (206 if span else 200):
                 raise HTTPError(f"HTTP status {answer.status}")
             data = bytearray()
+            # One byte more than the limit tells "more" from "all"; decode_content=False, for a compressed answer could
+            # grow a thousandfold.
             while chunk := answer.read1(limit + 1 - len(data), decode_content=False):
                 data += chunk
                 if len(data) > limit:
                     raise HTTPError(f"more than the {limit} bytes asked for")
+                # urllib3's own limit is per read: a byte every twenty seconds would satisfy it for ever.
                 if time.monotonic() > deadline:
                     raise HTTPError(f"{len(data)} bytes in {SLOWEST:g} s is too slow")
             if span and len(data) != span[1]:
@@ -197,6 +204,7 @@ class _Transfer:
             return self._runs.popleft()
 
     async def _land(self, run: tuple[int, int], good: int) -> None:
+        # A cancelled connection must give its run back, or those who wait for it wait for ever.
         with trio.CancelScope(shield=True):
             async with self._landed:
                 self._flying -= 1
@@ -216,6 +224,7 @@ class _Transfer:
         good = await self._partial.write(first, data)
         self._tell(sum(self._info.span(index)[1] for index in range(first, first + good)))
         if good < count:
+            # The list of hashes was checked against the root, so the bytes are the source's own doing, or its disk's.
             door.blame(f"piece {first + good} is not what its hash says")
         return good
 
@@ -264,6 +273,7 @@ def _pool(source: HttpSource) -> urllib3.PoolManager:
             maxsize=CONNECTIONS,
             timeout=TIMEOUT,
             cert_reqs="CERT_NONE",
+            # The fingerprint names the one certificate: neither its name nor who signed it adds anything.
             assert_hostname=False,
             assert_fingerprint=source.fingerprint,
         )

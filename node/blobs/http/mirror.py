@@ -24,8 +24,10 @@ from protocol.policy import MalformedPolicy, decode_image, describe_blob, descri
 
 log = structlog.get_logger(__name__)
 
+# An image may be tens of gigabytes on a slow line; the next one is not looked for meanwhile.
 FETCH_TIMEOUT = 3600.0
 MAX_REFUSED = 1024
+# 64 billion parameters in bf16; the store's quota is mostly the bound.
 MAX_IMAGE = 128 * 1024**3
 
 
@@ -46,6 +48,7 @@ class Mirror:
         self._every = every
         self._http = HttpBlobs(store)
         self._held: dict[int, ServedPolicy] = {}
+        # Bounded: a source may list as many bad ones as it likes.
         self._refused = Recent[tuple[int, str, str], None](MAX_REFUSED)
 
     def policies(self) -> tuple[ServedPolicy, ...]:
@@ -85,6 +88,7 @@ class Mirror:
             path = await self._http.fetch(
                 root,
                 self._sources,
+                # What a source lists is a claim: neither more than that nor more than anybody's model.
                 max_size=min(row.image_size, MAX_IMAGE),
                 timeout=FETCH_TIMEOUT,
             )

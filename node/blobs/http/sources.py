@@ -37,9 +37,11 @@ def parse_source(text: str) -> HttpSource:
         raise BadSource(text, str(error)) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadSource(text, "it does not begin with http://HOST or https://HOST")
+    # It is announced to the whole pool: a credential in it would be, too.
     if parts.username or parts.password or parts.query:
         raise BadSource(text, "it carries a user name, a password or a query")
     fingerprint = _fingerprint(text, parts.scheme, parts.fragment)
+    # urlsplit takes the brackets of an IPv6 address away.
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     place = host if port is None else f"{host}:{port}"
     return HttpSource(f"{parts.scheme}://{place}{parts.path.rstrip('/')}", fingerprint)

@@ -23,6 +23,8 @@ from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
 
+# For the relay's answer, the other end's, and a handshake through both: three round trips that may each cross the world
+# twice.
 UPGRADE_SECONDS = 15.0
 
 
@@ -87,16 +89,20 @@ class Circuits:
     async def _open_stop(self, target: ID) -> INetStream:
         direct = [each for each in self._swarm.get_connections(target) if ends.is_direct(each) and not each.is_closed]
         if not direct:
+            # A relay dials nobody on others' behalf: a caller could have it knock anywhere.
             raise ends.Refused("whom it calls is not connected")
         return await self._host.new_stream(target, [TProtocol(wire.STOP)])
 
     async def _called(self, stream: INetStream) -> None:
         relay = self._address_of(stream.muxed_conn.peer_id.to_bytes())
+        # Nobody else may bring calls: a stranger would choose for us whose bytes we take, and relays behind relays
+        # would cost each of them.
         if relay not in self.relays() or not ends.is_direct(stream):
             await ends.refuse_call(stream)
             return
         claimed, raw = await ends.be_called(stream)
         muxed = await self._swarm.upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
+        # The handshake inside proves who calls; a relay that says otherwise lies, or was lied to.
         if muxed.peer_id != claimed or not isinstance(muxed, Session):
             log.info("relay.lied", peer=relay)
             await muxed.close()

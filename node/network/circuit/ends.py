@@ -22,6 +22,7 @@ from node.network.circuit.rules import Status
 from node.network.sockets import lean
 from node.network.yamux import Session, Stream, stream_below
 
+# A relay with a wrong clock may promise years: it is asked again within a day.
 LONGEST_LEASE = 24 * 3600.0
 
 
@@ -58,6 +59,7 @@ async def _ask(stream: Stream, message: HopMessage) -> HopMessage:
     except (wire.Malformed, MuxedStreamError, trio.TooSlowError) as error:
         raise Refused(f"the relay gives no answer: {error}") from error
     if answer.type != HopMessage.STATUS or answer.status != Status.OK:
+        # A relay of another program may answer numbers that we have no name for.
         known = answer.status in tuple(Status)
         raise Refused(f"the relay says {Status(answer.status).name if known else answer.status}")
     return answer

@@ -56,6 +56,7 @@ class Relay:
             log.debug("relay.malformed", peer=caller, why=str(error))
             await self._refuse(below, Status.MALFORMED_MESSAGE)
             return
+        # A circuit through a circuit would be paid for by two relays, and its ends counted at neither.
         relayed = stream.muxed_conn.get_connection_type() == ConnectionType.RELAYED
         if caller is None or relayed:
             await self._refuse(below, Status.PERMISSION_DENIED)
@@ -77,6 +78,7 @@ class Relay:
             await self._refuse(stream, status)
             return
         answer = wire.limited(wire.hop_status(status), self._rules.limits)
+        # Unix seconds, as the specification has it; all else here is measured on trio's clock.
         answer.reservation.expire = int(time.time() + self._rules.limits.lease)
         answer.reservation.addrs.extend(Multiaddr(contact).to_bytes() for contact in self._contacts())
         log.debug("relay.reserved", peer=member)
@@ -101,6 +103,7 @@ class Relay:
             log.debug("relay.carries", peer=caller, to=called)
             await self._carry(stream, other, lambda size: self._pay(caller, called, size))
         finally:
+            # In `finally`: a place that is never given back would be lost until a restart.
             self._rules.close(caller, called)
 
     async def _carry(self, stream: Stream, other: Stream, pay: Callable[[int], float]) -> None:
@@ -174,6 +177,8 @@ async def _pour(source: Stream, sink: Stream, limit: int, pay: Callable[[int], f
             await sink.close()
             return
         limit -= len(data)
+        # Before it is passed on, so that the source is slowed down by its window, and nothing piles up here.
         await trio.sleep(pay(len(data)))
+        # As bulk: a relay's own news goes before what it carries for others.
         await sink.write(data, bulk=True)
     raise _Spent

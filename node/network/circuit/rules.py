@@ -73,6 +73,7 @@ class Rules:
         if not self._is_member(member):
             return Status.PERMISSION_DENIED
         self._expire(now)
+        # Who has a place may renew it though all are taken: else a full relay would lose its oldest members one by one.
         if member not in self._until and len(self._until) >= self.limits.reservations:
             return Status.RESOURCE_LIMIT_EXCEEDED
         self._until[member] = now + self.limits.lease
@@ -88,6 +89,7 @@ class Rules:
 
     def open(self, caller: Address, called: Address, now: float) -> Status:
         """Count one more circuit; whoever gets OK calls `close` when it ends."""
+        # Members have a stake; an open relay would be found by the whole internet within days.
         if not (self._is_member(caller) and self._is_member(called)) or caller == called:
             return Status.PERMISSION_DENIED
         if self._until.get(called, 0.0) <= now:
@@ -111,4 +113,5 @@ class Rules:
     def pay(self, caller: Address, called: Address, size: int, now: float) -> float:
         """Seconds to wait before `size` bytes of an open circuit are passed on."""
         buckets = (self._all, self._each[caller], self._each[called])
+        # Every bucket is charged, and the slowest decides: the bytes pass all of them.
         return max(bucket.reserve(size, now) for bucket in buckets)

@@ -16,6 +16,7 @@ RECENT = 30
 """Verdicts, slashes and events that are shown."""
 MEMBERS = 2000
 """Rows of the table of members; the swarm may be larger, the page says so."""
+# So that the event loop turns between two portions.
 AT_ONCE = 250
 POINTS, PEERS = 1000, 256
 """Rounds of the loss curve, and peers, of a run that pre-trains."""
@@ -74,6 +75,7 @@ def decisions(status: Status) -> dict[Hashable, Row]:
 
 def _decision(one: Mapping[str, Any]) -> Row:
     return (
+        # A place in a ring: a viewer is sent the one row that changed, not thirty that moved up.
         one["number"] % RECENT,
         one["number"],
         number(one.get("at")),
