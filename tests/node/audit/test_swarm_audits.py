@@ -3,6 +3,7 @@
 The child is done in a thread here, but for one test; gossip has no network below it.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 import trio
 
+from node.audit import fetched
 from node.audit.fetched import audit_fetched
 from node.audit.findings import Audit, Finding, Says
 from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
@@ -288,6 +290,18 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         assert bench.trainer.jury.steps.status()["bad"] == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
+
+
+def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, niced = tmp_path / "autogroup", list[int]()
+    monkeypatch.setattr(os, "nice", niced.append)
+    monkeypatch.setattr(fetched, "AUTOGROUP", tmp_path / "none" / "autogroup")
+    fetched.stand_back()
+    monkeypatch.setattr(fetched, "AUTOGROUP", group)
+    fetched.stand_back()
+    assert niced == [fetched.NICE] * 2 and group.read_text() == str(fetched.NICE)
 
 
 def audit(says: Mapping[str, Says], differences: tuple[str, ...] = (), **figures: float) -> Audit:
