@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Self
 
 import msgspec
@@ -272,15 +273,15 @@ class Tabling(Keeping):
         earned = [row for row in earned if row[1] not in convicted]
         # The contract refuses a table beyond the escrow, so as many epochs are taken as can be paid now.
         free = pool.escrow // pool.reward_per_unit if pool.reward_per_unit else 2**62
-
-        def units_through(epoch: int) -> int:
-            return sum(units for at, _, units in earned if at <= epoch)
-
-        epoch = largest_that_fits(first, last, units_through, free, pool.units_per_epoch)
-        if epoch is None or (units_through(epoch) == 0 and units_through(last)):
-            self.waiting = f"{units_through(last)} units are certified, and the pool can pay for {free} now"
+        by_epoch, epochs = Counter[int](), range(first, last + 1)
+        for at, _, more in earned:
+            by_epoch[at] += more
+        through = dict(zip(epochs, accumulate(by_epoch[at] for at in epochs), strict=True))
+        epoch = largest_that_fits(first, last, through.__getitem__, free, pool.units_per_epoch)
+        if epoch is None or (through[epoch] == 0 and through[last]):
+            self.waiting = f"{through[last]} units are certified, and the pool can pay for {free} now"
             return None
-        if not units_through(epoch):
+        if not through[epoch]:
             return None
         units: Counter[Address] = Counter()
         for at, node, more in earned:
