@@ -27,7 +27,7 @@ class Bench:
         self.policies = PolicyClock(self.clock)
         self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
         self.unusable: set[bytes] = set()
-        self.validators = JUDGES
+        self.validators: tuple[Address, ...] = JUDGES
         self.keep_surplus, self.max_staleness = keep_surplus, max_staleness
         self.book = self.newcomer()
         self.works: dict[tuple[int, Address], Work] = {}
