@@ -176,7 +176,7 @@ async def _resume(chain: "ChainClient", chain_id: int, key: "NodeKey") -> Progre
     for left in await chain.resume(key):
         if left.fate is Fate.MINED and left.receipt is not None:
             receipt = left.receipt
-            progress.add(Standing(left.intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
+            progress.add(Standing(left.pending.intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
     return progress
 
 

@@ -123,7 +123,8 @@ class FalseCertificate(Contradiction, frozen=True, tag="certificate and verdict"
     second: Verdict
 
 
-Case = FileCase | CommitmentContradiction | VerdictContradiction | CertificateContradiction | FalseCertificate
+Case = FileCase | Contradiction
+_KINDS = FileCase | CommitmentContradiction | VerdictContradiction | CertificateContradiction | FalseCertificate
 
 
 def unhex(text: str) -> bytes:
@@ -142,7 +143,7 @@ def read_case(path: Path) -> Case:
         raise CaseError(f"the case {path} is too big", f"more than {MAX_CASE_BYTES} bytes", "give another file")
     try:
         plain = _from_text(msgspec.json.decode(raw, type=_Text))
-        case: Case = msgspec.convert(plain, Case, builtin_types=(bytes,))
+        case: Case = msgspec.convert(plain, _KINDS, builtin_types=(bytes,))
         for statement in (case.commitment,) if isinstance(case, FileCase) else (case.first, case.second):
             struct_hash(statement)  # raises where a field is out of its range
     except (msgspec.DecodeError, IntellectError, ValueError) as error:

@@ -320,8 +320,8 @@ class Branches:
             top = torch.maximum(top, sunk)
         total = 0.0 if sinks is None else (sunk - top).exp()
         shares = [(one - top).exp() for one, _, _ in parts]
-        total = total + sum(part[1] * share for part, share in zip(parts, shares, strict=True))
-        found = sum(part[2] * share for part, share in zip(parts, shares, strict=True)) / total
+        total = total + parts[0][1] * shares[0] + parts[1][1] * shares[1]
+        found = (parts[0][2] * shares[0] + parts[1][2] * shares[1]) / total
         return found.to(q.dtype).reshape(rows, heads, 1, dim)
 
     def _of_beginnings(self, layer: int, q: Tensor, unseen: Tensor, how: Attending) -> "tuple[Tensor, Tensor, Tensor]":

@@ -58,7 +58,7 @@ def build_model(
     except Exception as error:  # transformers raises whatever the config's values break
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     if raw.get(QUANTIZATION) is not None:
-        del config.quantization_config  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
+        delattr(config, QUANTIZATION)  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
     if why := unsupported(config):
         raise _model_error(model_dir, f"config.json: {why}")
     try:

@@ -138,7 +138,7 @@ class Slashing:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
         async for signed in self._station.board.subscribe(ValidatorSaid):
             known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
-            refused = self._refused.get(signed.author, {})
+            refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
             for one in signed.message.certificates:
                 said = statement, signature = one.statement(self._station.pool), one.signature
                 before = known.setdefault(one.work, said)
@@ -167,11 +167,12 @@ class Slashing:
         async for signed in self._station.board.subscribe(VerdictIssued):
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
-                said, work = (message.verdict, message.signature), work_id(message.verdict)
-                self._refused.setdefault(signed.author, Recent(CERTIFICATES)).setdefault(work, said)
-                certified = self._certified.get(signed.author, {}).get(work)
+                verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
+                refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
+                refused.setdefault(work, (verdict, signature))
+                certified = self._certified.setdefault(signed.author, Recent(CERTIFICATES)).get(work)
                 if certified is not None:
-                    self._on_certificate(signed.author, FalseCertificate(*certified, *said))
+                    self._on_certificate(signed.author, FalseCertificate(*certified, verdict, signature))
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:

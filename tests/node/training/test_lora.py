@@ -161,6 +161,6 @@ def test_a_target_that_the_model_does_not_have_is_named(tiny_assets: Path) -> No
 def test_a_run_file_is_checked_for_it(tiny_assets: Path, targets: tuple[str, ...]) -> None:
     recipe = Recipe(lora=Lora(targets=targets))
     files = {"model/config.json": tiny_assets / "model" / "config.json"}
-    run: Any = SimpleNamespace(files=files, spec=SimpleNamespace(recipe=recipe))
+    run: Any = SimpleNamespace(files=files, spec=SimpleNamespace(recipe=recipe, distill=None))
     with nullcontext() if targets == ("q_proj",) else pytest.raises(TrainingError, match="does not fit the model"):
         check_architecture(run)

@@ -92,7 +92,7 @@ async def test_a_late_result_after_a_take_over_earns_nothing_and_costs_no_stake(
         asked = Produce(policy_root=id, node=slow, pool=POOL, index=0, out_path=str(tmp_path / "late"), task=order)
         late = await town.engines[0].ask(asked, timeout=1.0, policy=load)
         assert isinstance(late, Produced)
-        await commit(town.workers[1].station, id, 0, late)  # a stubborn one does
+        await commit(town.workers[1].station, id, 0, Path(late.path), late.units)  # a stubborn one does
         register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
         await town.until(lambda: register.of(slow) and len(ballots.rejecting(register.of(slow)[0].id)) == 2)
         (work,) = register.of(slow)
