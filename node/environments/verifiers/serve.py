@@ -265,10 +265,12 @@ def prompt_of(messages: list[dict], tools: list[dict]) -> str | list[dict]:
     return told[0]["content"] if len(told) == 1 else told
 
 
-def beside(name: str):  # noqa: ANN201
+def beside(name: str) -> Any:
     """A module of this folder, by its path: nothing here is importable by name beside a stranger's package."""
     place = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"intellect_node_{name}", place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is not a module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
