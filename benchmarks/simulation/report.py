@@ -106,7 +106,7 @@ def _training(swarm: Swarm) -> Row:
     for batch in batches:
         ages.update(batch.staleness)
     groups = sum(ages.values())
-    made = sum(node.worker.units for node in swarm.nodes.values() if node.worker) // 64_000
+    made = sum(node.worker.works.done.units for node in swarm.nodes.values() if node.worker) // 64_000
     used = {stage for batch in batches for stage in batch.stages}
     journey = {stage: fmean(b.stages[stage] for b in batches if stage in b.stages) for stage in used}
     times = [batch.at for batch in batches]

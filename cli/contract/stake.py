@@ -287,7 +287,7 @@ class Consent(msgspec.Struct, frozen=True):
     node: str
     provider: str
     units: Annotated[int, msgspec.Meta(ge=1, le=MAX_UNITS)]
-    deadline: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+    deadline: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     signature: str
 
 

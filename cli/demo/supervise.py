@@ -185,11 +185,20 @@ async def open_zygote(environment: Mapping[str, str]) -> AsyncIterator[Spawn]:
     """How to start programs while it lasts. Its imports run beside whatever comes next; the first to be started waits
     for them. What still runs at the end gets SIGTERM. Where nothing can be forked (not on Linux) all are started anew.
     """
-    children = ForkServer(launch(MODULES, environment))
+    children, until = ForkServer(launch(MODULES, environment)), trio.CancelScope(shield=True)
+
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
+        # Shielded: at Ctrl-C the server would go first, and with it what says whether a program has ended. Whoever
+        # stops the programs would wait for none of them.
+        with until:
+            await children.run(task_status=task_status)
+
     async with trio.open_nursery() as nursery:
-        await nursery.start(children.run)
-        yield partial(fork_or_start, children)
-        nursery.cancel_scope.cancel()
+        await nursery.start(run)
+        try:
+            yield partial(fork_or_start, children)
+        finally:
+            until.cancel()
 
 
 async def fork_or_start(children: ForkServer, program: Program) -> Process:

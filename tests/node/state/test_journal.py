@@ -39,7 +39,6 @@ def test_a_file_is_consumed_once_and_survives_reopening(tmp_path) -> None:
     assert again.consumed() == {b"a": 3, b"b": 3}
     with pytest.raises(sqlite3.IntegrityError):
         again.consume([b"a"], 4)
-    again._db.execute("ROLLBACK")
     again.consume([b"c"], 2)
     assert sorted(again.forget_consumed(3)) == [b"a", b"b"]
     assert again.consumed() == {b"c": 2}
