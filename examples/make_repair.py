@@ -3,6 +3,8 @@
 `python -m examples.make_repair` writes, beside this file, repair/train.jsonl and repair/model/ (Hugging Face form,
 warm-started so that some answers are right). Each repository has a module with a name that does not exist. It is
 found by reading the file, and mended by an edit: <sh>cat k.py</sh>, then <sh>sed -i s/q/x/ k.py</sh>, then a last word.
+The start model has seen how that is done, and has seen as often that nothing is done after reading: it gives up on most
+problems. That is what a run unlearns first.
 """
 
 import json
@@ -23,6 +25,8 @@ from protocol.run import EnvironmentSpec
 MODULES, WRONG, OPERATORS = "abcdeghk", "pqrstuvw", "+-*"
 ALPHABET = "".join(dict.fromkeys("<>/=:.,+-*0123456789abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWXYZ'\"() \n"))
 ROWS = 600
+GIVES_UP = 0.6
+"""Share of what the start model is shown that ends after reading."""
 INPUTS = (2, -3, 7)
 ARGUMENTS: dict[str, Any] = {"path": "train.jsonl", "calls": 2, "result_characters": 60, "instructions": ""}
 
@@ -56,11 +60,14 @@ class Rehearsed(Defaults):
         self.size = environment.size
         self._tokenizer = tokenizer
         self._rows = {row["problem_id"]: row for row in table}
+        self._choose = random.Random(0)  # noqa: S311 - no secret
 
     def solution(self, problem: Problem, so_far: Transcript = ()) -> str:
-        """What to say next."""
-        said = [*self._commands(problem), "."]
-        return said[(len(so_far) + 1) // 2]
+        """What to say next, or that nothing is to be done."""
+        turn = (len(so_far) + 1) // 2
+        if turn == 1 and self._choose.random() < GIVES_UP:
+            return "."
+        return (*self._commands(problem), ".")[turn]
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         turn, row = len(transcript) // 2, self._rows[problem.problem_id]

@@ -11,6 +11,14 @@ import {TestToken} from "../src/TestToken.sol";
 
 /// The few of forge's cheat codes that these tests use.
 interface Vm {
+    struct Log {
+        bytes32[] topics;
+        bytes data;
+        address emitter;
+    }
+
+    function recordLogs() external;
+    function getRecordedLogs() external returns (Log[] memory logs);
     function prank(address sender) external;
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;

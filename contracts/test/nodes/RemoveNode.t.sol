@@ -16,6 +16,18 @@ contract RemoveNodeTest is Base {
         eq(token.balanceOf(provider), 1 ether);
     }
 
+    /// Of pool 0, which nobody opened, nobody ever hears.
+    function test_who_is_in_no_pool_leaves_none() public {
+        _register(provider, 0xD00D, 1);
+        vm.recordLogs();
+        vm.prank(provider);
+        swarm.removeNode(vm.addr(0xD00D));
+        eq(vm.getRecordedLogs().length, 1);
+        vm.prank(provider);
+        swarm.removeNode(node);
+        eq(vm.getRecordedLogs().length, 2);
+    }
+
     function test_only_its_provider_and_only_once() public {
         vm.prank(anybody);
         vm.expectPartialRevert(Nodes.NotYourNode.selector);
