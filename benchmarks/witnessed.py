@@ -60,7 +60,7 @@ SERVER = """
 name = "server"
 label = "{label}"
 dataset = "{rows}"
-args = {{ url = "{url}", protocol = "{protocol}", turns = 2, held_back_share = 0.2 }}
+args = {{ url = "{url}", protocol = "{protocol}", turns = 2, held_back_share = 0.4 }}
 """
 ALPHABET = "".join(dict.fromkeys(SORT_ALPHABET + string.printable[:95] + "\n"))
 
