@@ -1,6 +1,6 @@
 """A whole swarm on this machine with environments behind servers, and the catalogue asked of its live daemons.
 
-    python -m benchmarks.witnessed [--steps 8] [--seconds 40] [--quick] [--package my_taskset]
+    python -m benchmarks.witnessed [--steps 60] [--seconds 40] [--quick] [--package my_taskset]
 
 One swarm (chain, trainer, two workers, three validators: the demo's) learns from `sort`, an OpenEnv server, and MCP
 over HTTP and over stdio, all on loopback (audit.witnessed = "mixed"). For so many seconds the OpenEnv server pays
@@ -192,13 +192,13 @@ def _command(*words: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=40.0, help="for which the OpenEnv server is fickle")
-    parser.add_argument("--quick", action="store_true", help="four steps, ten seconds")
+    parser.add_argument("--quick", action="store_true", help="24 steps, of which six seconds are fickle")
     parser.add_argument("--package", default="", help="of verifiers, which must be installed")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.steps, options.seconds = 4, 10.0
+        options.steps, options.seconds = 24, 6.0
     with tempfile.TemporaryDirectory() as folder:
         told, offered = played(Path(folder), options.steps, options.seconds, options.package)
     keep = ("steps", "seconds", "verdicts", "slashed", "quarantined", "disputes", "pay", "quorum", "members")
@@ -207,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     good = (
         told["steps"] == options.steps
         and all(told["steps_with_accepted_work"].values())
+        and told["asked"] > told["fickle"] > 0
         and int(told["pay"]["paid_wei"]) > 0
         and set(told["verdicts"]["by_reason"]) == {"heard_otherwise"}
         and not told["slashed"]
