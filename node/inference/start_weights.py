@@ -78,7 +78,11 @@ class StartWeights(Mapping[str, Tensor]):
             return tuple(file.get_slice(name).get_shape())
 
     def _widened_shape(self, name: str) -> tuple[int, ...]:
-        """[experts, in, out]. Raises ModelError for blocks without a scale each."""
+        """[experts, in, out]. Raises ModelError for blocks without a scale each, and for such as are no bytes."""
+        for part in (name + _BLOCKS, name + _SCALES):
+            with _opened(self._files[part]) as file:
+                if (found := file.get_slice(part).get_dtype()) != "U8":
+                    raise _unusable(self._files[part], f"tensor {part!r} is of type {found}, not of bytes (U8)")
         blocks, scales = self.shape(name + _BLOCKS), self.shape(name + _SCALES)
         if len(blocks) != 4 or blocks[3] != 16 or blocks[:3] != scales:
             raise _unusable(self._files[name + _BLOCKS], f"blocks of {name!r} have shape {blocks}, scales {scales}")

@@ -173,10 +173,10 @@ class Lanes:
         Returns once half of them are there. A dial that loses a packet of its own takes one to three seconds longer,
         and what the others meet says meanwhile whether more are of use.
         """
-        place = connections[0].get_transport_addresses()[0]
         lacking = MAX_LANES + 1 - len(connections) - watch.dialling
         opened = max(min(watch.step, lacking, self._links.spare() - watch.dialling), 0)
         try:
+            place = connections[0].get_transport_addresses()[0]
             if self._nursery is not None:
                 watch.dialling += opened
                 for _ in range(opened):

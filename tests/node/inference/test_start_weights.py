@@ -177,3 +177,6 @@ def test_experts_of_four_bits_are_read_as_the_bf16_that_they_stand_for(tmp_path:
     with pytest.raises(ModelError) as caught:
         StartWeights(tmp_path).check(parameters)
     assert "blocks of" in caught.value.why and stack in caught.value.why
+    save_file(files | {stack + "_blocks": files[stack + "_blocks"].half()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="U8"):
+        StartWeights(tmp_path).check(parameters)
