@@ -1,6 +1,6 @@
 """A child process that is spoken to in lines of JSON, with deadlines: for packages that are not imported here.
 
-Blocking; for one thread. What it prints beside its lines is thrown away, and so is it when an answer does not come.
+Blocking; for one thread. What it says on standard error is thrown away, and so is it when an answer does not come.
 """
 
 import json
@@ -8,51 +8,86 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+
+from node.environments.errors import EnvironmentFault
 
 MAX_LINE_BYTES = 1 << 26
 
 
 class LineChild:
-    """Raises OSError if the program cannot be started. environment: all that it sees of ours."""
+    """Started when it is first spoken to, and again where it has ended since.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._child = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(environment),
-        )
+    environment: all that it sees of ours; told: what it hears first; refused: the error for its first line if it is not
+    the right one ({"wrong": why} where the program cannot be started, None where nothing came in `seconds`), or None.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        seconds: float,
+        refused: Callable[[Any], EnvironmentFault | None],
+        told: Sequence[Any] = (),
+    ) -> None:
+        self._command, self._environment, self._seconds = list(command), dict(environment), seconds
+        self._refused, self._told = refused, told
+        self._child: subprocess.Popen[bytes] | None = None
         self._unread = bytearray()
 
-    @property
-    def alive(self) -> bool:
-        return self._child.poll() is None
+    def start(self) -> None:
+        """Nothing where it runs already. Raises what `refused` says."""
+        if self._child is not None and self._child.poll() is None:
+            return
+        self.close()
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+            )
+        except OSError as error:
+            said: Any = {"wrong": f"{self._command[0]}: {error.strerror or error}"}
+        else:
+            self._write(self._told)
+            said = self.receive(self._seconds)
+        fault = self._refused(said)
+        if fault is not None:
+            self.close()
+            raise fault
 
     def send(self, *messages: Any) -> None:
-        """A child that has ended hears nothing; that its answers do not come says so."""
+        """Raises what `refused` says. One that ends meanwhile hears nothing; that its answers do not come says so."""
+        self.start()
+        self._write(messages)
+
+    def receive(self, seconds: float) -> Any | None:
+        """One message; None, and its end, if that does not come in time, or ever, or is too long or no JSON."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if len(self._unread) > MAX_LINE_BYTES or not self._read(until - time.monotonic()):
+                self.close()
+                return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            self.close()
+            return None
+
+    def _write(self, messages: Sequence[Any]) -> None:
         lines = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
         with suppress(OSError):
             self._child.stdin.write(lines)  # type: ignore[union-attr]
             self._child.stdin.flush()  # type: ignore[union-attr]
 
-    def receive(self, seconds: float) -> Any | None:
-        """One message; None if it does not come in time, or ever, or is too long or no JSON."""
-        until = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            if len(self._unread) > MAX_LINE_BYTES or not self._read(until - time.monotonic()):
-                return None
-        line, _, rest = bytes(self._unread).partition(b"\n")
-        self._unread = bytearray(rest)
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-
     def _read(self, seconds: float) -> bool:
+        if self._child is None:
+            return False
         stream = self._child.stdout
         assert stream is not None  # noqa: S101 - it was asked for
         with selectors.DefaultSelector() as selector:
@@ -64,5 +99,8 @@ class LineChild:
         return bool(data)
 
     def close(self) -> None:
-        self._child.kill()
-        self._child.communicate()
+        child, self._child = self._child, None
+        self._unread.clear()
+        if child is not None:
+            child.kill()
+            child.communicate()

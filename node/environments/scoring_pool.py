@@ -12,6 +12,7 @@ Undecided: no reward here, nothing that contradicts another validator's, and no 
 
 import atexit
 import json
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +34,12 @@ _MEMORY_BYTES = 2 * 1024**3
 
 
 class ScoringPool:
-    """Blocks; for any thread. A child costs 0.2 s when there is none yet."""
+    """Blocks; for any thread. A child costs 0.2 s when there is none yet. needs: a package that its children import
+    before anything is asked, outside of any deadline."""
 
-    def __init__(self, deadline: float = DEADLINE_SECONDS) -> None:
+    def __init__(self, deadline: float = DEADLINE_SECONDS, needs: str = "") -> None:
         self._deadline = deadline
+        self._command = [sys.executable, "-P", "-m", "node.environments.scoring_pool", *([needs] if needs else [])]
         self._lock = threading.Lock()
         self._idle: list[LineChild] = []
 
@@ -44,24 +47,18 @@ class ScoringPool:
         """function(*arguments) for each; arguments and results are JSON. A call that raises has the result None: it
         raises on every machine."""
         found: list[Any | Undecided] = []
-        child: LineChild | None = None
+        child = self._taken()
         try:
             for some in _together(calls):
                 waiting = list(some)
                 while waiting:
-                    child = child or self._taken()
                     replies = self._replies(child, function, waiting)
                     found += replies
                     waiting = waiting[len(replies) :]
-                    if isinstance(replies[-1], Undecided):
-                        child.close()
-                        child = None
         except BaseException:
-            if child is not None:
-                child.close()  # it may be in the middle of an answer
+            child.close()  # it may be in the middle of an answer
             raise
-        if child is not None:
-            self._give_back(child)
+        self._give_back(child)
         return found
 
     def read(self, function: Callable[[str], str | None], texts: Sequence[str]) -> list[str | None | Undecided]:
@@ -91,16 +88,15 @@ class ScoringPool:
 
     def _taken(self) -> LineChild:
         with self._lock:
-            child = self._idle.pop() if self._idle else None
-        if child is not None and child.alive:
-            return child
-        if child is not None:
-            child.close()
-        child = LineChild([sys.executable, "-P", "-m", "node.environments.scoring_pool"], child_environment())
-        if child.receive(START_SECONDS) != ["ready"]:
-            child.close()
-            raise EnvironmentFault("answers cannot be scored", "the scoring process did not start", "see its log")
-        return child
+            if self._idle:
+                return self._idle.pop()
+        return LineChild(self._command, child_environment(), START_SECONDS, self._refused)
+
+    def _refused(self, said: Any) -> EnvironmentFault | None:
+        if said == ["ready"]:
+            return None
+        remedy = "install intellect-node[train]; then look at this machine's memory and load"
+        return EnvironmentFault("answers cannot be scored", "the scoring process did not start", remedy)
 
     def _give_back(self, child: LineChild) -> None:
         with self._lock:
@@ -135,6 +131,9 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)  # what algebra complains of
+    for needed in sys.argv[1:]:
+        import_module(needed)
     print('["ready"]', flush=True)
     for line in sys.stdin:
         module, name, calls = json.loads(line)

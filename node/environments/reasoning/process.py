@@ -25,8 +25,9 @@ class ReasoningGym:
     def __init__(self, python: str | None = None, deadline: float = DEADLINE_SECONDS) -> None:
         self._python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self._deadline = deadline
-        self._child: LineChild | None = None
-        self._turn = threading.RLock()
+        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        self._child = LineChild([self._python, "-P", str(_CHILD)], environment, START_SECONDS, self._refused)
+        self._turn = threading.Lock()
 
     def another(self) -> "ReasoningGym":
         """With a child of its own."""
@@ -46,17 +47,12 @@ class ReasoningGym:
         return float(self._ask(["published", dataset, [[row, answer]]], self._deadline)[0])
 
     def close(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.close()
+        self._child.close()
 
     def _ask(self, question: list[Any], seconds: float) -> Any:
         with self._turn:
-            child = self._running()
-            child.send(question)
-            found = child.receive(seconds)
-            if found is None:
-                self.close()
+            self._child.send(question)
+            found = self._child.receive(seconds)
         if found is None:
             raise Undecided(
                 f"reasoning-gym gave no answer for {question[1]!r}",
@@ -69,29 +65,17 @@ class ReasoningGym:
             )
         return found
 
-    def _running(self) -> LineChild:
-        if self._child is not None and self._child.alive:
-            return self._child
-        self.close()
-        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        try:
-            self._child = LineChild([self._python, "-P", str(_CHILD)], environment)
-        except OSError as error:
-            raise _absent(f"{self._python}: {error.strerror or error}") from error
-        ready = self._child.receive(START_SECONDS)
-        if ready != ["ready", VERSION]:
-            self.close()
-            raise _absent(
-                f"{self._python} has version {ready[1]}, and other versions make other problems"
-                if ready
-                else f"{self._python} cannot import it"
-            )
-        return self._child
-
-
-def _absent(why: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"the environment 'reasoning_gym' needs reasoning-gym {VERSION}",
-        why,
-        f"pip install 'intellect-node[reasoning-gym]', or name another interpreter that has it in {PYTHON_VARIABLE}",
-    )
+    def _refused(self, said: Any) -> EnvironmentFault | None:
+        if said == ["ready", VERSION]:
+            return None
+        why = f"{self._python} cannot import it"
+        if isinstance(said, dict):
+            why = said["wrong"]
+        elif said:
+            why = f"{self._python} has version {said[-1]}, and other versions make other problems"
+        return EnvironmentFault(
+            f"the environment 'reasoning_gym' needs reasoning-gym {VERSION}",
+            why,
+            "pip install 'intellect-node[reasoning-gym]', or name another interpreter that has it in "
+            f"{PYTHON_VARIABLE}",
+        )

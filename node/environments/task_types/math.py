@@ -27,7 +27,7 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
 
 
 class MathematicalScorer:
-    """Computer algebra in a child of its own."""
+    """Computer algebra in children that may be killed."""
 
     def __init__(self) -> None:
         self._scorer = MathScorer()
@@ -46,7 +46,7 @@ class MathematicalScorer:
         return [float(right.get(place, False)) for place in answers]
 
     def close(self) -> None:
-        self._scorer.close()
+        """The pool's children wait for others."""
 
 
 def open_scorer(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - runs no programs

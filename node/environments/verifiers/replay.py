@@ -62,9 +62,12 @@ class Replayer:
         self._seconds = seconds
         self._numbers = itertools.count()
         self._turn = threading.Lock()
-        self._child: LineChild | None = None
         self.prompts: list[str] = []
-        self._running()
+        shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
+        environment = shown | {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        command = [str(python()), "-P", str(_DRIVER)]
+        self._child = LineChild(command, environment, START_SECONDS, self._refused, [settings])
+        self._child.start()
 
     def replay(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
         """rollouts: (task, its turns so far). Raises Undecided if one takes too long, by our clock or its own,
@@ -73,23 +76,19 @@ class Replayer:
             return self._replayed(rollouts)
 
     def _replayed(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
-        child = self._running()
         orders = {next(self._numbers): rollout for rollout in rollouts}
-        child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
+        self._child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
         found: dict[int, Outcome] = {}
         while len(found) < len(orders):
-            reply = child.receive(self._seconds)
+            reply = self._child.receive(self._seconds)
             if reply is None:
-                self.close()
                 raise self._undecided(f"its process ended, or took more than {self._seconds:g} s over a rollout")
             number, outcome = self._outcome(reply)
             found[number] = outcome
         return [found[number] for number in orders]
 
     def close(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.close()
+        self._child.close()
 
     def _undecided(self, why: str) -> Undecided:
         return Undecided(
@@ -117,32 +116,15 @@ class Replayer:
             )
         return reply.id, Outcome(reply.asked, reply.reward, reply.broken)
 
-    def _running(self) -> LineChild:
-        if self._child is not None and self._child.alive:
-            return self._child
-        self.close()
-        interpreter = python()
-        shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
-        environment = shown | {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        try:
-            self._child = LineChild([str(interpreter), "-P", str(_DRIVER)], environment)
-        except OSError as error:
-            raise absent(f"{interpreter}: {error.strerror or error}") from error
-        self._child.send(self._settings)
-        ready = self._child.receive(START_SECONDS)
-        if not ready or "wrong" in ready:
-            self.close()
-            raise absent(str(ready["wrong"]) if ready else f"{interpreter} ended, or has no verifiers")
-        self.prompts = [str(prompt) for prompt in ready["tasks"]]
-        return self._child
-
-
-def absent(why: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        "the verifiers package cannot be loaded",
-        why,
-        f"intellect-node verifiers install PACKAGE makes an environment with verifiers {VERSION} and the package",
-    )
+    def _refused(self, ready: Any) -> EnvironmentFault | None:
+        if ready and "wrong" not in ready:
+            self.prompts = [str(prompt) for prompt in ready["tasks"]]
+            return None
+        return EnvironmentFault(
+            "the verifiers package cannot be loaded",
+            str(ready["wrong"]) if ready else f"{python()} ended, or has no verifiers",
+            f"intellect-node verifiers install PACKAGE makes an environment with verifiers {VERSION} and the package",
+        )
 
 
 def _order(number: int, task: int, turns: Sequence[Turn]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from node.environments.dataset import count_bad_rows
 from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.math_scorer import MathScorer, final_answer
 from node.environments.registry import load_environment
+from node.environments.scoring_pool import ScoringPool
 from protocol.run import EnvironmentSpec
 from tests.node.environments.tokens import Characters
 
@@ -175,10 +176,11 @@ def test_the_final_answer_is_the_last_box_or_what_follows_the_thinking(text: str
 
 def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
     pytest.importorskip("math_verify")
-    scorer = MathScorer(deadline=3.0)
+    pool = ScoringPool(3.0, "math_verify")
+    scorer = MathScorer(pool)
     try:
         assert scorer.match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
-        assert scorer._child is None, "integers need no child"  # noqa: SLF001
+        assert not pool._idle, "integers need no child"  # noqa: SLF001
         tower = "9^{9^{9^{9^9}}}"
         questions = [
             ("\\frac{2}{4}", ("0.5",)),
@@ -193,4 +195,4 @@ def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
         assert scorer.match(questions[:3]) == [True, True, False]
         assert scorer.gave_up == 2  # it still does not know, though it remembers
     finally:
-        scorer.close()
+        pool.close()
