@@ -5,6 +5,7 @@ register of work are kept here. Whoever needs a decision about a work asks `ball
 again watches. Raises disputes that it is the first to see (validators and the trainer only: others may not).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -67,15 +68,18 @@ OPENING_GRACE = 5.0
 UNOPENED, UNOPENED_SECONDS = 4, 600.0
 """Seals of this time that a validator may leave unopened. One that has seen others' verdicts could show its own only
 where they agree: with more it is neither awaited nor paid. A restart with many seals costs an honest one ten minutes'
-pay at most; verdicts that it shows late count."""
+pay at most; verdicts that it shows late count. One that let a single seal's time pass is not counted on for as long."""
 
 
 class _Sealer(msgspec.Struct):
-    """One validator's seals by work, and whether nobody else's verdict was shown when each came; unopened: when those
-    came whose verdicts are not shown, oldest first."""
+    """One validator's seals by work. seals: each with who had shown or sealed a verdict before it, if any was shown by
+    then; unopened: when those came whose verdicts are not shown, oldest first; late: when the first came that was not
+    opened in its time, of the last UNOPENED_SECONDS; excused: works that it sealed then and opened too late."""
 
-    seals: Recent[WorkId, tuple[bytes, bool]]
+    seals: Recent[WorkId, tuple[bytes, frozenset[Address]]]
     unopened: Recent[WorkId, float]
+    excused: Recent[WorkId, None]
+    late: float = -math.inf
 
 
 class Jury:
@@ -302,8 +306,10 @@ class Jury:
         if len({signed.author, *self.sealing(id)}) >= self._membership.quorum:
             # the last that was awaited: shown before the others' it is as good as sealed
             self._sealed(signed.author, id, seal_of(signed.message, signed.author))
-        if signed.author in self._sealers:
-            self._sealers[signed.author].unopened.pop(id, None)
+        if (sealer := self._sealers.get(signed.author)) is not None:
+            if self._lets_pass(signed.author, id):
+                sealer.excused[id] = None
+            sealer.unopened.pop(id, None)
         self._when_known(signed.author, id, lambda work: self._count(work, signed))
 
     def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
@@ -318,19 +324,43 @@ class Jury:
     def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
         """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
         that its author will show."""
-        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS)))
+        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS), Recent(SEALS)))
         if id in sealer.seals:
             return False
         # Whether it came first is noted now: later nobody can tell a copier from the others.
         shown = self.ballots.has_spoken(id) | {one for one, early in self._early.items() if id in early}
-        sealer.seals[id] = seal, not shown - {author}
+        sealer.seals[id] = seal, frozenset((shown | self.sealing(id)) - {author} if shown - {author} else ())
         return True
 
     def sealing(self, id: WorkId) -> set[Address]:
-        """Who has shown a verdict on a work, or sealed one and may still be expected to show it."""
+        """Who has shown a verdict on a work, or sealed one and may be counted on to show it."""
+        late = {author for author in self._sealers if self._is_late(author)}
         since = self._clock() - self._opening
         awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
-        return {one for one in awaited if not self.leaves_unopened(one)} | self.ballots.has_spoken(id)
+        return awaited - late | self.ballots.has_spoken(id)
+
+    def has_sealed(self, id: WorkId) -> set[Address]:
+        """Who has shown or sealed a verdict on a work, counted on or not."""
+        return {author for author, one in self._sealers.items() if id in one.seals} | self.ballots.has_spoken(id)
+
+    def _is_late(self, validator: Address) -> bool:
+        """Whether a validator let the time of a seal pass a while ago. To open it then changes nothing: it could let
+        one pass after the other."""
+        leaves, now, sealer = self.leaves_unopened(validator), self._clock(), self._sealers[validator]
+        oldest = next(iter(sealer.unopened.values()), now)
+        if now - oldest >= self._opening and now - sealer.late > UNOPENED_SECONDS:
+            sealer.late = oldest
+        return leaves or now - sealer.late <= UNOPENED_SECONDS
+
+    def _lets_pass(self, validator: Address, id: WorkId) -> bool:
+        """Whether others counted on a validator that let the time pass to show its verdict on a work. Not once they
+        could have noticed, and not if it sealed before there was the work: else it could help a copier for long."""
+        sealer, work = self._sealers[validator], self.register.get(id)
+        came = sealer.unopened.get(id)
+        if id in sealer.excused or work is None or came is None or not self._is_late(validator):
+            return id in sealer.excused
+        overdue = self._clock() - came >= self._opening
+        return overdue and max(sealer.late, work.at) <= came <= sealer.late + self._opening
 
     def leaves_unopened(self, validator: Address) -> bool:
         """Whether a validator does not show what it sealed."""
@@ -347,12 +377,16 @@ class Jury:
 
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
         """Whether a validator had its verdict before anybody else's was shown: otherwise it may have copied it. When it
-        showed its own does not matter."""
+        showed its own does not matter. Who was later is paid in the place of those who sealed and did not show."""
         if self._membership.has_one_validator:
             return True  # there is nobody to copy from
         said, sealer = self.ballots.verdict_of(id, validator), self._sealers.get(validator)
-        seal, first = sealer.seals.get(id, (b"", False)) if sealer else (b"", False)
-        return said is not None and first and seal_of(said.message, validator) == seal
+        seal, before = sealer.seals.get(id, (b"", frozenset[Address]())) if sealer else (b"", frozenset[Address]())
+        if said is None or seal_of(said.message, validator) != seal:
+            return False
+        missing = {one for one in self._sealers if before and self._lets_pass(one, id)}
+        shown = before & self.ballots.has_spoken(id) - missing
+        return not before or (bool(missing) and len(shown) < self._membership.quorum)
 
     def withhold(self, validator: Address, window: int) -> None:
         """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""

@@ -75,14 +75,14 @@ class Pronouncing:
                 if len(sealed) >= self._station.quorum:
                     over = min(over, trio.current_time() + SEAL_SECONDS)
                     patience.deadline = min(patience.deadline, over)
-                if self._enough_sealed(sealed):
+                if self._enough_sealed(id, sealed):
                     break
                 await trio.sleep(POLL)
         awaited = board.withdraw(seal) or self._is_needed(id)
         board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
         if over < math.inf:
             await trio.sleep_until(over)
-            self._note_late(jury.sealing(id))
+            self._note_late(jury.has_sealed(id))
 
     def _is_needed(self, id: WorkId) -> bool:
         """Whether this verdict is among the quorum that decides a work: of those who sealed it the first, in an order
@@ -93,14 +93,15 @@ class Pronouncing:
         order = sorted({self._own, *jury.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
         return self._own in order[: max(lacking, 0)]
 
-    def _enough_sealed(self, sealed: set[Address]) -> bool:
+    def _enough_sealed(self, id: WorkId, sealed: set[Address]) -> bool:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
-        those who have been late for some files in a row nobody, once the quorum has."""
-        electorate, quorum = set(self._station.jury.ballots.electorate()), self._station.quorum
-        if len(sealed) > quorum or electorate <= sealed:
+        those who have been late for some files in a row nobody, once the quorum has. sealed: who is counted on."""
+        ballots, quorum = self._station.jury.ballots, self._station.quorum
+        awaited = set(ballots.electorate()) - sealed - self._station.jury.has_sealed(id)
+        if len(sealed) > quorum or not awaited:
             return True
-        let_pass = self._station.jury.ballots.files_let_pass(quorum)
-        return len(sealed) >= quorum and {one for one in electorate if self._late[one] < let_pass} <= sealed
+        let_pass = ballots.files_let_pass(quorum)
+        return len(sealed) >= quorum and all(self._late[one] >= let_pass for one in awaited)
 
     def _note_late(self, sealed: set[Address]) -> None:
         for one in self._station.jury.ballots.electorate():

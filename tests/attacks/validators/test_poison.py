@@ -253,6 +253,38 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
         nursery.cancel_scope.cancel()
 
 
+class Tardy(Pronouncing):
+    """Seals every verdict, and shows it after its time: whoever looks meanwhile may be one of its friends."""
+
+    async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
+        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        await trio.sleep(20.5)  # the longest time is fifteen seconds, and five on the way
+        await self._station.board.post(message)
+
+
+@pytest.mark.parametrize("kind", [Tardy, Pronouncing])
+async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens_its_seals(
+    autojump_clock: Any, kind: type[Pronouncing]
+) -> None:
+    """Who seals late in the place of one that did not open is paid. So an accomplice's late seals could pay a copier:
+    those of one opening time in ten minutes do, and then nobody counts on them."""
+    court = Court([Copier, Validator, Validator], verdict_seconds=30.0)
+    court.validators[1]._pronouncing = kind(court.seats[1].station)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = list[bytes]()
+        for index in range(12):
+            works.append(await court.commit(index=index))
+            await trio.sleep(4)
+        await trio.sleep(35)
+        for seat in (court.trainer, court.seats[2]):
+            copied = [seat.jury.was_sealed(id, LIAR) for id in works]
+            assert all(LIAR in seat.jury.ballots.has_spoken(id) for id in works)
+            assert not any(copied[7:]) and any(copied) == (kind is Tardy), copied
+            assert all(seat.jury.was_sealed(id, VALIDATORS[2].address) for id in works)
+        nursery.cancel_scope.cancel()
+
+
 class Mute(Pronouncing):
     """Looks at everything, and says nothing of it."""
 
