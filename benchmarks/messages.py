@@ -72,8 +72,8 @@ DRAIN = 10.0
 
 class Cost(msgspec.Struct):
     """Of one run. sent, sizes: messages and bytes by kind; accepted, certified: seconds of each file from its
-    announcement until the trainer's jury accepts it, and until its worker has a quorum's certificates; checks:
-    signatures that were checked, of all nodes; cpu: seconds, of all nodes."""
+    announcement until the trainer's jury accepts it, and until its worker has a quorum's certificates; checked:
+    signatures of all nodes, by the message or service that they were checked for; cpu: seconds, of all nodes."""
 
     nodes: int
     files: int
@@ -81,8 +81,13 @@ class Cost(msgspec.Struct):
     sizes: dict[str, int]
     accepted: list[float]
     certified: list[float]
-    checks: int
+    checked: dict[str, int]
     cpu: float
+
+    @property
+    def checks(self) -> int:
+        """Heartbeats aside, as of messages."""
+        return sum(self.checked.values()) - self.checked.get("Heartbeat", 0)
 
     @property
     def messages(self) -> float:
@@ -101,6 +106,9 @@ class Cost(msgspec.Struct):
             "bytes a file": round(sum(self.sizes.values()) / many),
             "bytes of them": {kind: round(self.sizes[kind] / many) for kind in per_kind},
             "signatures checked, of a node, a file": round(self.checks / each, 1),
+            "signatures of them, and of heartbeats": {
+                kind: round(count / each, 2) for kind, count in sorted(self.checked.items(), key=lambda one: -one[1])
+            },
             "CPU of a node, ms a file": round(1000 * self.cpu / each, 2),
             "accepted after, s (median, 90 %)": _two(self.accepted),
             "certified after, s (median, 90 %)": _two(self.certified),
@@ -245,10 +253,10 @@ class Play:
             for address, service in services:
                 nursery.start_soon(as_node, address, service.run)
             nursery.start_soon(self._follow_jury)
-            sent, sizes, before = dict(counts.sent), dict(counts.sizes), (counts.checks, time.process_time())
+            sent, sizes, before = dict(counts.sent), dict(counts.sizes), (Counter(counts.checked), time.process_time())
             await self._work(keys)
             await trio.sleep(DRAIN)
-            cpu, checks = time.process_time() - before[1], counts.checks - before[0]
+            cpu, checked = time.process_time() - before[1], counts.checked - before[0]
             nursery.cancel_scope.cancel()
         return Cost(
             nodes=len(everybody),
@@ -257,7 +265,7 @@ class Play:
             sizes={kind: many - sizes.get(kind, 0) for kind, many in counts.sizes.items()},
             accepted=list(self._accepted.values()),
             certified=list(self._certified.values()),
-            checks=checks,
+            checked=dict(checked),
             cpu=cpu,
         )
 
@@ -332,15 +340,20 @@ class Counts:
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
         self.sizes: Counter[str] = Counter()
-        self.checks = 0
+        self.checked: Counter[str] = Counter()
 
 
 NODE: ContextVar[Address] = ContextVar("NODE")
 """Whose task this is: nodes in one process must not know of signatures what others have checked."""
 
 
+PURPOSE: ContextVar[str] = ContextVar("PURPOSE", default="else")
+"""What signatures are checked for: a kind of message, or a service."""
+
+
 async def as_node(address: Address, run: Callable[..., Awaitable[None]], *given: Any) -> None:
     NODE.set(address)
+    PURPOSE.set(type(getattr(run, "__self__", run)).__name__)
     await run(*given)
 
 
@@ -369,12 +382,16 @@ def counted() -> Iterator[Counts]:
 
     def accepting(board: Board, publisher: Address, raw: bytes) -> bool:
         NODE.set(board._key.address)  # on a hub a message is taken in its sender's context
-        return accept(board, publisher, raw)
+        purpose = PURPOSE.set(type(parse_envelope(POOL, raw).message).__name__)
+        try:
+            return accept(board, publisher, raw)
+        finally:
+            PURPOSE.reset(purpose)
 
     class Counting(identity.PublicKey):
         @classmethod
         def from_signature_and_message(cls, *given: Any, **named: Any) -> Any:
-            counts.checks += 1
+            counts.checked[PURPOSE.get()] += 1
             return check(*given, **named)
 
     with (

@@ -39,7 +39,8 @@ class Paying(Keeping):
     # having
 
     async def _hear(self) -> None:
-        """Of all certificates of a pool only a node's own are worth the check of a signature to it."""
+        """Of all certificates of a pool only a node's own are worth the check of a signature to it. More than a
+        quorum's are kept: if a validator loses its seat just before a table is made, others are too late."""
         async for signed in self._station.board.subscribe(ValidatorSaid):
             for one in signed.message.certificates:
                 if one.node == self._own and signed.author != self._own:

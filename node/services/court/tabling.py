@@ -166,19 +166,21 @@ class Tabling(Keeping):
         read = partial(decode_certificates, node=node, epoch=source.epoch)
         shown = await self._books.fetch(source.root, min(source.size, MAX_SHOWN_BYTES), [*holders, *others], read)
         known = await self._journal.do(self._journal.earned_works, source.epoch, node)
+        kept = await self._journal.do(self._journal.certificates, node, source.epoch)
+        checked = {signature for said in kept.values() for _, signature in said}
         looked = _Looked()
         fresh = [one for one in shown.works if (one.work, one.units) not in known]
         # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
         for start in range(0, len(fresh), CHUNK):
             part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
-            given = (part, self._station.domain, self._pool, self._bench, self._quorum, self._own)
+            given = (part, self._station.domain, self._pool, self._bench, self._quorum, self._own, checked)
             await trio.to_thread.run_sync(looked.check, *given)
             if looked.useless > USELESS:
                 break
         if looked.earned:
             works = [(one.work, one.units) for one in shown.works if (one.work, one.units) in known] + looked.earned
-            kept = (source.epoch, node, works, (source.root, source.size), MAX_WORKS)
-            await self._journal.do(self._journal.note_earned, *kept)
+            noted = (source.epoch, node, works, (source.root, source.size), MAX_WORKS)
+            await self._journal.do(self._journal.note_earned, *noted)
         if looked.useless > USELESS:
             raise ProtocolError("useless certificates", "they are of nobody who may certify, or doubled")
         if looked.lacking and self._certifying is not None:
@@ -404,13 +406,17 @@ class _Looked:
         self.lacking: list[Accepted] = []
         self.useless = 0
 
-    def check(self, part: Shown, domain: Domain, pool: int, bench: Bench, quorum: int, own: Address) -> None:
+    def check(
+        self, part: Shown, domain: Domain, pool: int, bench: Bench, quorum: int, own: Address, checked: set[bytes]
+    ) -> None:
+        """checked: signatures that this node made or checked before; of them each has still to fit its work."""
         counted = bench.of(part.epoch)
         for one in part.works:
             statement = part.statement(pool, one)
             signers: set[Address | None] = set()
             struck: set[Address | None] = set()
-            for signature in one.signatures:
+            # A quorum is enough, and of those that were checked before the signer is remembered (identity.recover).
+            for signature in sorted(one.signatures, key=lambda each: each not in checked):
                 signer = _signer(domain, statement, signature)
                 if signer in counted and signer not in signers:
                     signers.add(signer)
