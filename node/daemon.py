@@ -60,7 +60,7 @@ from node.services.judging.judge import Validator
 from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.lease import Lease, Returning, Stake
+from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
 from node.services.membership.peers import Peers
 from node.services.membership.reach import Reach
@@ -225,7 +225,7 @@ class Daemon:
             # Page and control socket are up by now: `status` must also show a node whose chain does not answer.
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
-            chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite")
+            chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite", cases=state.path / "cases")
             await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
@@ -273,10 +273,7 @@ class Daemon:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
-                    ledger = await self._follow_pool(nursery, member, chain, state.path)
-                    if not answered:
-                        returning = Returning(chain, number, lambda: member.network.contacts()[0], self.progress)
-                        await self.crew.start(returning, nursery)
+                    ledger = await self._follow_pool(nursery, member, chain, state.path, joined=answered)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
                     check_requirements(run.spec, role, hardware)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
@@ -350,17 +347,19 @@ class Daemon:
     def _dials_private(self, profile: NetworkProfile) -> bool:
         return self.config.lan == "on" or (self.config.lan == "auto" and profile.lan)
 
-    async def _follow_pool(self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path) -> Ledger:
+    async def _follow_pool(
+        self, nursery: trio.Nursery, member: Member, chain: ChainClient, directory: Path, *, joined: bool
+    ) -> Ledger:
         """Learn who is in and hear them; stay in ourselves. Returns the pool's books."""
-        own, membership = member.key.address, member.membership
+        membership, contact = member.membership, lambda: member.network.contacts()[0]
         self.progress.enter("peers", "reading from the chain who else is in the pool")
         follower = EventFollower(chain, member.pool, directory / "chain.sqlite", poll=self.config.chain_poll)
-        lease = Lease(chain, member.pool, membership, lambda: member.network.contacts()[0], self.progress)
+        lease = Lease(chain, member.pool, membership, contact, self.progress, joined=joined)
         events = Events(follower, membership, self.progress)
         reach = Reach(member, self.progress, self.config.relay)
         peers = Peers(member, directory)
         near = [Lan(member)] if self._dials_private(chain.profile) else []
-        for service in (events, peers, Stake(chain, own), lease, reach, *near):
+        for service in (events, peers, lease, reach, *near):
             await self.crew.start(service, nursery)
         nursery.start_soon(member.listen)
         return events.ledger

@@ -40,7 +40,7 @@ from contracts.bindings import (
     raw_log,
     topic_of,
 )
-from node.chain.cases import Case
+from node.chain.cases import Case, write_case
 from node.chain.errors import EXPECTED, ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
@@ -99,6 +99,7 @@ class ChainClient:
         key: NodeKey | None = None,
         *,
         outbox: Path | None = None,
+        cases: Path | None = None,
         timeout: float = 8.0,
         limits: SendLimits | None = None,
     ) -> None:
@@ -114,6 +115,7 @@ class ChainClient:
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
         self._span = Span()
+        self._cases = cases
         self._contacts: dict[tuple[int, Address], tuple[int, str]] = {}
         self._sender = Sender(
             self._web3,
@@ -337,7 +339,14 @@ class ChainClient:
         return await self._write(f"finalize case {case}", self._contracts.finalize(case), key)
 
     async def carry(self, case: Case, *, key: NodeKey | None = None) -> Receipt:
-        """Punish who is accused by a quorum's verdicts, or by two statements of its own."""
+        """Punish who is accused by a quorum's verdicts, or by two statements of its own. The case is a file first: its
+        owner can carry it again by hand (`contract slash FILE`), whatever becomes of the transaction."""
+        if self._cases is not None:
+            path = self._cases / f"{case.name}.json"
+            try:
+                await trio.to_thread.run_sync(write_case, path, case)
+            except OSError as error:
+                logger.warning("case.not_kept", path=str(path), why=str(error))  # the case still goes to the chain
         return await self._write(case.action, case.call(self._contracts), key)
 
     async def seat_trainers(

@@ -63,6 +63,8 @@ class Settling(Keeping):
         self._gather = gather
         self._progress = self._station.progress
         self._provider: Address | None = None
+        self._bonded = 0
+        """wei that answer for this node"""
         self._told_paid: int | None = None
         self._warned: dict[str, str] = {}
         self._certified: dict[int, int] = {}
@@ -108,7 +110,7 @@ class Settling(Keeping):
             "escrow_epochs": seen.lasts if seen else None,
             "reward_per_unit_wei": str(price) if seen else None,
         }
-        return {"pay": pay}
+        return {"pay": pay, "stake": {"bonded_wei": str(self._bonded)}}
 
     def _epochs(self) -> list[dict[str, Any]]:
         """JSON-ready: no number beyond what JSON readers can hold."""
@@ -288,7 +290,8 @@ class Settling(Keeping):
         """Stake of our provider that is lost unless somebody with its key acts in time."""
         if self._provider is None:
             return {}
-        frozen = (await self._chain.stake_of(self._provider)).frozen
+        stake = await self._chain.stake_of(self._provider)
+        self._bonded, frozen = stake.bonded, stake.frozen
         told: dict[str, str] = {}
         if not frozen:
             return told

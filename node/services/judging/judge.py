@@ -18,7 +18,6 @@ import trio
 from blake3 import blake3
 
 from node.audit.order import memory_for
-from node.chain.keeper import CaseKeeper
 from node.hardware import Hardware
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
@@ -125,10 +124,9 @@ class Validator(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        cases = CaseKeeper(place.chain, place.directory / "cases")
         own = (place.scratch, place.tally, place.stock)
         steps = step_share(place.station, place.hardware)
-        return cls(place.station, place.engine, place.policies, cases, *own, steps=steps)
+        return cls(place.station, place.engine, place.policies, place.chain, *own, steps=steps)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing

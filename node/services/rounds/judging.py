@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import trio
 
-from node.chain.keeper import CaseKeeper
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
 from node.recent import Recent
@@ -142,9 +141,8 @@ class ContributionJudging(Validator):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        cases = CaseKeeper(place.chain, place.directory / "cases")
         looks = Looks(place.station, place.rounds)
-        return cls(place.station, place.rounds, looks, cases, place.scratch, place.tally)
+        return cls(place.station, place.rounds, looks, place.chain, place.scratch, place.tally)
 
     async def _follow_policies(self) -> None:
         """Rounds are this run's policies."""

@@ -34,7 +34,6 @@ from node.chain.errors import (
     WrongChain,
 )
 from node.chain.faucet import DevnetFaucet
-from node.chain.keeper import CaseKeeper
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
@@ -341,12 +340,13 @@ async def test_an_endpoints_own_error_is_told_as_such(profile: NetworkProfile, c
 
 async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, tmp_path: Path) -> None:
     client, pool = people.client, people.pool
+    client._cases = tmp_path / "cases"
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
     verdict = Verdict(**msgspec.structs.asdict(c), outcome=int(Outcome.SLASH), reason=5)
     mine, theirs = sign(people.node, client.domain, c), sign(people.validator, client.domain, verdict)
     case = FileCase(c, mine, 5, (Vote(theirs, bytes(32)),))
-    await CaseKeeper(client, tmp_path / "cases").carry(case)
+    await client.carry(case)
     (path,) = (tmp_path / "cases").iterdir()
     assert read_case(path) == case
     told = json.loads(path.read_text())
@@ -363,7 +363,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Path, kind: str) -> None:
-    client, pool, keeper = people.client, people.pool, CaseKeeper(people.client, tmp_path / "cases")
+    client, pool = people.client, people.pool
+    client._cases = tmp_path / "cases"
     await client.join(pool, "x")
     c = WorkCommitment(pool, people.node.address, b"\x01" * 32, 0, b"\x02" * 32, 10, 0)
     verdicts = [
@@ -379,7 +380,7 @@ async def test_evidence_is_kept_as_a_file_and_carried(people: Any, tmp_path: Pat
     key, (first, second) = pairs[kind]
     one, two = (sign(key, client.domain, each) for each in (first, second))
     contradiction = KINDS[kind](first, one, second, two)
-    receipt = await keeper.carry(contradiction)
+    receipt = await client.carry(contradiction)
     slashed = next(event for event in receipt.events if isinstance(event, Slashed))
     assert (slashed.node, slashed.case_id) == (key.address, 0)
     (path,) = (tmp_path / "cases").iterdir()

@@ -53,8 +53,10 @@ async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clo
         await trio.sleep(300)
         assert world.paid() == world.accepted and sum(world.accepted.values()) == 33
         assert world.chain.posts == [(0, 33)]
-        pay = world.workers[0].settling.status()["pay"]
+        status = world.workers[0].settling.status()
+        pay = status["pay"]
         assert (pay["paid_wei"], pay["due_wei"], pay["waiting_wei"]) == (str(10 * PRICE), "0", "0")
+        assert status["stake"] == {"bonded_wei": "5"}
         nursery.cancel_scope.cancel()
 
 

@@ -17,7 +17,7 @@ from node.network.memory import MemoryHub, MemoryNetwork
 from node.preflight.chain import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.lease import Lease, Stake
+from node.services.membership.lease import Lease
 from node.services.membership.participant import ensure_participant
 from node.services.membership.reach import Reach
 from node.swarm.dialback import Look
@@ -52,7 +52,7 @@ class Follower:
 
 
 class Chain:
-    """Refuses the first look at the pool and the stake."""
+    """Refuses the first look at the pool."""
 
     def __init__(self) -> None:
         self.joined: list[float] = []
@@ -71,14 +71,6 @@ class Chain:
     async def join(self, number: int, contact: str) -> None:
         await trio.lowlevel.checkpoint()
         self.joined.append(trio.current_time())
-
-    async def node_info(self, node: str) -> Any:
-        await self._look()
-        return SimpleNamespace(provider=OTHER.address)
-
-    async def stake_of(self, provider: str) -> Any:
-        await trio.lowlevel.checkpoint()
-        return SimpleNamespace(bonded=5)
 
 
 def event(kind: type, **fields: Any) -> Any:
@@ -158,15 +150,6 @@ async def test_who_is_no_member_any_more_does_not_come_back_by_its_lease(autojum
     with trio.move_on_after(100):
         await Lease(chain, 1, membership(), lambda: CONTACT).run()
     assert chain.joined == []
-
-
-async def test_the_stake_is_known_once_the_chain_answers(autojump_clock: Any) -> None:
-    chain: Any = Chain()
-    stake = Stake(chain, OWN.address)
-    assert stake.status() == {"stake": {"bonded_wei": "0"}}
-    with trio.move_on_after(7):
-        await stake.run()
-    assert stake.status() == {"stake": {"bonded_wei": "5"}}
 
 
 async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_for(

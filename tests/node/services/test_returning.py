@@ -14,7 +14,7 @@ from node.daemon import Daemon
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.lease import Returning
+from node.services.membership.lease import Lease
 from node.services.membership.remembered import NAME, forget, recall, remember
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
@@ -103,8 +103,8 @@ async def test_a_node_goes_on_by_what_it_knows_only_where_it_was_in_the_pool(tmp
 
 async def test_the_chain_is_told_once_it_answers(autojump_clock: Any) -> None:
     chain, progress = Chain(3), ProgressRecord()
-    with trio.fail_after(60):
-        await Returning(chain, POOL.id, lambda: "here now", progress).run()  # type: ignore[arg-type]
+    with trio.move_on_after(60):  # a lease is renewed after 200
+        await Lease(chain, POOL.id, None, lambda: "here now", progress, joined=False).run()  # type: ignore[arg-type]
     assert chain.joined == ["here now"] and [event.name for event in progress.events] == ["joined"]
 
 
