@@ -42,13 +42,13 @@ class WorkerPower(msgspec.Struct, frozen=True):
 
 
 class _Pledged(msgspec.Struct):
-    """in_time: heard before the first policy of its window; revealed: its secret was told and was the pledged one;
-    used: there was a verdict by it."""
+    """in_time: heard before the first policy of its window; revealed: its secret, told and the pledged one; used:
+    there was a verdict by it."""
 
     pledge: LotPledge
     raw: bytes
     in_time: bool
-    revealed: bool = False
+    revealed: Signed[LotsRevealed] | None = None
     used: bool = False
 
 
@@ -118,12 +118,15 @@ class LotBook:
         self.covered(work, message)
         if message.verdict.outcome != Outcome.ACCEPT:
             return None
-        said = self._verdicts.setdefault((signed.author, window), [])
-        if len(said) < KEPT_VERDICTS:
-            said.append(signed)
         pledged = self._pledged.get((signed.author, window))
         if pledged is not None:
             pledged.used = True
+        # Told before the verdicts that it is to be compared with, a secret would otherwise clear whatever follows.
+        if pledged is not None and pledged.revealed is not None:
+            return self._compare(pledged, pledged.revealed, signed)
+        said = self._verdicts.setdefault((signed.author, window), [])
+        if len(said) < KEPT_VERDICTS:
+            said.append(signed)
         return self._unrevealed(signed)
 
     def covered(self, work: Work, message: Judgement) -> None:
@@ -158,25 +161,24 @@ class LotBook:
             return None
         if secret_hash(message.secret, signed.author, self._pool, message.window) != known.pledge.hash:
             return self._break(signed.author, "it revealed another secret than it pledged", known.raw, signed.raw)
-        known.revealed = True
+        known.revealed = signed
         for said in self._verdicts.pop((signed.author, message.window), []):
-            why = broken_promise(
-                known.pledge,
-                message.secret,
-                signed.author,
-                self._pool,
-                work_id(said.message.verdict),
-                self._groups,
-                said.message.checked,
-                said.message.rate,
-            )
-            if why is not None:
-                return self._break(signed.author, why, known.raw, signed.raw, said.raw)
+            if (broken := self._compare(known, signed, said)) is not None:
+                return broken
         if self.newest_step <= (message.window + 1) * self._audit.window - 1 + self._staleness:
             self.early += 1
         else:
             self.kept += 1
         return None
+
+    def _compare(
+        self, known: _Pledged, told: Signed[LotsRevealed], said: Signed[VerdictIssued]
+    ) -> BrokenPromise | None:
+        """Whether a verdict looked at less than its lot demands."""
+        id, message = work_id(said.message.verdict), said.message
+        lot = (known.pledge, told.message.secret, said.author, self._pool, id, self._groups)
+        why = broken_promise(*lot, message.checked, message.rate)
+        return self._break(said.author, why, known.raw, told.raw, said.raw) if why is not None else None
 
     def draws_step(self, validator: Address, message: LotsRevealed, step: int, statement: bytes) -> bool:
         """Whether a validator drew the trainer's step with the secret that it has told, the pledged one."""

@@ -17,10 +17,20 @@ from node.swarm.register import Work
 from protocol.checks import Fault, Reason
 from protocol.decision import Level, Standing
 from protocol.identity import NodeKey
-from protocol.messages import VerdictIssued, signed
+from protocol.messages import LotsRevealed, VerdictIssued, signed
 from protocol.statements import Outcome, work_id
 from tests.attacks.validators.accusers import FalseAccuser, StatisticalAccuser
-from tests.attacks.validators.court import OTHER, VALIDATORS, WORKER, Court, Seat, TruthfulEngine, changed, root_of
+from tests.attacks.validators.court import (
+    OTHER,
+    POOL,
+    VALIDATORS,
+    WORKER,
+    Court,
+    Seat,
+    TruthfulEngine,
+    changed,
+    root_of,
+)
 
 WRONG_DRAW = Fault(Reason.WRONG_DRAW, "solves easy problems")
 BAD_GROUP = Fault(Reason.ACTIVATIONS, "other weights", 5)
@@ -43,6 +53,16 @@ class LazyStamp(Validator):
     async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
         found = await super()._inspect(work, path, lot)
         return changed(found, outcome=0, reason=0, detail="", checked=(), logprobs=b"")
+
+
+class EarlyTeller(LazyStamp):
+    """Tells the secret of each window before there is anything to compare it with."""
+
+    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
+        if lot is not None:
+            secret = self.own_lots._secret(lot.window)
+            await self._station.board.post(LotsRevealed(pool=POOL, window=lot.window, secret=secret))
+        return await super()._inspect(work, path, lot)
 
 
 class Silent(Validator):
@@ -241,8 +261,11 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_who_recomputes_less_than_its_lots_demand_is_found_out_by_its_own_secret(autojump_clock) -> None:
-    court = Court([LazyStamp, Validator, Validator], window=2)
+@pytest.mark.parametrize("lazy", [LazyStamp, EarlyTeller])
+async def test_who_recomputes_less_than_its_lots_demand_is_found_out_by_its_own_secret(
+    autojump_clock: Any, lazy: type[Validator]
+) -> None:
+    court = Court([lazy, Validator, Validator], window=2)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         for step in range(10):

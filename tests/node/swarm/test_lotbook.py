@@ -135,6 +135,18 @@ def test_a_lot_that_was_not_kept_is_shown_by_three_envelopes() -> None:
     assert broken.evidence == (beat(0).raw, b"reveal", b"verdict")
 
 
+def test_a_secret_that_is_told_first_clears_no_verdict_that_follows() -> None:
+    """Before, whoever told its secret early could look at nothing from then on."""
+    made = book()
+    made.beat(beat(0))
+    made.policy(0)
+    file, other = b"\x05" * 32, b"\x06" * 32
+    assert made.reveal(reveal(0)) is None
+    assert made.judge(0, other, drawn_groups(secret(0), work(0, other).id, GROUPS, RATE)) is None
+    broken = made.judge(0, file, drawn_groups(secret(0), work(0, file).id, GROUPS, RATE)[1:])
+    assert broken is not None and broken.evidence == (beat(0).raw, b"reveal", b"verdict")
+
+
 def test_one_window_has_one_pledge() -> None:
     made = book()
     assert made.beat(beat(1)) is None
