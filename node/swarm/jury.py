@@ -71,14 +71,21 @@ where they agree: with more it is neither awaited nor paid. A restart with many 
 pay at most; verdicts that it shows late count. One that let a single seal's time pass is not counted on for as long."""
 
 
-class _Sealer(msgspec.Struct):
-    """One validator's seals by work. seals: each with who had shown or sealed a verdict before it, if any was shown by
-    then; unopened: when those came whose verdicts are not shown, oldest first; late: when the first came that was not
-    opened in its time, of the last UNOPENED_SECONDS; excused: works that it sealed then and opened too late."""
+class _Seal(msgspec.Struct):
+    """A verdict's way to be shown. seal: empty where it was shown without one, and not as the last that was awaited;
+    at: when the seal came, or the verdict without one; shown: when the verdict did."""
 
-    seals: Recent[WorkId, tuple[bytes, frozenset[Address]]]
+    seal: bytes
+    at: float
+    shown: float = math.inf
+
+
+class _Sealer(msgspec.Struct):
+    """One validator's seals by work. unopened: when those came whose verdicts are not shown, oldest first; late: when
+    the first came that was not opened in its time, of the last UNOPENED_SECONDS."""
+
+    seals: Recent[WorkId, _Seal]
     unopened: Recent[WorkId, float]
-    excused: Recent[WorkId, None]
     late: float = -math.inf
 
 
@@ -119,7 +126,9 @@ class Jury:
         self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
         """What is to be done with words on works that are not known yet, by who spoke."""
         self._sealers: dict[Address, _Sealer] = {}
-        self._opening = run.audit.opening_seconds + OPENING_GRACE
+        self._moment = -math.inf
+        self._patience = run.audit.opening_seconds
+        self._opening = self._patience + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
         self._to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         self._acts: dict[type[Message], Callable[[Any], object]] = {
@@ -303,34 +312,41 @@ class Jury:
 
     def _on_verdict(self, signed: Signed[VerdictIssued]) -> None:
         id = work_id(signed.message.verdict)
-        if len({signed.author, *self.sealing(id)}) >= self._membership.quorum:
-            # the last that was awaited: shown before the others' it is as good as sealed
-            self._sealed(signed.author, id, seal_of(signed.message, signed.author))
-        if (sealer := self._sealers.get(signed.author)) is not None:
-            if self._lets_pass(signed.author, id):
-                sealer.excused[id] = None
-            sealer.unopened.pop(id, None)
+        # The last that was awaited: shown before the others' it is as good as sealed.
+        is_last = len({signed.author, *self.sealing(id)}) >= self._membership.quorum
+        self._sealed(signed.author, id, seal_of(signed.message, signed.author) if is_last else b"")
+        self._is_late(signed.author)  # noted while it can be seen
+        sealer = self._sealers[signed.author]
+        sealer.unopened.pop(id, None)
+        sealer.seals[id].shown = min(sealer.seals[id].shown, self._next_moment())
         self._when_known(signed.author, id, lambda work: self._count(work, signed))
 
     def _on_said(self, signed: Signed[ValidatorSaid]) -> None:
         for one in signed.message.seals:
             if self.register.get(one.work) is not None:
                 self.ballots.note(one.work)
-            fresh = self._sealed(signed.author, one.work, one.seal)
+            fresh, sealer = self._sealed(signed.author, one.work, one.seal), self._sealers[signed.author]
             # Gossip may bring the verdict before its seal: that one is not left unopened.
-            if fresh and signed.author not in self.ballots.has_spoken(one.work):
-                self._sealers[signed.author].unopened[one.work] = self._clock()
+            if fresh and sealer.seals[one.work].shown == math.inf:
+                sealer.unopened[one.work] = self._clock()
 
     def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
         """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
         that its author will show."""
-        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS), Recent(SEALS)))
-        if id in sealer.seals:
+        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS)))
+        known = sealer.seals.get(id)
+        if known is None:
+            sealer.seals[id] = _Seal(seal, self._next_moment())
+        elif known.seal:
             return False
-        # Whether it came first is noted now: later nobody can tell a copier from the others.
-        shown = self.ballots.has_spoken(id) | {one for one, early in self._early.items() if id in early}
-        sealer.seals[id] = seal, frozenset((shown | self.sealing(id)) - {author} if shown - {author} else ())
+        else:  # gossip may bring the verdict before its seal
+            known.seal = seal
         return True
+
+    def _next_moment(self) -> float:
+        """By the clock, and later than the last one: what is read one after the other came so."""
+        self._moment = max(self._clock(), math.nextafter(self._moment, math.inf))
+        return self._moment
 
     def sealing(self, id: WorkId) -> set[Address]:
         """Who has shown a verdict on a work, or sealed one and may be counted on to show it."""
@@ -352,15 +368,13 @@ class Jury:
             sealer.late = oldest
         return leaves or now - sealer.late <= UNOPENED_SECONDS
 
-    def _lets_pass(self, validator: Address, id: WorkId) -> bool:
+    def _lets_pass(self, validator: Address, work: Work, way: _Seal) -> bool:
         """Whether others counted on a validator that let the time pass to show its verdict on a work. Not once they
         could have noticed, and not if it sealed before there was the work: else it could help a copier for long."""
-        sealer, work = self._sealers[validator], self.register.get(id)
-        came = sealer.unopened.get(id)
-        if id in sealer.excused or work is None or came is None or not self._is_late(validator):
-            return id in sealer.excused
-        overdue = self._clock() - came >= self._opening
-        return overdue and max(sealer.late, work.at) <= came <= sealer.late + self._opening
+        if not self._is_late(validator) or min(way.shown, self._clock()) - way.at < self._opening:
+            return False
+        late = self._sealers[validator].late
+        return max(late, work.at) <= way.at <= late + self._opening
 
     def leaves_unopened(self, validator: Address) -> bool:
         """Whether a validator does not show what it sealed."""
@@ -376,17 +390,28 @@ class Jury:
         return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)
 
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
-        """Whether a validator had its verdict before anybody else's was shown: otherwise it may have copied it. When it
-        showed its own does not matter. Who was later is paid in the place of those who sealed and did not show."""
+        """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was
+        shown that had to be, or in the place of those who sealed and did not show; otherwise it may have copied it. And
+        it did not show its own before it had to, to a copier or at the cost of whoever seals next."""
         if self._membership.has_one_validator:
             return True  # there is nobody to copy from
-        said, sealer = self.ballots.verdict_of(id, validator), self._sealers.get(validator)
-        seal, before = sealer.seals.get(id, (b"", frozenset[Address]())) if sealer else (b"", frozenset[Address]())
-        if said is None or seal_of(said.message, validator) != seal:
+        said, work = self.ballots.verdict_of(id, validator), self.register.get(id)
+        ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
+        own = ways.pop(validator, None)
+        if said is None or work is None or own is None or seal_of(said.message, validator) != own.seal:
             return False
-        missing = {one for one in self._sealers if before and self._lets_pass(one, id)}
-        shown = before & self.ballots.has_spoken(id) - missing
-        return not before or (bool(missing) and len(shown) < self._membership.quorum)
+        quorum, every = self._membership.quorum, [own, *ways.values()]
+
+        def had_to(way: _Seal) -> bool:
+            """Show, since a quorum had sealed, or nobody else for long."""
+            return way.shown - way.at >= self._patience / 2 or sum(one.at <= way.shown for one in every) >= quorum
+
+        before = {author: way for author, way in ways.items() if way.at < own.at}
+        missing = {author for author, way in before.items() if self._lets_pass(author, work, way)}
+        showed = {author for author, way in before.items() if way.shown < math.inf} - missing
+        stands_in = missing and len(showed) < quorum
+        first = not any(way.shown < own.at and had_to(way) for way in ways.values())
+        return had_to(own) and bool(first or stands_in)
 
     def withhold(self, validator: Address, window: int) -> None:
         """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""

@@ -69,7 +69,7 @@ class Pronouncing:
         board, jury, audit = self._station.board, self._station.jury, self._station.run.spec.audit
         over, seal = math.inf, Seal(id, seal_of(message, self._own))
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
-        with trio.move_on_after(SEAL_SECONDS if audit.optimistic else audit.opening_seconds) as patience:
+        with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
                 sealed = jury.sealing(id) | {self._own}
                 if len(sealed) >= self._station.quorum:

@@ -253,6 +253,36 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
         nursery.cancel_scope.cancel()
 
 
+class Forward(Pronouncing):
+    """Seals its verdict, and shows it before anybody else has sealed one."""
+
+    async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
+        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        await trio.sleep(0.1)
+        await self._station.board.post(message)
+
+
+@pytest.mark.parametrize("kind", [Forward, Hasty, Pronouncing])
+async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
+    autojump_clock: Any, kind: type[Pronouncing]
+) -> None:
+    """Before, the fastest of a bench could take the others' pay for every file: what it showed may have been copied.
+    Now it is the one that is not paid, which a copier with such an accomplice would have to share."""
+    court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=2.0 if number else 0.01))
+    court.validators[0]._pronouncing = kind(court.seats[0].station)
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        works = list[bytes]()
+        for index in range(3):
+            works.append(await court.commit(index=index))
+            await trio.sleep(6)
+        for seat in (court.trainer, *court.seats):
+            assert {seat.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+            assert all(seat.jury.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
+            assert {seat.jury.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
+        nursery.cancel_scope.cancel()
+
+
 class Tardy(Pronouncing):
     """Seals every verdict, and shows it after its time: whoever looks meanwhile may be one of its friends."""
 
@@ -389,6 +419,9 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             id = await court.commit(index=index)
             await trio.sleep(2)
             shown, own = silent[0].said[id], silent[1].said[id]
+            third = Seal(id, seal_of(silent[2].said[id], court.seats[2].key.address))
+            await court.seats[2].board.post(ValidatorSaid(pool=POOL, seals=(third,)))  # so that the first had to show
+            await trio.sleep(1)
             seal = ValidatorSaid(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
             said = [(slow, seal), (court.seats[0], shown)]
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
