@@ -24,8 +24,19 @@ from node.swarm.register import Work
 from protocol.checks import Reason
 from protocol.lots import pack_groups
 from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, VerdictRechecked, seal_of, signed
-from protocol.statements import Outcome, Rechecked, Verdict, work_id
-from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, VALIDATORS, Court, TruthfulEngine, changed
+from protocol.statements import Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from tests.attacks.validators.court import (
+    DOMAIN,
+    GROUPS,
+    POOL,
+    VALIDATORS,
+    WORKER,
+    Court,
+    TruthfulEngine,
+    changed,
+    policy_root,
+    root_of,
+)
 
 LIAR = VALIDATORS[0].address
 
@@ -320,6 +331,28 @@ class Mute(Pronouncing):
 
     async def say(self, work: Work, message: Any) -> None:
         await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_clock: Any, foreseen: bool) -> None:
+    """A worker could tell an accomplice the names of thousands of works that it will make."""
+    court = Court([Copier, Validator, Validator], verdict_seconds=30.0)
+    court.validators[1]._pronouncing = Mute(court.seats[1].station)
+    id = work_id(WorkCommitment(POOL, WORKER.address, policy_root(0), 0, root_of(), 100))
+    seal = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        if foreseen:
+            await court.seats[1].board.post(seal)
+            await trio.sleep(1)
+        assert await court.commit() == id
+        if not foreseen:
+            await trio.sleep(0.1)
+            await court.seats[1].board.post(seal)
+        await trio.sleep(40)
+        assert court.trainer.jury.was_sealed(id, VALIDATORS[2].address)
+        assert court.trainer.jury.was_sealed(id, LIAR) != foreseen
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", [Mute, Pronouncing])
