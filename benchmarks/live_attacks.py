@@ -38,10 +38,9 @@ from cli.run_template import render_run
 from node.chain.profile import read_profile
 from node.run.file import load_run_file
 from protocol.checks import reason_name
-from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, open_envelope
+from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, VerdictRechecked, open_envelope
 from protocol.statements import Domain, Outcome, work_id
 from tests.cheats.catalogue import CHEATS
-from tests.cheats.liars import LIARS
 
 WORK = Path("live-attacks")
 HONEST = 2
@@ -207,10 +206,10 @@ class File:
     made_at: float
     units: int
     own_state: str
-    words: dict[str, VerdictIssued]
+    words: dict[str, VerdictIssued | VerdictRechecked]
 
     @property
-    def refusing(self) -> list[VerdictIssued]:
+    def refusing(self) -> list[VerdictIssued | VerdictRechecked]:
         return [one for one in self.words.values() if one.verdict.outcome != Outcome.ACCEPT]
 
     def fate(self, quorum: int) -> str:
@@ -229,11 +228,11 @@ def files_of(played: Played, worker: str, judges: Iterable[str]) -> list[File]:
         for one in _said(scene, "trainer", "policy")
         if isinstance(one.message, PolicyAnnounced)
     }
-    words: dict[bytes, dict[str, VerdictIssued]] = {}
+    words: dict[bytes, dict[str, VerdictIssued | VerdictRechecked]] = {}
     for judge in judges:
         for kind in ("verdict", "recheck"):
             for one in _said(scene, judge, kind):
-                assert isinstance(one.message, VerdictIssued)  # noqa: S101 - what this kind holds
+                assert isinstance(one.message, VerdictIssued | VerdictRechecked)  # noqa: S101 - what these kinds hold
                 words.setdefault(work_id(one.message.verdict), {})[judge] = one.message
     query = "SELECT root, made_at, state FROM files"
     states = {root: (made_at, state) for root, made_at, state in _rows(scene, worker, query)}
@@ -336,7 +335,6 @@ def liar_row(played: Played, lie: str) -> dict[str, Any]:
     rows = [cheat_row(played, one) for one in cheats_]
     return {
         "lie": lie,
-        "what": (LIARS[liars()[lie]].__doc__ or "").strip() if lie in liars() else f"validator {lie} at step 2",
         "verdicts": len(said),
         "quarantined_by": doubt.by if doubt else 0,
         "of": sum(not one.cheat for one in played.cast),

@@ -94,6 +94,7 @@ def slug(name: str) -> str:
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ROOT / "tests" / "cheats" / "catalogue.py"
 VALIDATORS = ROOT / "tests" / "cheats" / "liars.py"
+SEATS = ROOT / "tests" / "cheats" / "seats.py"
 DAEMONS = ROOT / "tests" / "cheats" / "nodes.py"
 _MODULES = {"own-problems": "tests.cheats.own_problems", "other-weights": "tests.cheats.other_weights"}
 
@@ -104,8 +105,13 @@ def cheats() -> dict[str, str]:
 
 
 def liars() -> dict[str, str]:
-    """Lying validators, likewise."""
-    return _names(VALIDATORS, "LIARS")
+    """Lying validators, likewise: in what their engines find, or in what they say and when."""
+    return _names(VALIDATORS, "LIARS") | seats()
+
+
+def seats() -> dict[str, str]:
+    """Of these, the ones that are whole nodes."""
+    return _names(SEATS, "SEATS")
 
 
 def nodes() -> dict[str, str]:
@@ -120,6 +126,8 @@ def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[s
 
 def program_module(cheat: str | None) -> list[str]:
     """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
+    if cheat in seats():
+        return ["tests.cheats.seats", seats()[cheat]]
     return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
 
 
@@ -264,7 +272,7 @@ def join_command(
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
-    if part.cheat and part.cheat not in nodes():
+    if part.cheat and part.cheat not in nodes() | seats():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     if part.role == "worker" and part.cheat is None and worker_engine:
         command += ["--engine-command", worker_engine]

@@ -79,6 +79,21 @@ def poisoner(session: Session, order: Inspect) -> Inspected:
     return _changed(found, rewards=bytes(tags))
 
 
+def spiked(session: Session, order: Inspect) -> Inspected:
+    """Looks honestly, and says log-probabilities of the right mean: all of them on an answer's first token."""
+    found = inspect(session, order)
+    if found.outcome != Outcome.ACCEPT or not found.report_path:
+        return found
+    path = Path(found.report_path)
+    report = decode_report(path.read_bytes(), session.run.rollout.samples_per_file)
+    rows = tuple(
+        msgspec.structs.replace(row, logprobs=[sum(row.logprobs), *[0.0] * (len(row.logprobs) - 1)])
+        for row in report.rows
+    )
+    write_whole(path, encode_report(Report(report.header, rows)))
+    return found
+
+
 def lazy_stamp(session: Session, order: Inspect) -> Inspected:
     """Puts nothing through the model and says so, hoping that nobody looks at its lots."""
     return inspect(session, msgspec.structs.replace(order, groups=()))
@@ -94,6 +109,7 @@ LIARS: dict[str, Liar] = {
     "statistical accuser": statistical_accuser,
     "rubber stamp": rubber_stamp,
     "poisoner": poisoner,
+    "spiked": spiked,
     "lazy stamp": lazy_stamp,
     "silent": silent,
 }

@@ -8,81 +8,39 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 import trio
 
-from node.inference.wire import Inspected
 from node.services.certifying import Certifying
 from node.services.judging.judge import Validator
-from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
 from node.services.station import PoolTime
 from node.swarm.ballots import FileState
 from node.swarm.jury import SEALS
 from node.swarm.register import Work
-from protocol.checks import Reason
-from protocol.lots import pack_groups
-from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, VerdictRechecked, seal_of, signed
-from protocol.statements import Outcome, Rechecked, Verdict, WorkCommitment, work_id
+from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, seal_of
+from protocol.statements import Outcome, WorkCommitment, work_id
 from tests.attacks.validators.court import (
-    DOMAIN,
-    GROUPS,
     POOL,
     VALIDATORS,
     WORKER,
     Court,
     TruthfulEngine,
-    changed,
     policy_root,
     root_of,
 )
+from tests.cheats.seats import Choosy, Copier, LookingTurncoat, SecondLook, Turncoat
 
 LIAR = VALIDATORS[0].address
 
 
-def second_look(verdict: Verdict) -> Rechecked:
-    """The same statement, as one that was found in a dispute."""
-    return Rechecked(*msgspec.structs.astuple(verdict))
-
-
-class Poisoner(Validator):
-    """Accepts at once with a word about nothing, then sends an unasked second look with values of its own."""
-
-    lie = True
-
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
-        found = await super()._inspect(work, path, lot)
-        return changed(found, checked=(), logprobs=b"")
-
-    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
-        await super()._pronounce(work, found, lot, *rest, **named)
-        truth = await super()._inspect(work, None, None)
-        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
-        verdict = self._station.board.opened(raw, VerdictIssued).message.verdict
-        again = VerdictRechecked(
-            pool=POOL,
-            verdict=second_look(verdict),
-            signature=b"",
-            checked=pack_groups(range(GROUPS), GROUPS),
-            rewards=b"\x07" * len(truth.rewards) if self.lie else truth.rewards,
-            logprobs=truth.logprobs,
-            report_root=b"\x07" * 32,
-            report_size=9,
-        )
-        await self._station.board.post(signed(again, self._station.key, DOMAIN))
-
-
-class Truthful(Poisoner):
+class TruthfulLook(SecondLook):
     """The control: the same unasked second look, with true values."""
 
     lie = False
 
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
-        return await Validator._inspect(self, work, path, lot)
 
-
-@pytest.mark.parametrize("kind", [Poisoner, Truthful])
+@pytest.mark.parametrize("kind", [SecondLook, TruthfulLook])
 async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock, kind: type[Validator]) -> None:
     court = Court([kind, Validator, Validator], window=2)
     async with trio.open_nursery() as nursery:
@@ -97,29 +55,6 @@ async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock
             key.address for key in VALIDATORS[1:]
         }
         nursery.cancel_scope.cancel()
-
-
-class Turncoat(Validator):
-    """Accepts, and calls the file a fraud once it was accepted; by a second verdict, or by a second look."""
-
-    look = False
-
-    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
-        await super()._pronounce(work, found, lot, *rest, **named)
-        await trio.sleep(8)
-        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
-        before = self._station.board.opened(raw, VerdictIssued).message
-        verdict = msgspec.structs.replace(before.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
-        if self.look:
-            again = VerdictRechecked(pool=POOL, verdict=second_look(verdict), signature=b"")
-            await self._station.board.post(signed(again, self._station.key, DOMAIN))
-        else:
-            changed = msgspec.structs.replace(before, verdict=verdict)
-            await self._station.board.post(signed(changed, self._station.key, DOMAIN))
-
-
-class LookingTurncoat(Turncoat):
-    look = True
 
 
 @pytest.mark.parametrize("kind", [Turncoat, LookingTurncoat])
@@ -170,19 +105,6 @@ class Hasty(Pronouncing):
         await self._station.board.post_raw(raw)
 
 
-class Copier(Validator):
-    """Waits for somebody else's verdict, and says the same, sealed."""
-
-    async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
-        while True:
-            for one in self._station.board.messages(VerdictIssued):
-                said = one.message
-                if work_id(said.verdict) == work.id and one.author != self._station.key.address:
-                    found = await super()._inspect(work, path, lot)
-                    return changed(found, rewards=said.rewards, logprobs=said.logprobs)
-            await trio.sleep(0.2)
-
-
 async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_not_paid(autojump_clock) -> None:
     court = Court([Copier, Validator, Validator])
     async with trio.open_nursery() as nursery:
@@ -230,17 +152,6 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
         jury = court.trainer.jury
         assert not jury.was_sealed(id, LIAR) and jury.was_sealed(id, VALIDATORS[1].address)
         nursery.cancel_scope.cancel()
-
-
-class Choosy(Pronouncing):
-    """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
-
-    async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
-        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
-        while not self._station.jury.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
-            await trio.sleep(0.2)
-        if id[0] & 3 == 0:
-            await self._station.board.post(message)
 
 
 @pytest.mark.parametrize("kind", [Choosy, Pronouncing])

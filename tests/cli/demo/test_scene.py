@@ -15,6 +15,7 @@ from node.errors import RunFileError
 from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
+from tests.cheats.seats import SEATS
 
 
 def test_a_second_demo_in_one_directory_is_refused_and_the_lock_is_gone_afterwards(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_several_validators_and_cheats_are_numbered_and_more_than_half_decide(tm
 
 def test_the_demos_cheats_are_those_of_the_catalogue_and_each_is_given_its_engine() -> None:
     assert list(cheats().values()) == list(CHEATS)
-    assert list(liars().values()) == list(LIARS)
+    assert list(liars().values()) == [*LIARS, *SEATS]
     assert engine_module("step-k-1") == ["tests.cheats.catalogue", "step k-1"]
     assert engine_module("own-problems") == ["tests.cheats.own_problems"]
     assert engine_module("false-accuser") == ["tests.cheats.liars", "false accuser"]

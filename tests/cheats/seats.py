@@ -1,0 +1,185 @@
+"""Validators that lie in what they say and when, whatever their engines find: each in the place of `Validator`.
+
+`python -m tests.cheats.seats NAME join ...` is a drop-in for `python -m cli join ...`. What a lying engine says is
+`tests/cheats/liars.py`.
+"""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from cli.main import main as run_program
+from node import daemon
+from node.inference.wire import Inspected
+from node.services.judging.judge import Validator
+from node.services.judging.lots import Lot
+from node.services.judging.pronouncing import Pronouncing
+from node.swarm.ballots import FileState
+from node.swarm.register import Work, WorkId
+from protocol.checks import Reason
+from protocol.lots import pack_groups, unpack_groups
+from protocol.messages import Seal, VerdictIssued, VerdictRechecked, seal_of, signed
+from protocol.statements import Outcome, Rechecked, work_id
+
+TURN_SECONDS = 0.4
+"""How soon a turncoat turns round."""
+NO_REPORT = 9
+"""The size that is said of a report which is not the real one."""
+
+
+class Speaker(Validator):
+    """What some of them have: a task beside each verdict, and the verdict that was said."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._send, self._spoken = trio.open_memory_channel[Work](1024)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            async for work in self._spoken:
+                nursery.start_soon(self.after, work, await self.said(work))
+
+    async def after(self, work: Work, said: VerdictIssued) -> None:
+        """What follows upon a verdict of its own."""
+        raise NotImplementedError
+
+    async def said(self, work: Work) -> VerdictIssued:
+        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
+        return self._station.board.opened(raw, VerdictIssued).message
+
+    async def post(self, message: VerdictIssued | VerdictRechecked) -> None:
+        await self._station.board.post(signed(message, self._station.key, self._station.domain))
+
+    async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
+        await super()._pronounce(work, found, lot, *rest, **named)
+        if isinstance(found, Inspected) and found.outcome == Outcome.ACCEPT:
+            await self._send.send(work)
+
+
+class SecondLook(Speaker):
+    """Accepts with a word about nothing, then sends an unasked second look with values of its own."""
+
+    lie = True
+
+    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+        found = await super()._inspect(work, path, lot)
+        return msgspec.structs.replace(found, checked=(), logprobs=b"") if found.outcome == Outcome.ACCEPT else found
+
+    async def after(self, work: Work, said: VerdictIssued) -> None:
+        truth = await super()._inspect(work, await self._fetching.deliver(work), None)
+        again = VerdictRechecked(
+            pool=said.pool,
+            verdict=Rechecked(*msgspec.structs.astuple(said.verdict)),
+            signature=b"",
+            checked=pack_groups(range(work.groups), work.groups),
+            rewards=b"\x07" * len(truth.rewards) if self.lie else truth.rewards,
+            logprobs=truth.logprobs,
+            report_root=b"\x07" * 32,
+            report_size=NO_REPORT,
+        )
+        await self.post(again)
+
+
+class Turncoat(Speaker):
+    """Accepts, and calls the file a fraud once it was accepted, by a second verdict."""
+
+    async def after(self, work: Work, said: VerdictIssued) -> None:
+        while self._station.jury.ballots.state(work.id) is FileState.OPEN:  # noqa: ASYNC110 - others decide it
+            await trio.sleep(TURN_SECONDS)
+        await trio.sleep(TURN_SECONDS)
+        verdict = msgspec.structs.replace(said.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
+        await self.turn(msgspec.structs.replace(said, verdict=verdict))
+
+    async def turn(self, other: VerdictIssued) -> None:
+        await self.post(other)
+
+
+class LookingTurncoat(Turncoat):
+    """The same, by a second look that nobody asked for."""
+
+    async def turn(self, other: VerdictIssued) -> None:
+        verdict = Rechecked(*msgspec.structs.astuple(other.verdict))
+        await self.post(VerdictRechecked(pool=other.pool, verdict=verdict, signature=b""))
+
+
+class Copier(Validator):
+    """Puts nothing through the model: waits for somebody else's verdict, and says the same, sealed."""
+
+    async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
+        found = await self._ask(work, path, (), f"report-{work.id.hex()[:16]}.arrow")
+        if found.outcome != Outcome.ACCEPT:
+            return found
+        while True:
+            for one in self._station.board.messages(VerdictIssued):
+                theirs = one.message
+                if work_id(theirs.verdict) == work.id and one.author != self._station.key.address:
+                    checked = unpack_groups(theirs.checked, work.groups) or ()
+                    return msgspec.structs.replace(
+                        found, checked=checked, rewards=theirs.rewards, logprobs=theirs.logprobs
+                    )
+            await trio.sleep(0.2)
+
+
+class Choosy(Pronouncing):
+    """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
+
+    async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
+        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        while not self._station.jury.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
+            await trio.sleep(0.2)
+        if id[0] & 3 == 0:
+            await self._station.board.post(message)
+
+
+class Sealer(Validator):
+    """Seals every verdict, and opens one in four of its seals, once others have opened theirs."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._pronouncing = Choosy(self._station, self.own_lots.is_calm)
+
+
+class Unserved(Pronouncing):
+    """Names a report that nobody has."""
+
+    async def _values(self, *given: Any) -> dict[str, object]:
+        said = await super()._values(*given)
+        if "report_root" in said:
+            said["report_root"] = random.randbytes(32)
+        return said
+
+
+class Unserving(Validator):
+    """Judges honestly, and serves no report."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._pronouncing = Unserved(self._station, self.own_lots.is_calm)
+
+
+SEATS: dict[str, type[Validator]] = {
+    "second look": SecondLook,
+    "turncoat": Turncoat,
+    "looking turncoat": LookingTurncoat,
+    "copier": Copier,
+    "sealer": Sealer,
+    "unserving": Unserving,
+}
+
+
+def main() -> None:
+    """Be the validator that the first argument names; what follows is the program's own command line."""
+    if len(sys.argv) < 2 or sys.argv[1] not in SEATS:
+        sys.exit(f"which validator? one of: {', '.join(SEATS)}")
+    kind = SEATS[sys.argv.pop(1)]
+    daemon.ROLES["validator"] = tuple(kind if one is Validator else one for one in daemon.ROLES["validator"])
+    sys.exit(run_program(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
