@@ -1,6 +1,7 @@
 """What a session costs per turn, with snapshots and without, and whether strangers agree on it.
 
-`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N] [--emulated PYTHON]`. Sessions
+`python -m benchmarks.sessions [--quick] [--json] [--no-cost] [--sessions N] [--ways N] [--emulated PYTHON]`, or
+`--shelf`: what the packages of the shelf add to the seconds in which a sandbox opens, and nothing else. Sessions
 of a seeded generator (shell, Python, edits, endless loops, full disks) are played under two hash seeds of the host, two
 settings of the compiler, and in wasmtime's virtual machine in place of this processor: words, fuel and state hashes are
 compared. With --emulated they are played by another processor's code as well: PYTHON is what
@@ -24,7 +25,8 @@ from benchmarks.command import parser_of
 from node.environments.guests import guest
 from node.sandbox import Call, Limits, Sessions, find_runtime, open_wasi, wire
 from node.sandbox.opening import _load
-from node.sandbox.runtime import compiled
+from node.sandbox.runtime import cache_directory, compiled
+from node.sandbox.shelf import PACKAGES
 from node.sandbox.wasi.channel import Finished
 from node.sandbox.wasi.engine import load_module
 from node.sandbox.wasi.guest import Guest
@@ -164,6 +166,34 @@ def agreement(count: int, ways: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"sessions": count, "ways": len(ways), "different": different}
 
 
+def shelf_opens(count: int) -> dict[str, dict[str, float]]:
+    """Seconds until a sandbox is open that imports a package when it loads: median, least, most of `count` that take
+    turns with the others; "none" imports nothing. Then milliseconds of a call that imports it again. Packages that
+    `intellect-node sandbox install --package` did not bring are left out."""
+    runtime, seconds, calls = find_runtime(), {}, {}
+    here = [name for name, one in PACKAGES.items() if (cache_directory() / one.file).exists()]
+    for name in ["none", *here] * count:
+        line = "json" if name == "none" else name
+        limits = Limits(packages=() if name == "none" else (name,), memory_mib=512)
+        source = f"import {line}\n\n\ndef used():\n    import {line}\n\n    return 1\n"
+        started = time.perf_counter()
+        with open_wasi({"user.py": source.encode()}, "user", limits, runtime) as sandbox:
+            seconds.setdefault(name, []).append(time.perf_counter() - started)
+            started = time.perf_counter()
+            if sandbox.call("used").value != 1:
+                raise SystemExit(f"{name} cannot be used")
+            calls.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+    return {
+        name: {
+            "open_s": statistics.median(found),
+            "least_s": min(found),
+            "most_s": max(found),
+            "call_ms": statistics.median(calls[name]),
+        }
+        for name, found in seconds.items()
+    }
+
+
 def main() -> None:
     parser = parser_of(__doc__, "fewer sessions", "line")
     parser.add_argument("--sessions", type=int, default=0, help="of the agreement; 2000, quick 6")
@@ -172,6 +202,7 @@ def main() -> None:
     parser.add_argument(
         "--emulated", action="append", default=[], metavar="PYTHON", help="an interpreter that is one way more"
     )
+    parser.add_argument("--shelf", action="store_true", help="seconds to open a sandbox with each package, alone")
     parser.add_argument("--play", default="", help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -179,6 +210,9 @@ def main() -> None:
         print(json.dumps(play(range(*map(int, asked.play.split(":"))), WAYS[asked.way][1])))
         return
     count = 2 if asked.quick else 10
+    if asked.shelf:
+        print(json.dumps(shelf_opens(count), indent=None if asked.json else 1))
+        return
     found: dict[str, Any] = {}
     if not asked.no_cost:
         found |= {"with snapshots": cost(count, 4), "without": cost(count, 0), "image": images(count)}

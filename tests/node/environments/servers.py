@@ -5,10 +5,11 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.server import ServerConnection, serve
 
 SECRET = "the grader's secret"
@@ -21,6 +22,10 @@ def openenv(change: Change = lambda told: told) -> Iterator[str]:
     """The URL of a server as OpenEnv's `/ws`."""
 
     def episode(link: ServerConnection) -> None:
+        with suppress(ConnectionClosedError):  # whoever asks may go away in the middle
+            answer(link)
+
+    def answer(link: ServerConnection) -> None:
         goal = 0
         for raw in link:
             message = json.loads(raw)
