@@ -488,14 +488,23 @@ def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
         refused[reason.name] = refused.get(reason.name, 0) + 1
 
 
-ARMS: dict[str, tuple[int, int, int]] = {
-    "one trainer": (1, 1, 1),
-    "two trainers, 4 inner steps": (2, 4, 1),
-    "two trainers, no lag": (2, 4, 0),
-    "four trainers, 4 inner steps": (4, 4, 1),
-    "one trainer, half of the rollouts": (0, 1, 1),
+ARMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "one trainer": (1, 1, 1, {}),
+    "two trainers": (2, 4, 1, {"outer_rate": 1.0}),
+    "two trainers, no lag": (2, 4, 0, {"outer_rate": 1.0}),
+    "two trainers, outer rate 1.4": (2, 4, 1, {"outer_rate": 1.4}),
+    "one trainer in rounds": (1, 4, 1, {"outer_rate": 1.0}),
+    "two trainers, outer rate 1.4, no lag": (2, 4, 0, {"outer_rate": 1.4}),
+    "two trainers, 2 inner steps, rate 1.4": (2, 2, 1, {"outer_rate": 1.4}),
+    "one trainer, four steps behind": (1, 1, 4, {}),
+    "four trainers": (4, 4, 1, {"outer_rate": 1.0}),
+    "one trainer, half of the rollouts": (0, 1, 1, {}),
 }
-"""Trainers, inner steps between two meetings, async level; 0 trainers: one, whose batches are half as large."""
+"""Trainers, inner steps between two meetings, async level, and what differs in [diloco]; 0 trainers: one, whose batches
+are half as large."""
+FIRST_SEED = 11
+INNER = 4
+"""Inner steps that --rounds counts, and that lie between two evaluations, whatever the arm."""
 
 
 def by_rollouts(folder: Path, arms: list[str], seeds: int, rounds: int, jobs: int) -> list[dict[str, Any]]:
@@ -508,21 +517,22 @@ def by_rollouts(folder: Path, arms: list[str], seeds: int, rounds: int, jobs: in
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     file, asked = load_run_file(Path(__file__).parents[1] / "examples/trainers.toml"), list[tuple[Any, ...]]()
     assert isinstance(file.diloco, Diloco)  # noqa: S101 - the example has it
-    inner, whole = file.diloco.inner_steps, 2 * file.rollout.prompts_per_step
+    whole = 2 * file.rollout.prompts_per_step
     for arm in arms:
-        trainers, between, level = ARMS[arm]
-        steps = rounds * inner // between
+        trainers, between, level, changes = ARMS[arm]
+        steps = rounds * INNER // between
         sections: dict[str, Any] = {
             "rollout": {"prompts_per_step": whole // (trainers or 2)},
-            "recipe": {"steps": steps, "decay_steps": steps},
-            "evaluation": {"every": inner // between, "problems": 256},
+            "recipe": {"steps": steps, "decay_steps": steps, "max_staleness": max(level, file.recipe.max_staleness)},
+            "evaluation": {"every": INNER // between, "problems": 256},
         }
         made = {name: msgspec.structs.replace(getattr(file, name), **words) for name, words in sections.items()}
-        made["diloco"] = file.diloco if between > 1 else None
+        own = msgspec.structs.replace(file.diloco, inner_steps=between, **changes)
+        made["diloco"] = own if between > 1 else None
         run: RunFile = msgspec.structs.replace(file, model=str(folder / "start"), **made)
-        asked += [(folder, arm, run, max(trainers, 1), level, seed) for seed in range(seeds)]
+        asked += [(folder, arm, run, max(trainers, 1), level, FIRST_SEED + seed) for seed in range(seeds)]
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda one: _trained(*one), asked))
+        return list(pool.map(lambda one: _trained(*one), sorted(asked, key=lambda one: one[-1])))
 
 
 def _trained(folder: Path, arm: str, run: Any, peers: int, level: int, seed: int) -> dict[str, Any]:
@@ -536,24 +546,33 @@ def _trained(folder: Path, arm: str, run: Any, peers: int, level: int, seed: int
     done = subprocess.run([*command, *words], check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
     told = [json.loads(line) for line in done.stdout.splitlines()]
     records, last = told[:-1], told[-2]  # the last line is the summary
-    print(f"{arm}, seed {seed}: {last['eval_reward']}", flush=True)
+    rewards = [one["eval_reward"] for one in records if "eval_reward" in one]
+    print(f"{arm}, seed {seed}: {statistics.mean(rewards[-3:]):.4f}", flush=True)
     learnt = sum(int(one.get("rollouts", 0)) for one in records)
     return {
         "arm": arm,
         "seed": seed,
         "rollouts": learnt,
         "sampled": learnt + int(last.get("surplus_rollouts", 0)) + int(last.get("stale_rollouts", 0)),
-        "rewards": [one["eval_reward"] for one in records if "eval_reward" in one],
+        "rewards": rewards,
     }
 
 
 def show_rewards(rows: list[dict[str, Any]]) -> None:
-    """Mean and spread (largest minus smallest) over the seeds, of the mean of the last three evaluations."""
+    """Of the mean of the last three evaluations: mean over the seeds, and how far the arm is from the first one of the
+    same seed, with the standard error of that difference."""
+    ends = {(row["arm"], row["seed"]): statistics.mean(row["rewards"][-3:]) for row in rows}
+    first = rows[0]["arm"]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = [row for row in rows if row["arm"] == arm]
-        rewards = [statistics.mean(row["rewards"][-3:]) for row in own]
-        spread, counts = max(rewards) - min(rewards), f"{own[0]['rollouts']:,} of {own[0]['sampled']:,} sampled"
-        print(f"{arm:36s} {statistics.mean(rewards):.3f}  spread {spread:.3f}  rollouts {counts}")
+        rewards = [ends[arm, row["seed"]] for row in own]
+        apart = [ends[arm, row["seed"]] - ends[first, row["seed"]] for row in own]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
+        each, counts = ", ".join(f"{one:.3f}" for one in rewards), f"{own[0]['rollouts']:,} of {own[0]['sampled']:,}"
+        print(
+            f"{arm:36s} {statistics.mean(rewards):.3f}  beside the first {statistics.mean(apart):+.3f} +- {error:.3f}  "
+            f"each seed {each}  rollouts {counts} sampled"
+        )
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def test_what_several_trainers_cannot_do_yet_is_said_before_anything_is_made(tmp
     run_file.write_text(text)
     assert main(["run", "validate", str(run_file)]) == 0
     said = " ".join("".join(capfd.readouterr()).split())
-    assert "of 4 inner steps of each trainer" in said and "no swarm takes it yet" in said
+    assert "of 2 inner steps of each trainer" in said and "no swarm takes it yet" in said
     assert main(["run", "size", str(run_file), "--json"]) == 0
     assert len(json.loads(capfd.readouterr().out)["exchange"]) == 4
     for command, why in (
