@@ -76,7 +76,6 @@ _SAME = "the smaller of two equal numbers is either of them"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
 _SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
-    "Pools.sol: if (timestamp <= start) return 0; => if (timestamp < start) return 0;": "at the start it is epoch 0",
     "Statements.sol: node = node < sibling => node = node <= sibling": "two equal hashes are one pair in either order",
     "Court.sol: break; => (nothing)": "an address stands there once, so nothing else is found",
     "Members.sol: member.leftAt = block.timestamp < leaseUntil ? uint40(block.timestamp) : leaseUntil; => "
@@ -107,6 +106,8 @@ EXPLAINED: dict[str, str] = {
     "uint256 left = first <= joined.length ? joined.length - first : 0;": _NOTHING_MOVES,
     "Earnings.sol: uint256 due = units > claimed ? units - claimed : 0; => "
     "uint256 due = units >= claimed ? units - claimed : 0;": _NOTHING_MOVES,
+    "Earnings.sol: return member.joinedAt != 0 && next > member.unusedFrom ? next - member.unusedFrom : 0; => "
+    "return member.joinedAt != 0 && next >= member.unusedFrom ? next - member.unusedFrom : 0;": _NOTHING_MOVES,
     "Earnings.sol: if (due > pool.owed()) due = pool.owed(); => if (due >= pool.owed()) due = pool.owed();": _SAME,
     "Earnings.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
 }

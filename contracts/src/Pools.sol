@@ -275,9 +275,7 @@ abstract contract Pools is Nodes, ReentrancyGuard {
     }
 
     function _epochAt(Counters pool, uint256 timestamp) internal pure returns (uint64) {
-        uint256 start = pool.startedAt();
-        if (timestamp <= start) return 0;
-        return uint64((timestamp - start) / pool.epochSeconds());
+        return uint64((timestamp - pool.startedAt()) / pool.epochSeconds());
     }
 
     function _epochStart(Counters pool, uint64 epoch) internal pure returns (uint256) {

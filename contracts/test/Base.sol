@@ -23,6 +23,7 @@ interface Vm {
     function warp(uint256 timestamp) external;
     function chainId(uint256 id) external;
     function roll(uint256 block_) external;
+    function etch(address where, bytes calldata code) external;
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function addr(uint256 key) external pure returns (address);
     function expectRevert() external;

@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {ReentrancyGuard} from "@openzeppelin/contracts/utils/ReentrancyGuard.sol";
 import {TestToken} from "../src/TestToken.sol";
+import {Pools} from "../src/Pools.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {WorkCommitment} from "../src/Statements.sol";
 import {Base, Sign} from "./Base.sol";
@@ -219,5 +220,14 @@ contract ReentrancyTest is Base {
         vm.prank(anybody);
         vm.expectPartialRevert(StakeVault.TokenTakesFee.selector);
         vault.bond(anybody, 100 ether);
+    }
+
+    function test_an_escrow_that_would_hold_less_than_it_counts_is_refused() public {
+        _give(anybody, 100 ether, address(swarm));
+        bytes memory taker = address(new FeeToken()).code;
+        vm.etch(address(token), taker);
+        vm.prank(anybody);
+        vm.expectRevert(abi.encodeWithSelector(Pools.TokenTakesFee.selector, 100 ether, 99 ether));
+        swarm.fundPool(pool, 100 ether);
     }
 }

@@ -256,6 +256,8 @@ contract EarningsTest is Base {
         swarm.join(pool, "");
         eq(swarm.allowanceOf(pool, node), 200_000);
         eq(swarm.allowanceOf(pool, anybody), 0);
+        _register(provider, 0xD00D, 1);
+        eq(swarm.allowanceOf(pool, vm.addr(0xD00D)), 0); // it has a size, and was never in the pool
     }
 
     function test_who_has_left_is_paid_by_the_size_it_had() public {
@@ -367,6 +369,10 @@ contract EarningsTest is Base {
         _post(1, _both(_line(node, 1000), rest), 2000);
         bytes32[] memory proof = new bytes32[](1);
         proof[0] = rest;
+        bytes32[] memory again = new bytes32[](1);
+        again[0] = _line(node, 1000);
+        vm.expectRevert(abi.encodeWithSelector(Earnings.NothingToClaim.selector, 1000, 1000));
+        swarm.claim(pool, first, 1000, again); // what is owed to the other is not its own a second time
         swarm.claim(pool, node, 1000, proof);
         eq(token.balanceOf(provider), 1 ether);
         eq(_info().owed, 0);

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {Base} from "../Base.sol";
 import {Court} from "../../src/Court.sol";
 import {Pools} from "../../src/Pools.sol";
+import {Swarm} from "../../src/Swarm.sol";
 
 contract CreatePoolTest is Base {
     function test_every_term_is_kept_as_it_was_told() public {
@@ -99,6 +100,12 @@ contract CreatePoolTest is Base {
         _refusedTimes(WINDOW, EPOCH, uint32(type(uint24).max) + 1);
         _refusedTimes(uint32(type(uint24).max) + 1, EPOCH, LEASE);
         _refusedTimes(WINDOW, uint32(type(uint24).max) + 1, uint32(type(uint24).max) + 1);
+    }
+
+    function test_a_window_of_nothing_is_refused_also_where_any_window_is_long_enough() public {
+        swarm = Swarm(_create("Swarm", abi.encode(vault, BASE, PER_UNIT, 0)));
+        swarm.setCourt(Court(_create("Court", abi.encode(swarm))));
+        _refusedTimes(0, EPOCH, LEASE);
     }
 
     function _openWith(uint32 window, uint32 epoch, uint32 lease) private {
