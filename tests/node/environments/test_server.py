@@ -146,7 +146,8 @@ def test_an_episode_ends_although_a_child_that_left_its_programs_group_holds_the
             time.sleep(0.01)
         program.close()
     left = int(told.read_text())
-    assert "S (sleeping)" in Path(f"/proc/{left}/status").read_text(), "nobody waited for its end"
+    state = Path(f"/proc/{left}/stat").read_text().rpartition(")")[2].split()[0]
+    assert state in ("R", "S", "D"), "nobody waited for its end"  # "R": a busy machine has it on its way into the sleep
     os.kill(left, signal.SIGKILL)
 
 
