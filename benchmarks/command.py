@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,3 +36,9 @@ def silence_logs(least: int = logging.ERROR) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def tell(text: str) -> None:
+    """What happens now, for whoever waits: on standard error, with the time of day."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+    sys.stderr.flush()

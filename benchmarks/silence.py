@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -36,7 +35,7 @@ import trio
 
 import cli.demo.prepare
 import cli.pools
-from benchmarks.command import parser_of, silence_logs
+from benchmarks.command import parser_of, silence_logs, tell
 from benchmarks.live_attacks import prepare as prepare_run
 from cli.api import get_status_async, socket_of
 from cli.daemon_status import DaemonStatus
@@ -149,7 +148,7 @@ class Story:
         try:
             return await get_status_async(socket_of(self._scene.state_dir(name)))
         except CommandError as error:
-            _tell(f"{name}: {error.why}")
+            tell(f"{name}: {error.why}")
             self.refused += 1
             return None
 
@@ -185,7 +184,7 @@ class Story:
         row["steps_per_minute"] = round(60 * row["steps"] / took, 2)
         row |= {"rpc_ok": self.rpc_ok(), "memory_mib": self._memory(), "status_errors": self.refused - refused}
         self.stretches.append(row)
-        _tell(f"{name:12} {took:5.0f} s  {row['steps']:3} steps  {row['steps_per_minute']:5.2f} a minute")
+        tell(f"{name:12} {took:5.0f} s  {row['steps']:3} steps  {row['steps_per_minute']:5.2f} a minute")
 
 
 async def kill_and_watch(story: Story, silence: float, found: dict[str, Any]) -> None:
@@ -201,7 +200,7 @@ async def kill_and_watch(story: Story, silence: float, found: dict[str, Any]) ->
 
     await story.until(is_back, silence / 2)
     found["back_after"] = round(trio.current_time() - killed, 1) if is_back() else None
-    _tell(f"{VICTIM} killed; works again after {found['back_after']} s, without the chain")
+    tell(f"{VICTIM} killed; works again after {found['back_after']} s, without the chain")
     await story.until(lambda: is_back() and _files(story) > 0, silence / 3)
     found["first_file_after"] = round(trio.current_time() - killed, 1) if _files(story) else None
 
@@ -222,7 +221,7 @@ async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
     scene.claim()
     scene.clear()
     environment = demo_environment(scene)
-    view = PlainView(_tell)
+    view = PlainView(tell)
     bootnodes = Bootnodes(2)
     try:
         async with open_zygote(environment) as spawn, open_chain(scene, environment, view, _chain(silence)) as chain:
@@ -271,7 +270,7 @@ async def swarm(
     nursery: trio.Nursery,
 ) -> AsyncIterator[Story]:
     """The daemons, and what they say while they run."""
-    supervisor = Supervisor(_tell, spawn=spawn)
+    supervisor = Supervisor(tell, spawn=spawn)
     story = Story(scene, [one.name for one in cast(options)])
     try:
         for one in cast(options):
@@ -303,11 +302,6 @@ async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: flo
     found["pay"] = {name: msgspec.to_builtins(status.pay) for name, status in story.seen.items() if status.pay}
     found["work"] = {name: msgspec.to_builtins(status.work) for name, status in story.seen.items() if status.work}
     return found
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
-    sys.stderr.flush()
 
 
 def main() -> None:

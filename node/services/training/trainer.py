@@ -308,6 +308,9 @@ class Trainer:
         """Publish each completed step in order; the newest ones again after a restart."""
         # The newest are said again, since a crash may have come between writing and announcing one of them.
         first = max(0, self._spool.newest_step() - self._spec.recipe.max_staleness)
+        # Their images may have made way for later policies, which a term has taken back.
+        while self._spool.is_complete(first) and not self._spool.policy_path(first).exists():
+            first += 1
         step = first - 1
         while step < self._spec.recipe.steps:
             step += 1

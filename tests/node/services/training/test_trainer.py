@@ -257,6 +257,7 @@ class House:
         return trainer, journal
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
+        image.stat()  # noqa: ASYNC240 - one local file
         self.words[step] = word
         self.swarm.announce(step)
         return SimpleNamespace(step=step, root=policy(step))
@@ -460,6 +461,20 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
     await again._heed_terms()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
     assert house.spool.newest_step() == 1
     journal.close()
+
+
+async def test_a_leader_that_was_cut_off_goes_on_although_its_older_images_made_way_for_those_that_were_taken_back(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path / "house", RUN)
+    for step in range(5):
+        house.swarm.submit(step, 0, VARIED)
+    await house.live(until=3, last=4)
+    house.spool.cut(3)
+    assert house.spool.newest_step() == 2 and not house.spool.policy_path(0).exists(), "policy 4 took its place"
+    house.words.clear()
+    trainer = await house.live(until=4, last=4)
+    assert trainer.step == 4 and sorted(house.words) == [1, 2, 3, 4]
 
 
 async def test_a_trainer_could_lead_only_from_a_state_that_is_whole(tmp_path: Path) -> None:
