@@ -10,8 +10,8 @@ has replayed all but one of the leader's first five steps the leader falls silen
     cut      the kernel drops each packet to and from it for 60 s: peers, chain, everything (root, Linux; it starts in
              a control group of its own, to which a filter of two instructions is attached)
 
-Two policies of one step under which a node worked are told as split steps: there should be none but those that a term
-took back before anybody else had them.
+The former leader then follows: it replays what it missed, or takes a checkpoint over where that is far, which counts
+for no replay. Split steps are those under which nodes named two policies: only what a term took back should be there.
 """
 
 import ctypes
@@ -253,11 +253,12 @@ def main() -> None:
         for way, seed in [(way, seed) for seed in seeds for way in ways]:
             rows.append(trio.run(play, way, seed, given.steps, Path(folder)))
             save(given.json, rows)
-    print(f"{'way':8} seed  next policy  standby equal  former equal  files refused  split steps")
+    print(f"{'way':8} seed  next policy  standby equal  the former is at  equal      files refused  split steps")
     for row in rows:
         equal = [f"{row[name].get('equal')} of {row[name].get('replayed')}" for name in (STANDBY, LEADER)]
         refused = row.get("files", {}).get("refused")
-        cells = f"{row['next_policy_after']:9.1f} s  {equal[0]:>13}  {equal[1]:>12}  {refused!s:>13}"
+        former = f"step {row[LEADER]['step']}"
+        cells = f"{row['next_policy_after']:9.1f} s  {equal[0]:>13}  {former:>16}  {equal[1]:9}  {refused!s:>13}"
         print(f"{row['way']:8} {row['seed']:4}  {cells}  {row['split_steps'] or 'none'}")
 
 
