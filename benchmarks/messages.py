@@ -33,7 +33,6 @@ from node.chain.ledger import Ledger
 from node.clock import Clock
 from node.inference.wire import LoadPolicy, Reply, Request
 from node.services.books import Books
-from node.services.certifying import Certifying
 from node.services.court.tabling import Tabling
 from node.services.judging.judge import Validator
 from node.services.paying import Paying
@@ -52,9 +51,9 @@ from tests.attacks.validators.court import (
     DOMAIN,
     POOL,
     Court,
+    ReportingEngine,
     Seat,
     SharedBlobs,
-    TruthfulEngine,
     announcement,
     policy_root,
     root_of,
@@ -177,7 +176,7 @@ class Listening:
 
 
 class Files(SharedBlobs):
-    """Everybody's, with the bytes of what was added as bytes."""
+    """Everybody's, with their bytes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -185,10 +184,9 @@ class Files(SharedBlobs):
 
     async def add(self, source: Path | bytes) -> BlobInfo:
         await trio.lowlevel.checkpoint()
-        if isinstance(source, Path):
-            return describe(b"report")
-        info = describe(source)
-        (self._folder / info.root.hex()).write_bytes(source)
+        data = source.read_bytes() if isinstance(source, Path) else source  # noqa: ASYNC240 - a double
+        info = describe(data)
+        (self._folder / info.root.hex()).write_bytes(data)
         return info
 
     async def fetch(
@@ -199,7 +197,7 @@ class Files(SharedBlobs):
         return kept if kept.exists() else Path("/dev/null")  # noqa: ASYNC240 - a double
 
 
-class OneAtATime(TruthfulEngine):
+class OneAtATime(ReportingEngine):
     """An engine that needs its time, which differs from file to file."""
 
     def __init__(self, number: int, bad: dict[bytes, Fault], seed: int) -> None:
@@ -232,7 +230,9 @@ class Play:
 
     async def _played(self, counts: "Counts") -> Cost:
         plan, engine = self._plan, lambda number, bad: OneAtATime(number, bad, plan.seed)
-        self._court = court = Court([Validator] * VALIDATORS, quorum=QUORUM, engine=engine, window=8)
+        self._court = court = Court(
+            [Validator] * VALIDATORS, quorum=QUORUM, engine=engine, scratch=self._folder, window=8
+        )
         keys = [NodeKey(bytes([100 + number]) * 32) for number in range(plan.workers)]
         court.workers = [Seat(court, key, "worker") for key in keys]
         validators = tuple(one.address for one in court.validator_keys)
@@ -275,7 +275,7 @@ class Play:
         books = Books(seat.station, chain, ledger)
         yield Paying(books)
         if seat.role == "validator":
-            certifying = Certifying(seat.station)
+            certifying = self._court.certifying[self._court.seats.index(seat)]
             yield certifying
             yield Listening(books)
             yield Tabling(books, certifying)

@@ -24,6 +24,7 @@ from node.progress import ProgressRecord
 from node.recipe.capacity import CapacityGauge, Machine
 from node.run.assets import Run
 from node.services.base import Crew
+from node.services.certifying import Certifying
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
 from node.services.judging.judge import Validator
@@ -124,7 +125,8 @@ class Seat(Node):
 
     def make_validator(self, rules: Rules, chain: Chain, seconds: float) -> Validator:
         engine, policies = Checker(rules.truth, rules.run, seconds), Policies()
-        validator = Validator(self.station, engine, policies, chain, Path("/nonexistent"))  # type: ignore[arg-type]
+        parts: Any = (engine, policies, chain, Path("/nonexistent"))
+        validator = Validator(self.station, *parts, certifying=Certifying(self.station))
         self.crew.services.append(validator)  # type: ignore[arg-type] - it has `beat`
         return validator
 

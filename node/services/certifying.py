@@ -2,7 +2,8 @@
 
 A validator signs, for each work that counts, one certificate for ever; it is in the journal before anybody hears it. A
 file is certified by those who accepted it themselves: nobody can be shown a rejection of its own beside that. A verdict
-counts once the pool has decided as it says, a policy once as many groups were accepted as its step needs. What a node
+counts once the pool has decided as it says and its report was looked at, by lot; a policy once as many groups were
+accepted as its step needs. What a node
 shows that it lacks is said again. A file that was accepted in time is certified until a table covers its epoch: all
 validators may have been away.
 """
@@ -11,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
+import msgspec
 import structlog
 import trio
 
@@ -48,6 +50,17 @@ BURST = 8.0
 """Policies that may come at once beside those of the run's staleness: groups of theirs were accepted long before."""
 
 
+class Claim(msgspec.Struct, frozen=True, eq=False):
+    """A validator's verdict on a work, decided as it says, and what is to be signed for it."""
+
+    validator: Address
+    work: Work
+    statement: Accepted
+
+
+Claims = dict[Address, Recent[WorkId, Claim]]
+
+
 class Certifying(Service):
     """One per validator."""
 
@@ -60,6 +73,9 @@ class Certifying(Service):
         self._run = station.run.spec
         self._files: dict[Address, Recent[WorkId, Work]] = {}
         self._verdicts: dict[Address, Recent[WorkId, tuple[bool, Accepted]]] = {}
+        self._claims: Claims = {}
+        self._shown: Claims = {}
+        """Before and after somebody looked whether they are so (`judging/peer_audit.py`)."""
         self._policies: dict[Address, Recent[bytes, Accepted]] = {}
         self._most_steps = self._run.recipe.max_staleness + BURST
         self._steps = self._most_steps
@@ -89,9 +105,19 @@ class Certifying(Service):
         """Sign everything that has come to count since the last time."""
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
-            found += self._decided_as_said(validator, verdicts)
-        for statement in found + self._trained():
+            self._decided_as_said(validator, verdicts)
+        for statement in found + self._to_be_paid() + self._trained():
             await self._sign(statement)
+
+    def claims(self) -> list[list[Claim]]:
+        """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
+        waiting, self._claims = self._claims, {}
+        return [list(claims.values()) for claims in waiting.values()]
+
+    def shown(self, claims: Sequence[Claim]) -> None:
+        """Nothing speaks against these."""
+        for claim in claims:
+            self._shown.setdefault(claim.validator, Recent(WAITING))[claim.work.id] = claim
 
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a
@@ -148,27 +174,40 @@ class Certifying(Service):
                     found.append(of_file(work.commitment))
         return found
 
-    def _decided_as_said(self, validator: Address, verdicts: Recent[WorkId, tuple[bool, Accepted]]) -> list[Accepted]:
-        ballots, found = self._station.jury.ballots, list[Accepted]()
-        if validator in ballots.quarantined:
-            verdicts.clear()
+    def _decided_as_said(self, validator: Address, verdicts: Recent[WorkId, tuple[bool, Accepted]]) -> None:
+        """Verdicts that the pool has decided likewise. What rests on a report is paid when somebody has looked at it:
+        not a rejection, the own word, or what everybody makes again to the byte."""
+        ballots = self._station.jury.ballots
         for id, (accepts, statement) in list(verdicts.items()):
             state, work = ballots.state(id), self._station.jury.register.get(id)
             if state in (FileState.ACCEPTED, FileState.REJECTED) and self._is_decided(id):
                 del verdicts[id]
-                if (state is FileState.ACCEPTED) == accepts and work and self._may_certify(validator, work):
-                    found.append(statement)
+                if (state is FileState.ACCEPTED) == accepts and work and self._station.jury.was_sealed(id, validator):
+                    reported = accepts and validator != self._own and work.task is None
+                    waiting = self._claims if reported else self._shown
+                    waiting.setdefault(validator, Recent(WAITING))[id] = Claim(validator, work, statement)
+
+    def _to_be_paid(self) -> list[Accepted]:
+        """Of validators that are believed; not what they judged in a window in which they said what is not so. One that
+        took a verdict back unasked waits until a dispute is told that asked it; one that is behind with showing what it
+        sealed, until it is not."""
+        jury, found = self._station.jury, list[Accepted]()
+        for validator, shown in self._shown.items():
+            if validator in jury.ballots.quarantined or jury.leaves_unopened(validator):
+                shown.clear()
+            if not shown or jury.is_behind(validator):
+                continue
+            turned = jury.turned(validator)
+            for id, claim in list(shown.items()):
+                if jury.lots.window_of(claim.work) not in turned:
+                    del shown[id]
+                    if not jury.is_withheld(validator, claim.work):
+                        found.append(claim.statement)
         return found
 
     def _is_decided(self, id: WorkId) -> bool:
         """A silent validator is waited for as long as the pool's window allows: the pay of the others is due in it."""
         return self._station.jury.ballots.undisputed(id, self._station.time.certified_after)
-
-    def _may_certify(self, validator: Address, work: Work) -> bool:
-        """Whether a validator is paid for its verdict, as far as this node has seen: not one that may have copied it,
-        nor one that said in that window what is not so."""
-        jury = self._station.jury
-        return jury.was_sealed(work.id, validator) and not jury.is_withheld(validator, work)
 
     def _trained(self) -> list[Accepted]:
         """Policies that the clock knows as this trainer's and that enough was accepted for; none of a trainer that

@@ -60,7 +60,8 @@ class Dispute(msgspec.Struct, frozen=True):
 
 
 class _Case(msgspec.Struct):
-    """One work. votes, rechecks: by validator; opened: when it was disputed; heard: of the first verdict or seal;
+    """One work. votes, rechecks: by validator; asked: whether two verdicts on it were seen to conflict, whoever is
+    believed; opened: when it was disputed; heard: of the first verdict or seal;
     ruled, winner: the dispute's result, and one re-check of the side that won; overdue: those who had not spoken in
     time were noted."""
 
@@ -68,6 +69,7 @@ class _Case(msgspec.Struct):
     heard: float
     votes: dict[Address, Signed[VerdictIssued]] = {}
     rechecks: dict[Address, Signed[VerdictRechecked]] = {}
+    asked: bool = False
     disputed: bool = False
     opened: float = 0.0
     ruled: Ruling | None = None
@@ -158,16 +160,17 @@ class Ballots:
     def heed(self, dispute: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> bool:
         """Take a dispute that somebody else raised; whether the verdicts really conflict. Raises KeyError as `add`."""
         first, second = (one.message for one in dispute)
-        groups = self._case(work_id(first.verdict)).work.groups
-        finding = compare(first, second, groups, self._audit.logprob_tolerance)
+        case = self._case(work_id(first.verdict))
+        finding = compare(first, second, case.work.groups, self._audit.logprob_tolerance)
         # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
         if finding is None or dispute[0].author == dispute[1].author:
             return False
+        case.asked = True
         if any(one.author in self.quarantined for one in dispute):
             return False  # it has said enough
         for one in dispute:
             self.add(one)
-        self._dispute(self._case(work_id(first.verdict)))
+        self._dispute(case)
         return True
 
     # what it amounts to
@@ -208,6 +211,16 @@ class Ballots:
         """A validator's one word about a work, believed or not."""
         case = self._cases.get(id)
         return case.votes.get(validator) if case else None
+
+    def has_turned(self, id: WorkId, validator: Address) -> bool:
+        """Whether its second look denies a fact of its verdict, and no dispute of the work is known that asked it to
+        look. A group that it had not drawn, or arithmetic, is none."""
+        case = self._cases.get(id)
+        if case is None or case.asked or validator not in case.votes or validator not in case.rechecks:
+            return False
+        both = case.votes[validator].message, case.rechecks[validator].message
+        finding = compare(*both, case.work.groups, self._audit.logprob_tolerance)
+        return finding is not None and finding.kind is Conflict.CONTRADICTION and finding.objective
 
     def has_spoken(self, id: WorkId) -> set[Address]:
         """Who has shown a verdict on a work."""
@@ -323,7 +336,8 @@ class Ballots:
 
     def _dispute(self, case: _Case) -> None:
         if not case.disputed:
-            case.disputed, case.opened = True, self._clock()
+            case.asked = case.disputed = True
+            case.opened = self._clock()
             self._open[case.work.id] = case
             self.disputes_raised += 1
 

@@ -60,9 +60,13 @@ EARLY = 64
 """Works of which one validator may speak before this node has heard of them."""
 TO_RAISE = 64
 WITHHELD = 1024
-"""Windows of validators that are not paid for, the newest."""
+"""Windows of validators that are not paid for, the newest; and works of one window whose verdict one took back."""
+TURNED = 64
+"""Windows in which one validator took verdicts back, the newest."""
 SEALS = 4096
 """Works that one validator has sealed a verdict on and that are remembered. It loses its pay for those forgotten."""
+SEAL_SECONDS = 3.0
+"""So long a verdict that the quorum has sealed waits for slower validators."""
 OPENING_GRACE = 5.0
 """Seconds that a verdict may travel after its time to be shown."""
 UNOPENED, UNOPENED_SECONDS = 4, 600.0
@@ -130,6 +134,8 @@ class Jury:
         self._patience = run.audit.opening_seconds
         self._opening = self._patience + OPENING_GRACE
         self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
+        self._turned: dict[Address, Recent[int, Recent[WorkId, None]]] = {}
+        """By validator and window that this may cost it: works of which it took its word back."""
         self._to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         self._acts: dict[type[Message], Callable[[Any], object]] = {
             PolicyAnnounced: self._on_policy,
@@ -389,6 +395,24 @@ class Jury:
         full = len(sealer.unopened) >= SEALS  # newer ones would push out those that are overdue
         return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)
 
+    def is_behind(self, validator: Address) -> bool:
+        """Whether a validator may be one that shows what it likes of what it sealed: of more files than it has shown
+        since, or of too many, a quorum has shown its verdicts for a while. It waits for its pay until it is not."""
+        sealer, now = self._sealers.get(validator), self._clock()
+        oldest = list(islice(sealer.unopened.items(), 4 * UNOPENED)) if sealer else []
+        overdue = [at for id, at in oldest if now > self._shown_by(id, at)]
+        if not sealer or not overdue:
+            return False
+        shown = sum(way.at >= overdue[0] and way.shown < math.inf for way in sealer.seals.values())
+        return len(overdue) > min(shown, UNOPENED)
+
+    def _shown_by(self, id: WorkId, sealed_at: float) -> float:
+        """When the verdict behind a seal should have come: soon after a quorum showed theirs, as nobody waits then."""
+        spoken = self.ballots.has_spoken(id)
+        ways = (one.seals[id] for author, one in self._sealers.items() if author in spoken and id in one.seals)
+        shown = sorted(way.shown for way in ways)[self._membership.quorum - 1 :]
+        return max(shown[0], sealed_at) + SEAL_SECONDS + OPENING_GRACE if shown else sealed_at + self._opening
+
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
         """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was
         shown that had to be, or in the place of those who sealed and did not show; otherwise it may have copied it. And
@@ -419,7 +443,22 @@ class Jury:
 
     def is_withheld(self, validator: Address, work: Work) -> bool:
         """Whether this node has seen that a validator is not to be paid for a work, whatever it says of it."""
-        return self.leaves_unopened(validator) or (validator, self.lots.window_of(work)) in self._withheld
+        return (validator, self.lots.window_of(work)) in self._withheld
+
+    def turned(self, validator: Address) -> set[int]:
+        """Windows for which a validator is not paid yet: of works whose verdict it took back in a second look that
+        nobody asked for, and in which it did. Messages overtake each other: the dispute may be told yet."""
+        windows = self._turned.get(validator, {})
+        for works in windows.values():
+            while works and not self.ballots.has_turned(next(iter(works)), validator):
+                works.popitem(last=False)  # it was asked, or this is long ago
+        return {window for window, works in windows.items() if works}
+
+    def _note_turn(self, work: Work, validator: Address) -> None:
+        if self.ballots.has_turned(work.id, validator):
+            windows = self._turned.setdefault(validator, Recent(TURNED))
+            for window in {self.lots.window_of(work), self.lots.current_window}:
+                windows.setdefault(window, Recent(WITHHELD))[work.id] = None
 
     def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
         id = work_id(signed.message.verdict)
@@ -428,6 +467,7 @@ class Jury:
     def _count_recheck(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
         open_before = self.ballots.disputes_resolved
         self.ballots.recheck(signed)
+        self._note_turn(work, signed.author)
         if self.ballots.disputes_resolved > open_before:
             self._judged.set()
         self.lots.covered(work, signed.message)
@@ -438,6 +478,7 @@ class Jury:
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
         disputes = self.ballots.add(signed)
+        self._note_turn(work, signed.author)
         self._punish(self.lots.verdict(work, signed))
         if work.id in self._results.get(work.node, ()):
             self.look_at_results()

@@ -81,6 +81,11 @@ class LotBook:
         window = self._files.setdefault(window_of(work.step, self._audit), {})
         window.setdefault(work.node, {}).setdefault(work.id, 0)
 
+    @property
+    def current_window(self) -> int:
+        """The audit window of the newest policy."""
+        return window_of(max(self.newest_step, 0), self._audit)
+
     def window_of(self, work: Work) -> int:
         """The audit window that a work belongs to."""
         return window_of(work.step, self._audit)
@@ -97,9 +102,8 @@ class LotBook:
 
     def beat(self, signed: Signed[Heartbeat]) -> BrokenPromise | None:
         """Note a validator's pledges; two different ones for a window are a broken promise."""
-        current = window_of(max(self.newest_step, 0), self._audit)
         for pledge in signed.message.lots:
-            if abs(pledge.window - current) > NEAR_WINDOWS:
+            if abs(pledge.window - self.current_window) > NEAR_WINDOWS:
                 continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
             if known is None:
@@ -189,7 +193,7 @@ class LotBook:
 
     def steps_rate(self, validator: Address) -> float | None:
         """The share of the trainer's steps that a validator has pledged to audit now; None where nothing was heard."""
-        known = self._pledged.get((validator, window_of(max(self.newest_step, 0), self._audit)))
+        known = self._pledged.get((validator, self.current_window))
         return as_share(known.pledge.steps) if known else None
 
     def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:
@@ -219,4 +223,4 @@ class LotBook:
     def last_full_window(self) -> int:
         """The newest window of which no new files can come; the newest of all while there is none."""
         done = (self.newest_step - self._staleness + 1) // self._audit.window - 1
-        return done if done >= 0 else max(0, window_of(max(self.newest_step, 0), self._audit))
+        return done if done >= 0 else self.current_window

@@ -23,6 +23,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
 from node.run.assets import image_limit
 from node.services.base import Service
+from node.services.certifying import Certifying
 from node.services.court.slashing import OnChainCourt, Slashing
 from node.services.generating import EngineChild
 from node.services.judging.fetching import Candidate, Fetching
@@ -97,6 +98,8 @@ class Validator(Service):
         tally: Tally | None = None,
         stock: TaskStock | None = None,
         steps: float = 0.0,
+        *,
+        certifying: Certifying,
     ) -> None:
         self._station = station
         self._engine = engine
@@ -113,7 +116,7 @@ class Validator(Service):
         self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
-        self._peer_audit = PeerAudit(station, self._look_at_groups)
+        self._peer_audit = PeerAudit(station, self._look_at_groups, certifying)
         self._vanished: Recent[bytes, None] = Recent(VANISHED)
         self.rate = Rate(clock=station.clock.monotonic)
         tally = tally or Tally(station.journal, station.run.root)
@@ -126,7 +129,8 @@ class Validator(Service):
     async def open(cls, place: Workplace) -> Self | None:
         own = (place.scratch, place.tally, place.stock)
         steps = step_share(place.station, place.hardware)
-        return cls(place.station, place.engine, place.policies, place.chain, *own, steps=steps)
+        given = (place.station, place.engine, place.policies, place.chain, *own)
+        return cls(*given, steps=steps, certifying=place.certifying)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
@@ -394,8 +398,7 @@ class Validator(Service):
             "skipped": self.outcomes["skipped"],
             "recent": [{**row, "seconds_ago": round(now - at, 1)} for at, row in self.recent],
         }
-        audit = {"looked": self._peer_audit.looked, "contradicted": self._peer_audit.contradicted}
-        return {"verdicts": verdicts, "audit": {"peers": audit}}
+        return {"verdicts": verdicts, "audit": {"peers": self._peer_audit.status()}}
 
     def beat(self) -> dict[str, Any]:
         return {"rate": round(self.rate.per_second, 1), "lots": self.own_lots.pledges}

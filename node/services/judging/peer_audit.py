@@ -1,91 +1,161 @@
-"""Validators look at each other: what one says that it recomputed, another recomputes by a lot of its own.
+"""What is not shown is not paid: before others' verdicts are certified, some of their reports are fetched and compared.
 
-Of a few per cent of the accepted files this validator takes the report of another and a group of it, and compares
-token by token. Whoever invents values, or copies what it should compute and copies wrong, is seen without anybody
-else's word; and is paid nothing for that window. Nothing is said aloud: what others believe is for them to find out.
+What the pool decided as a validator said waits here for a round. Of each validator's verdicts of a round this one picks
+a few at random, when they are signed and cannot be chosen any more. It fetches their reports from whoever has them, and
+compares them token by token with what it found itself in the same groups. A report that nobody hands over, or that is
+not what its verdict says, leaves its round unpaid. One that differs is looked at again with this validator's own
+engine, and so is one group of a file by a lot of its own; what is then not so costs the whole window. Nothing is said
+aloud: each validator certifies what it was shown, and a quorum pays.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 import trio
 
 from node.inference.wire import Inspected
-from node.recent import Recent
+from node.services.certifying import Certifying, Claim
 from node.services.station import Station
 from node.services.training.values import Rows, contradiction, read_report
-from node.swarm.ballots import FileState
-from node.swarm.register import Work, WorkId
+from node.swarm.register import Work
 from protocol.audit import window_of
-from protocol.errors import IntellectError
+from protocol.disputes import UNDECIDED
+from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.lots import draws_file, unpack_groups
-from protocol.messages import Judgement
+from protocol.lots import unpack_groups
+from protocol.messages import DIGEST, Judgement
+from protocol.values import rows_differ
 
 log = structlog.get_logger()
-SHARE = 1 / 24
-"""Of the accepted files: four per cent, of which one group is recomputed that its author says it recomputed."""
-FETCH_TIMEOUT = 30.0
-SEEN = 4096
-
+ROUND = 30.0
+"""Seconds between two rounds, or an eighth of the pool's window where that is less."""
+SHARE, MOST = 4, 8
+"""Of a validator's verdicts of a round one in so many is picked, at least one and at most MOST."""
+LOT = 24
+"""One in so many files has a group recomputed, of one of its validators."""
+PATIENCE = 120.0
+"""Seconds for a report, or a quarter of the pool's window where that is less: a restart must cost nobody a round."""
+OWN_SECONDS = 1.0
+"""Seconds for the own one, which is here or nowhere."""
 
 Look = Callable[[Work, tuple[int, ...]], Awaitable[tuple[Inspected, Rows] | None]]
 """Recomputes groups of a work's file here; None if that cannot be done now."""
 
 
 class PeerAudit:
-    """Runs beside a validator's judging. look: recomputes groups of a file here."""
+    """Runs beside a validator's judging. look: recomputes groups of a file here; certifying: what waits to be paid."""
 
-    def __init__(self, station: Station, look: Look) -> None:
+    def __init__(self, station: Station, look: Look, certifying: Certifying) -> None:
         self._station = station
         self._own = station.key.address
         self._look = look
-        self._secret = secrets.token_bytes(32)
-        self._seen: Recent[WorkId, None] = Recent(SEEN)
-        self.looked = 0
-        self.contradicted = 0
+        self._certifying = certifying
+        self._tolerance = station.run.spec.audit.logprob_tolerance
+        self._turn = trio.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def status(self) -> dict[str, int]:
+        """compared, recomputed: reports; contradicted, not_shown: of these, and of those that were sought."""
+        return {name: self.counts[name] for name in ("compared", "recomputed", "contradicted", "not_shown")}
 
     async def run(self) -> None:
-        async for id in self._station.jury.watch():
-            jury = self._station.jury
-            if id in self._seen or jury.ballots.state(id) is not FileState.ACCEPTED:
-                continue
-            self._seen[id] = None
-            work = jury.register.get(id)
-            if work is not None and work.task is None and draws_file(self._secret, id, SHARE):
-                await self._audit(work)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(min(ROUND, self._station.time.certified_after / 2))
+                for claims in self._certifying.claims():
+                    nursery.start_soon(self._pay, claims)
 
-    async def _audit(self, work: Work) -> None:
-        """One other validator's word about one group."""
-        accepting = self._station.jury.ballots.accepting(work.id)
-        said = {author: vote for author, vote in accepting.items() if author != self._own and vote.report_root}
-        if not said:
-            return
-        author = secrets.choice(sorted(said))
-        try:
-            await self._compare(work, author, said[author])
-        except IntellectError as error:
-            log.info("peer_audit.not_made", validator=author, why=error.why)
+    async def _pay(self, claims: Sequence[Claim]) -> None:
+        """One validator's verdicts of a round: all of them are paid, or none."""
+        ballots = self._station.jury.ballots
+        claims = [one for one in claims if ballots.verdict_of(one.work.id, one.validator)]  # works are forgotten
+        lot = [one for one in claims if not secrets.randbelow(LOT * self._others(one))]
+        known = [one for one in claims if self._own_word(one.work) is not None] or claims
+        picks = secrets.SystemRandom().sample(known, min(-(-len(claims) // SHARE), MOST, len(known)))
+        for claim in dict.fromkeys([*picks, *lot]):
+            try:
+                if not await self._is_so(claim, recompute=claim in lot):
+                    return
+            except IntellectError as error:
+                self.counts["not_shown"] += 1
+                log.warning("report.not_shown", validator=claim.validator, verdicts=len(claims), why=error.why)
+                return
+        self._certifying.shown(claims)
 
-    async def _compare(self, work: Work, author: Address, vote: Judgement) -> None:
+    def _others(self, claim: Claim) -> int:
+        """Validators whose word about a file this one could look at."""
+        return max(1, len(self._station.jury.ballots.has_spoken(claim.work.id) - {self._own}))
+
+    def _own_word(self, work: Work) -> Judgement | None:
+        """This validator's own verdict, if there is a report of it."""
+        said = self._station.jury.ballots.verdict_of(work.id, self._own)
+        return said.message if said is not None and said.message.report_root else None
+
+    async def _is_so(self, claim: Claim, *, recompute: bool) -> bool:
+        """Whether nothing shows that a verdict says what is not so. Raises IntellectError for a report that cannot be
+        had, or is not the verdict's."""
+        work, validator = claim.work, claim.validator
+        said = self._station.jury.ballots.verdict_of(work.id, validator)
+        if said is None:
+            return False  # forgotten meanwhile
+        vote = said.message
         groups = unpack_groups(vote.checked, work.groups) or ()
-        if not groups:
-            return
+        if not vote.report_root and all(_is_undecided(vote, group) for group in groups):
+            return True  # there is nothing to report
+        if not vote.report_root:
+            raise ProtocolError("no report", "it names none")
+        patience = min(PATIENCE, self._station.time.certified_after)
+        theirs = await self._report(work, vote, [validator, *self._holders(validator)], patience)
+        left_out = [group for group in groups if group not in theirs and not _is_undecided(vote, group)]
+        if left_out and vote.rewards:  # a file of very many groups does not say which were undecided
+            raise ProtocolError("incomplete report", f"it leaves out group {left_out[0]}")
+        ours = await self._own_rows(work)
+        common = sorted(ours.keys() & theirs.keys())
+        differing = await trio.to_thread.run_sync(_differing, common, ours, theirs, self._tolerance)
+        self.counts["compared"] += bool(common)
+        wanted = differing[:1] or ([secrets.choice(groups)] if recompute and groups else [])
+        found = None
+        if wanted:
+            async with self._turn:  # two who judged one file would have one report
+                found = await self._look(work, tuple(wanted))
+        if found is None:
+            return not differing
+        self.counts["recomputed"] += 1
+        finding = contradiction(*found, vote, theirs, self._tolerance)
+        if finding is None:
+            return True  # this validator's first look was the odd one
+        self.counts["contradicted"] += 1
+        window = window_of(work.step, self._station.run.spec.audit)
+        log.warning("validator.contradicted", validator=validator, window=window, what=finding.what)
+        self._station.progress.trouble(f"validator {validator} is paid nothing for window {window}: {finding.what}")
+        self._station.jury.withhold(validator, window)
+        return False
+
+    def _holders(self, validator: Address) -> list[Address]:
+        """Who may have fetched a report: one that its author serves only some is served by these."""
+        others = [*self._station.jury.validators(), self._station.membership.trainer]
+        return [one for one in others if one not in (self._own, validator)]
+
+    async def _own_rows(self, work: Work) -> Rows:
+        """What this validator found itself; nothing where it did not look, or has its report no more."""
+        own = self._own_word(work)
+        try:
+            return await self._report(work, own, [], OWN_SECONDS) if own is not None else {}
+        except IntellectError:
+            return {}
+
+    async def _report(self, work: Work, vote: Judgement, sources: list[Address], timeout: float) -> Rows:
         rollout = self._station.run.spec.rollout
         limit = min(vote.report_size, rollout.most_report_bytes)
-        path = await self._station.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
-        theirs = await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
-        found = await self._look(work, (secrets.choice(groups),))
-        if found is None:
-            return
-        self.looked += 1
-        audit = self._station.run.spec.audit
-        finding = contradiction(*found, vote, theirs, audit.logprob_tolerance)
-        if finding is None:
-            return
-        self.contradicted += 1
-        window = window_of(work.step, audit)
-        log.warning("validator.contradicted", validator=author, window=window, what=finding.what)
-        self._station.progress.trouble(f"validator {author} is paid nothing for window {window}: {finding.what}")
-        self._station.jury.withhold(author, window)
+        path = await self._station.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
+        return await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
+
+
+def _differing(groups: list[int], ours: Rows, theirs: Rows, tolerance: float) -> list[int]:
+    return [group for group in groups if rows_differ(ours[group], theirs[group], tolerance) is not None]
+
+
+def _is_undecided(vote: Judgement, group: int) -> bool:
+    return vote.rewards[DIGEST * group : DIGEST * (group + 1)] == UNDECIDED

@@ -20,6 +20,7 @@ from blake3 import blake3
 from node.inference.wire import Inspected
 from node.services.judging.lots import Lot
 from node.services.station import Station
+from node.swarm.jury import SEAL_SECONDS
 from node.swarm.register import Work, WorkId
 from protocol.checks import Fault
 from protocol.identity import Address
@@ -36,8 +37,6 @@ from protocol.messages import (
 from protocol.statements import Outcome, Rechecked, Verdict
 
 log = structlog.get_logger()
-SEAL_SECONDS = 3.0
-"""So long a verdict that the quorum has sealed waits for slower validators."""
 SEALED_WITHIN, BUSY_SEALED_WITHIN = 0.3, 2.0
 """Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway."""
 AT_ONCE, SHOWN_WITHIN = 0.05, 1.0

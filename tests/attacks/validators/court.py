@@ -17,6 +17,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.member import Member, Stock
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
+from node.services.certifying import Certifying
 from node.services.judging.judge import Validator
 from node.services.station import take_station
 from node.state.journal import Journal
@@ -31,6 +32,7 @@ from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
 from protocol.manifest import PolicyStatement
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, stated
+from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
@@ -160,6 +162,23 @@ class TruthfulEngine:
         )
 
 
+class ReportingEngine(TruthfulEngine):
+    """Writes reports, too: of two tokens a sample."""
+
+    def inspect(self, order: Inspect) -> Inspected:
+        found = super().inspect(order)
+        if found.outcome != Outcome.ACCEPT or not found.checked:
+            return found
+        Path(order.report_path).write_bytes(encode_report(self.report(order, found.checked)))
+        return changed(found, report_path=order.report_path)
+
+    def report(self, order: Inspect, groups: Sequence[int]) -> Report:
+        rewards, logprobs = truth(order.file_root)
+        said = (logprobs + np.float32(self.noise)).reshape(GROUPS, SIZE, -1).tolist()
+        rows = (ReportRow(g, s, rewards[g * SIZE + s], said[g][s]) for g in groups for s in range(SIZE))
+        return Report(ReportHeader(order.file_root.hex(), order.policy_root.hex()), tuple(rows))
+
+
 def truth(root: bytes) -> tuple[list[float], np.ndarray]:
     """(reward of every sample, log-probabilities float32[groups, 8]) of a file."""
     random = np.random.default_rng(int.from_bytes(root[:8]))
@@ -242,7 +261,7 @@ class Seat:
 
 
 class Court:
-    """Everybody together. kinds: the class of each validator."""
+    """Everybody together. kinds: the class of each validator; scratch: where engines write reports."""
 
     def __init__(
         self,
@@ -250,8 +269,10 @@ class Court:
         *,
         quorum: int = 2,
         engine: Callable[[int, dict[bytes, Fault]], TruthfulEngine] = lambda number, bad: TruthfulEngine(bad),
+        scratch: Path = Path("/nonexistent"),
         **audit: Any,
     ) -> None:
+        self._scratch = scratch
         self.hub = MemoryHub(delay=0.01)
         self.run = court_run(**audit)
         self.quorum = quorum
@@ -263,12 +284,17 @@ class Court:
         self.seats = [Seat(self, key, "validator") for key in self.validator_keys]
         self.judges = [RecordingJudge() for _ in kinds]
         self.engines = [engine(number, self.bad) for number in range(len(kinds))]
+        self.certifying: list[Certifying] = []
+        """Of each validator; none of them runs unless a test starts it."""
         self.validators = [self._validator(i, kind) for i, kind in enumerate(kinds)]
 
     def _validator(self, number: int, kind: type[Validator]) -> Validator:
         seat = self.seats[number]
         policies: Any = KnownPolicies()
-        validator = kind(seat.station, self.engines[number], policies, self.judges[number], Path("/nonexistent"))
+        certifying, scratch = Certifying(seat.station), self._scratch / str(number)
+        self.certifying.append(certifying)
+        given = (seat.station, self.engines[number], policies, self.judges[number], scratch)
+        validator = kind(*given, certifying=certifying)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 

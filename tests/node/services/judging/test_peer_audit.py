@@ -3,19 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from node.inference.wire import Inspected
+from node.services.certifying import Certifying, Claim
 from node.services.judging import peer_audit
 from node.services.judging.peer_audit import PeerAudit
 from node.services.training.values import Rows
 from node.swarm.register import Work
-from protocol.messages import VerdictIssued
+from protocol.identity import Address
+from protocol.messages import DIGEST, Signed, VerdictIssued
 from protocol.rollout import ReportRow
-from protocol.statements import Outcome
+from protocol.statements import Accepted, Outcome
 from protocol.values import reward_tags
-from tests.attacks.validators.court import GROUPS, SIZE, VALIDATORS, Court
+from tests.attacks.validators.court import GROUPS, SIZE, VALIDATORS
 from tests.node.services.training.test_values import FLAT, SPIKED, TOKENS, TRUE, Trainer, work
 
 BEN = VALIDATORS[1].address
@@ -48,56 +51,109 @@ class Looker:
         return found, {g: [ReportRow(g, s, 1.0, FLAT) for s in range(SIZE)] for g in groups}
 
 
-async def audited(trainer: Trainer, looker: Looker, said: tuple[Any, VerdictIssued]) -> PeerAudit:
-    audit = PeerAudit(trainer.station, looker.look)
-    await audit._compare(work(), *said)
-    return audit
+class Auditor:
+    """A validator that looks at a round of BEN's verdicts. own: what it found itself in the same file."""
+
+    def __init__(self, trainer: Trainer, looker: Looker, own: VerdictIssued | None = None) -> None:
+        self.trainer, self.looker = trainer, looker
+        self.certifying = Certifying(trainer.station)
+        self.audit = PeerAudit(trainer.station, looker.look, self.certifying)
+        self.said: dict[Address, VerdictIssued] = {trainer.station.key.address: own} if own else {}
+        trainer.station.jury.ballots.verdict_of = self.verdict_of  # type: ignore[method-assign]
+
+    def verdict_of(self, id: bytes, validator: Address) -> Any:
+        said = self.said.get(validator)
+        return Signed(validator, said, b"") if said else None
+
+    async def is_paid(self, said: tuple[Address, VerdictIssued], verdicts: int = 1) -> bool:
+        """For all of so many verdicts that say the same, or for none of them."""
+        self.said[BEN] = said[1]
+        statement = Accepted(1, BEN, 0, bytes(32), 9)
+        await self.audit._pay([Claim(BEN, work(number), statement) for number in range(verdicts)])
+        paid = len(self.certifying._shown.pop(BEN, ()))
+        assert paid in (0, verdicts)
+        return paid > 0
+
+    def is_withheld(self) -> bool:
+        jury = self.trainer.station.jury
+        assert not jury.is_withheld(VALIDATORS[0].address, work()) and BEN not in jury.ballots.quarantined
+        return jury.is_withheld(BEN, work())
 
 
-@pytest.mark.parametrize(
-    ("lie", "withheld"),
-    [
-        ({}, False),
-        ({"logprobs": [TRUE + 0.01] * TOKENS}, False),
-        ({"logprobs": SPIKED}, True),
-        ({"logprobs": [TRUE - 0.2] * TOKENS}, True),
-        ({"reward": 0.0}, True),
-    ],
-)
+LIES = [
+    ({}, False),
+    ({"logprobs": [TRUE + 0.01] * TOKENS}, False),
+    ({"logprobs": SPIKED}, True),
+    ({"logprobs": [TRUE - 0.2] * TOKENS}, True),
+    ({"reward": 0.0}, True),
+]
+
+
+@pytest.mark.parametrize("looked_itself", [True, False])
+@pytest.mark.parametrize(("lie", "wrong"), LIES)
 async def test_who_says_what_this_validator_does_not_find_is_not_paid_for_that_window(
-    tmp_path: Path, monkeypatch, autojump_clock, lie: dict[str, Any], withheld: bool
+    tmp_path: Path, monkeypatch, autojump_clock, lie: dict[str, Any], wrong: bool, looked_itself: bool
 ) -> None:
+    """It recomputes only what differs from what it found itself; or, by lot, a group of what it did not look at."""
+    monkeypatch.setattr(peer_audit, "LOT", 10**9 if looked_itself else 1)
     trainer, looker = Trainer(tmp_path, monkeypatch), Looker()
-    audit = await audited(trainer, looker, trainer.says(BEN, (3, 5), **lie))
-    assert len(looker.asked) == 1 and looker.asked[0][0] in (3, 5) and audit.looked == 1
-    jury = trainer.station.jury
-    assert jury.is_withheld(BEN, work()) is withheld and audit.contradicted == int(withheld)
-    assert not jury.is_withheld(VALIDATORS[0].address, work()) and BEN not in jury.ballots.quarantined
+    own = trainer.says(trainer.station.key.address, (1, 3, 5))[1] if looked_itself else None
+    auditor = Auditor(trainer, looker, own)
+    assert await auditor.is_paid(trainer.says(BEN, (3, 5), **lie)) is not wrong
+    assert auditor.is_withheld() is wrong and auditor.audit.counts["contradicted"] == int(wrong)
+    assert auditor.audit.counts["compared"] == int(looked_itself)
+    assert looker.asked == [(3,)] if looked_itself and wrong else len(looker.asked) == int(not looked_itself)
 
 
-async def test_a_busy_engine_or_an_empty_word_is_no_ground_to_withhold_pay(
+async def test_a_difference_that_a_second_look_does_not_bear_out_costs_nothing(
     tmp_path: Path, monkeypatch, autojump_clock
 ) -> None:
-    trainer, looker = Trainer(tmp_path, monkeypatch), Looker(busy=True)
-    audit = await audited(trainer, looker, trainer.says(BEN, (3,), reward=0.0))
-    assert audit.looked == 0 and not trainer.station.jury.is_withheld(BEN, work())
+    """This validator's own first look may have been the odd one; one that cannot look again does not pay, no more."""
+    trainer = Trainer(tmp_path, monkeypatch)
+    odd = trainer.says(trainer.station.key.address, (3,), SPIKED)[1]
+    for busy in (False, True):
+        auditor = Auditor(trainer, Looker(busy=busy), odd)
+        assert await auditor.is_paid(trainer.says(BEN, (3,))) is not busy and not auditor.is_withheld()
 
 
-async def test_of_the_accepted_files_a_few_per_cent_are_looked_at(monkeypatch, autojump_clock) -> None:
-    assert 0.02 < peer_audit.SHARE < 0.06
-    monkeypatch.setattr(peer_audit, "SHARE", 1.0)
-    from node.services.judging.judge import Validator
+async def test_a_busy_engine_is_no_ground_to_withhold_pay(tmp_path: Path, monkeypatch, autojump_clock) -> None:
+    monkeypatch.setattr(peer_audit, "LOT", 1)
+    auditor = Auditor(Trainer(tmp_path, monkeypatch), Looker(busy=True))
+    assert await auditor.is_paid(auditor.trainer.says(BEN, (3,), reward=0.0)) and not auditor.is_withheld()
+    assert auditor.audit.counts["recomputed"] == 0
 
-    court, seen = Court([Validator] * 3), []
 
-    async def note(self: PeerAudit, work: Work) -> None:
+async def test_a_report_that_cannot_be_had_leaves_its_round_unpaid_and_no_other(
+    tmp_path: Path, monkeypatch, autojump_clock
+) -> None:
+    auditor = Auditor(Trainer(tmp_path, monkeypatch), Looker())
+    said = auditor.trainer.says(BEN, (3,))
+    auditor.trainer.blobs.missing.add(said[1].report_root)
+    assert not await auditor.is_paid(said, 5) and not auditor.is_withheld()
+    unnamed = msgspec.structs.replace(said[1], report_root=b"", report_size=0)
+    assert not await auditor.is_paid((BEN, unnamed))
+    other = auditor.trainer.says(BEN, (4,))[1]
+    assert not await auditor.is_paid((BEN, msgspec.structs.replace(said[1], report_root=other.report_root))), "another"
+    both = msgspec.structs.replace(auditor.trainer.says(BEN, (3, 4))[1], report_root=other.report_root)
+    assert not await auditor.is_paid((BEN, both)), "it leaves out what it says that it recomputed"
+    auditor.trainer.blobs.missing.clear()
+    assert await auditor.is_paid(said, 5)
+    undecided = msgspec.structs.replace(unnamed, rewards=bytes(DIGEST * GROUPS))
+    assert await auditor.is_paid((BEN, undecided)), "nothing of it could be scored, so there is nothing to show"
+
+
+@pytest.mark.parametrize(("verdicts", "picked"), [(1, 1), (4, 1), (5, 2), (16, 4), (300, 8)])
+async def test_of_a_round_a_few_reports_are_fetched_and_never_more_than_eight(
+    tmp_path: Path, monkeypatch, autojump_clock, verdicts: int, picked: int
+) -> None:
+    monkeypatch.setattr(peer_audit, "LOT", 10**9)
+    auditor, seen = Auditor(Trainer(tmp_path, monkeypatch), Looker()), list[bytes]()
+
+    async def note(claim: Claim, *, recompute: bool) -> bool:
         await trio.lowlevel.checkpoint()
-        seen.append(work.id)
+        seen.append(claim.work.id)
+        return True
 
-    monkeypatch.setattr(PeerAudit, "_audit", note)
-    async with trio.open_nursery() as nursery:
-        await court.open(nursery)
-        ids = [await court.commit(index=index) for index in range(3)]
-        await trio.sleep(15)
-        assert sorted(seen) == sorted(ids * 3)  # each validator, each file once
-        nursery.cancel_scope.cancel()
+    auditor.audit._is_so = note  # type: ignore[method-assign]
+    assert await auditor.is_paid(auditor.trainer.says(BEN), verdicts)
+    assert len(seen) == len(set(seen)) == picked

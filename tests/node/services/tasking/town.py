@@ -15,6 +15,7 @@ import trio
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
 from node.network.memory import MemoryHub
+from node.services.certifying import Certifying
 from node.services.generating import EngineChild
 from node.services.judging.judge import Validator
 from node.services.tasking.offering import Offering
@@ -235,7 +236,7 @@ class Town:
     def _validator(self, number: int) -> Validator:
         seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
         parts: Any = (known, self.judges[number], self._scratch(seat), none, stock)
-        validator = Validator(seat.station, self._judge(), *parts)
+        validator = Validator(seat.station, self._judge(), *parts, certifying=Certifying(seat.station))
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 
