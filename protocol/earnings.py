@@ -19,6 +19,7 @@ from protocol.run import RunSpec
 from protocol.statements import Accepted, Rechecked, Verdict, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
+_STANDING = keccak(b"intellect-node standing v1")
 # Far beyond what a node makes in an epoch; it bounds how many signatures a stranger's blob makes us check.
 MAX_WORKS = 65_536
 """Works of one node in one epoch that a blob may name."""
@@ -71,6 +72,17 @@ def policy_units(run: RunSpec) -> int:
     rollout = run.rollout
     most = rollout.prompts_per_step * rollout.group_size * rollout.max_output_tokens
     return min(int(run.pay.training * most), 2**32 - 1)
+
+
+def of_standing(run: RunSpec, pool: int, standby: Address, window: int, epoch: int) -> Accepted:
+    """A window of policies that a standby replayed. The id names no units: a window is one work."""
+    work = work_id(WorkCommitment(pool, standby, _STANDING, window, _STANDING, 0, epoch))
+    return Accepted(pool, standby, epoch, work, standing_units(run))
+
+
+def standing_units(run: RunSpec) -> int:
+    """What a standby is paid for a window."""
+    return min(int(run.audit.window * run.pay.standing * policy_units(run)), 2**32 - 1)
 
 
 def most_files(run: RunSpec) -> int:

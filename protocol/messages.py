@@ -222,6 +222,19 @@ class CheckpointOffered(_Message, frozen=True):
         return None if 0 <= self.term < 2**32 and 0 < self.step < 2**63 else "a number is out of range"
 
 
+class StepReplayed(_Message, frozen=True):
+    """A standby came to the state of policy `step` by itself, as that term's leader stated it. proof: 32 bytes
+    (`manifest.replay_proof`), which whoever audits the step can make, too."""
+
+    term: int
+    step: int
+    proof: bytes
+
+    def fault(self) -> str | None:
+        fine = len(self.proof) == 32 and 0 <= self.term < 2**32 and 0 < self.step < 2**63
+        return None if fine else "the proof is not 32 bytes, or a number is out of range"
+
+
 class RolloutCommitted(_Message, frozen=True):
     """A worker committed to a file. signature: over the commitment, EIP-712; size: bytes of the file."""
 
@@ -584,6 +597,7 @@ Message = (
     Heartbeat
     | PolicyAnnounced
     | CheckpointOffered
+    | StepReplayed
     | RolloutCommitted
     | ValidatorSaid
     | VerdictIssued

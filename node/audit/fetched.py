@@ -67,7 +67,7 @@ def audit_fetched(spool: Spool, order: StepOrder) -> Audit:
     with replaying(spool, settings, _Fetched) as replayer:
         replayer.order = order
         batch = partial(_batch, run, order)
-        return StepAudit(run, replayer, order.base, order.step, order.claims, batch, order.beyond).run()
+        return StepAudit(run, replayer, order.base, order.step, order.claims, batch, order.beyond, order.keys).run()
 
 
 class _Fetched(Replayer):

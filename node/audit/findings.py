@@ -62,7 +62,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """own, claimed: names of the classes; differences: between them; seconds: by test, and of the claimed step."""
+    """own, claimed: names of the classes; differences: between them; seconds: by test, and of the claimed step; proofs:
+    of the stated state after it, by the names of the keys that were given, empty where that is not here."""
 
     step: int
     own: str
@@ -70,6 +71,7 @@ class Audit(msgspec.Struct, frozen=True):
     differences: tuple[str, ...]
     findings: tuple[Finding, ...]
     seconds: dict[str, float]
+    proofs: dict[str, bytes] = {}
 
     @property
     def broken(self) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ without lots audit by hand only.
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -34,9 +34,11 @@ from node.services.station import Station
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
 from node.state.files import write_whole
+from node.swarm.standbys import Drawn, StandbyBook, held_back
 from node.training.client import end_child
 from node.training.spool import Spool
 from protocol.checks import Reason
+from protocol.earnings import of_standing, standing_units
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import LotPledge
@@ -45,9 +47,10 @@ from protocol.manifest import (
     BatchManifest,
     PolicyStatement,
     decode_manifest,
+    replay_key,
 )
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged
-from protocol.statements import Outcome, sign, work_id
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed
+from protocol.statements import Accepted, Outcome, sign, work_id
 
 log = structlog.get_logger()
 KIND = "step-verdict"
@@ -75,21 +78,36 @@ class Unavailable(IntellectError):
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """pledge: by which the step was drawn; accuser: None if nobody accused it."""
+    """pledge: by which the step was drawn; accuser: None if nobody accused it; standing: where standbys are paid by
+    it."""
 
     statement: PolicyStatement
     pledge: LotPledge | None = None
     accuser: Address | None = None
+    standing: Drawn | None = None
+
+    @property
+    def name(self) -> bytes:
+        return self.statement.struct_hash + (b"standing" if self.standing else b"")
 
 
 class Auditing(Service):
-    """lots: this validator's, None for nodes that audit by hand only; directory: for the child."""
+    """lots: this validator's, None for nodes that audit by hand only; directory: for the child; certify: is given what
+    standbys have earned."""
 
     name = "auditing"
 
     def __init__(
-        self, station: Station, store: BlobStore, lots: OwnLots | None, directory: Path, starter: Starter
+        self,
+        station: Station,
+        store: BlobStore,
+        lots: OwnLots | None,
+        directory: Path,
+        starter: Starter,
+        certify: Callable[[Accepted], object] = lambda _: None,
     ) -> None:
+        self._certify = certify
+        self._standbys = StandbyBook(station.run.spec, station.jury.policies, station.membership.terms)
         self._station = station
         self._store = store
         self._lots = lots
@@ -106,7 +124,8 @@ class Auditing(Service):
     async def open(cls, place: Workplace) -> Self:
         judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
-        found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter)
+        certify = place.certifying.replayed if lots is not None else lambda _: None
+        found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter, certify)
         if place.control is not None:
             place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
         return found
@@ -116,6 +135,7 @@ class Auditing(Service):
         async with trio.open_nursery() as nursery:
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
+                nursery.start_soon(self._hear_standbys)
             async for wanted in self._wanted:
                 await self._judge(wanted)
 
@@ -123,7 +143,8 @@ class Auditing(Service):
         rate = self._station.jury.lots.steps_rate(self._station.key.address) if self._lots else None
         why = "" if self._lots is None or rate != 0 else "not enough free memory to replay a step"
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
-        own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}
+        proofs = {name: self.counts[f"proofs_{name}"] for name in ("late", "right", "wrong")}
+        own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided, "proofs": proofs}
         return {"auditing": own}
 
     # which steps
@@ -139,6 +160,23 @@ class Auditing(Service):
             if pledge is not None:
                 self._want(_Wanted(statement, pledge))
 
+    async def _hear_standbys(self) -> None:
+        """All validators audit the same policy of a window, so that a quorum may come to what a standby told."""
+        if not standing_units(self._station.run.spec):
+            return
+        policies = self._station.jury.policies
+        async for signed in self._station.board.subscribe(PolicyAnnounced, CheckpointOffered, StepReplayed):
+            match signed.message:
+                case PolicyAnnounced():
+                    policies.announce(signed)  # the jury may not have got that far
+                case CheckpointOffered(step=step):
+                    self._standbys.offered(step)
+                case _:
+                    self.counts["proofs_late"] += not self._standbys.told(signed)
+            for drawn in self._standbys.draw():
+                if self._station.jury.lots.steps_rate(self._station.key.address):
+                    self._want(_Wanted(drawn.statement, standing=drawn))
+
     def _on_accused(self, signed: Signed[StepJudged]) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
         pledged = self._station.jury.lots.steps_rate(self._station.key.address)
@@ -146,12 +184,11 @@ class Auditing(Service):
             self._want(_Wanted(signed.message.statement, accuser=signed.author))
 
     def _want(self, wanted: _Wanted) -> None:
-        name = wanted.statement.struct_hash
-        if name in self._begun:
+        if wanted.name in self._begun:
             return
         try:
             self._send.send_nowait(wanted)
-            self._begun[name] = None
+            self._begun[wanted.name] = None
         except trio.WouldBlock:
             self.counts["skipped"] += 1
 
@@ -165,19 +202,23 @@ class Auditing(Service):
         """Say what an audit finds, once and for ever."""
         journal, slot = self._station.journal, wanted.statement.struct_hash
         known = await journal.do(journal.said, KIND, slot)
-        if known is not None:
+        if known is not None and wanted.standing is None:
             return await self._station.board.post_raw(known)
         if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
         try:
             if self._statement(wanted.statement.step) != wanted.statement:
                 raise Unavailable("what was judged is not what the trainer announced")
-            found = await self._audited(wanted.statement, NEXT_PATIENCE)
+            found = await self._audited(wanted.statement, NEXT_PATIENCE, wanted.standing)
         except IntellectError as error:
             self.counts["undecided"] += 1
             self.undecided = f"step {wanted.statement.step - 1}: {error.why}"
             return log.info("step.undecided", step=wanted.statement.step - 1, why=error.why)
         ruled, audit = found
+        if wanted.standing is not None and audit is not None:
+            self._pay(wanted.standing, audit)
+        if known is not None:
+            return None
         if wanted.accuser is not None and (ruled is None or ruled.outcome == Outcome.ACCEPT):
             self._refuted[wanted.accuser] += 1
         if ruled is None:
@@ -188,6 +229,18 @@ class Auditing(Service):
             return None
         self.counts["held" if ruled.outcome == Outcome.ACCEPT else "bad"] += 1
         await self._say(wanted, ruled, audit.own if audit else "")
+
+    def _pay(self, drawn: Drawn, audit: Audit) -> None:
+        """Certify the window of each standby that told what came out here. An audit that did not come to the stated
+        state tells of nobody's."""
+        for standby, told in drawn.told.items() if audit.proofs else ():
+            right = audit.proofs.get(standby) == told
+            self.counts["proofs_right" if right else "proofs_wrong"] += 1
+            if right:
+                spec, pool = self._station.run.spec, self._station.pool
+                self._certify(of_standing(spec, pool, standby, drawn.window, drawn.epoch))
+            else:
+                log.warning("standby.told_another_state", standby=standby, step=drawn.statement.step)
 
     async def _say(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
         station, statement = self._station, wanted.statement
@@ -225,23 +278,32 @@ class Auditing(Service):
         told = msgspec.json.encode({"audit": audit, "verdict": outcome})
         return Response(told, media_type="application/json")
 
-    async def _audited(self, statement: PolicyStatement, patience: float = 0.0) -> tuple[Ruling | None, Audit | None]:
+    async def _audited(
+        self, statement: PolicyStatement, patience: float = 0.0, standing: Drawn | None = None
+    ) -> tuple[Ruling | None, Audit | None]:
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
-        patience: seconds for a later checkpoint, where it takes that."""
-        step = statement.step - 1
+        patience: seconds for a later checkpoint, where it takes that; standing: whose proofs are wanted, too."""
+        step, keys = statement.step - 1, dict[str, bytes]()
+        if standing is not None:
+            keys = {one: replay_key(statement.struct_hash, one) for one in standing.told}
+        held = statement.step + held_back(self._station.run.spec, self._station.membership.terms)
+        await self._wait_for(lambda: self._station.jury.policies.newest_step >= held, patience)
         # For the state after the step, without which only a replay in the trainer's class tells anything.
         await self._wait_for(lambda: step + 1 in self._offered(), CHECKPOINT_PATIENCE)
-        ruled, audit = await self._look(step)
+        ruled, audit = await self._look(step, keys=keys)
         if audit is not None and lacks_a_state(audit):
             await self._wait_for(lambda: any(at > step for at in self._offered()), patience)
             if beyond := checkpoint_beyond(step, self._offered()):
-                ruled, audit = await self._look(step, beyond)
+                ruled, audit = await self._look(step, beyond, keys)
         return ruled, audit
 
-    async def _look(self, step: int, beyond: int = 0) -> tuple[Ruling | None, Audit | None]:
+    async def _look(
+        self, step: int, beyond: int = 0, keys: Mapping[str, bytes] = {}
+    ) -> tuple[Ruling | None, Audit | None]:
         async with self._one:
             with self._pinning() as pins:
                 order, named = await self._gather(step, beyond, pins)
+                order = msgspec.structs.replace(order, keys=keys)
                 fault = self._misnamed(named)
                 if fault is not None:
                     return Ruling(Outcome.REJECT, Reason.RULE, fault), None

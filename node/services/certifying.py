@@ -3,9 +3,9 @@
 A validator signs, for each work that counts, one certificate for ever; it is in the journal before anybody hears it. A
 file is certified by those who accepted it themselves: nobody can be shown a rejection of its own beside that. A verdict
 counts once the pool has decided as it says and its report was looked at, by lot; a policy once as many groups were
-accepted as its step needs. What a node
-shows that it lacks is said again. A file that was accepted in time is certified until a table covers its epoch: all
-validators may have been away.
+accepted as its step needs; a standby's window once an audit came to the state that it told. What a node shows that it
+lacks is said again. A file that was accepted in time is certified until a table covers its epoch: all validators may
+have been away.
 """
 
 from collections import OrderedDict
@@ -81,6 +81,7 @@ class Certifying(Service):
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
         self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
+        self._standing: list[Accepted] = []
         self.certified = 0
         station.jury.register.follow(self._wait_for)
 
@@ -106,7 +107,8 @@ class Certifying(Service):
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
-        for statement in found + self._to_be_paid() + self._trained():
+        replayed, self._standing = self._standing, []
+        for statement in found + self._to_be_paid() + self._trained() + replayed:
             await self._sign(statement)
 
     def claims(self) -> list[list[Claim]]:
@@ -118,6 +120,10 @@ class Certifying(Service):
         """Nothing speaks against these."""
         for claim in claims:
             self._shown.setdefault(claim.validator, Recent(WAITING))[claim.work.id] = claim
+
+    def replayed(self, statement: Accepted) -> None:
+        """An audit came to the state that a standby told of a window's drawn policy."""
+        self._standing.append(statement)
 
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a

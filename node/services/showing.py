@@ -17,6 +17,7 @@ from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
+from node.swarm.standbys import held_back
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
@@ -33,6 +34,10 @@ log = structlog.get_logger()
 POLL = 0.5
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
+
+
+STANDS_STILL = 300.0
+"""Seconds after which a checkpoint that is held back is offered all the same."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -56,6 +61,10 @@ class Showing(Service):
         self._workshop = workshop
         self._offered: dict[int, int] = {}
         """Step -> bytes of its checkpoint; 0 for one that found no room."""
+        self._unsaid: dict[int, tuple[BlobInfo, float]] = {}
+        """Those that are not told of yet, and since when they could be."""
+        self._gone: dict[int, int] = {}
+        """Those that the learner has deleted, and the newest policy then: told of later, they are kept longer."""
         self._pinned: dict[tuple[str, int], tuple[bytes, ...]] = {}
 
     @classmethod
@@ -71,13 +80,27 @@ class Showing(Service):
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
+        newest, held = self._station.jury.policies.newest_step, self._held_back
         for step in self._offered.keys() - set(kept):
-            del self._offered[step]
-            self._unpin("checkpoint", step)
+            self._gone.setdefault(step, newest)
+        for step, at in list(self._gone.items()):
+            if at + held <= newest or step in kept:  # or made anew, in a later term
+                del self._offered[step], self._gone[step]
+                self._unsaid.pop(step, None)
+                self._unpin("checkpoint", step)
         for step in kept:
             if step not in self._offered:
                 await self._offer(step)
-        await self._keep_what_replays(min(kept, default=0))
+        over = newest >= self._station.run.spec.recipe.steps
+        for step, (named, since) in list(self._unsaid.items()):
+            # A swarm that stands still must not keep a standby from its state.
+            if over or step + held <= newest or self._station.clock.monotonic() - since > STANDS_STILL:
+                await self._say(step, named)
+        await self._keep_what_replays(min(self._offered, default=0))
+
+    @property
+    def _held_back(self) -> int:
+        return held_back(self._station.run.spec, self._station.membership.terms)
 
     def status(self) -> dict[str, Any]:
         shown = {str(step): size for step, size in sorted(self._offered.items()) if size}
@@ -107,10 +130,16 @@ class Showing(Service):
             return
         self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
         self._offered[step] = size
+        self._unsaid[step] = named, self._station.clock.monotonic()
+        if not self._held_back:
+            await self._say(step, named)
+
+    async def _say(self, step: int, named: BlobInfo) -> None:
+        del self._unsaid[step]
         term = self._station.membership.terms.of(step).number
         said = CheckpointOffered(pool=self._station.pool, term=term, step=step, root=named.root, size=named.size)
         await self._station.board.post(said)
-        log.info("checkpoint.offered", step=step, bytes=size)
+        log.info("checkpoint.offered", step=step, bytes=self._offered[step])
 
     def _read(self, step: int) -> _Written:
         return msgspec.json.decode((self._folder(step) / "state.json").read_bytes(), type=_Written)

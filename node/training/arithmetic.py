@@ -16,7 +16,7 @@ from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import whole
 from node.training.world import World, compute_dtype
-from protocol.manifest import Arithmetic, state_root
+from protocol.manifest import Arithmetic, replay_proof, state_root
 
 LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
 """Variables that make the libraries below torch use fewer instructions than the processor has."""
@@ -59,9 +59,18 @@ def state_root_of(learner: Learner, world: World, step: int, consumed: Mapping[s
     return state_root(step, learner.updates, consumed, digests)
 
 
+def replay_proof_of(learner: Learner, world: World, key: bytes) -> bytes:
+    """That this learner holds its state. All ranks take part; only the first one's counts."""
+    return replay_proof(key, ((name, _bytes(tensor)) for name, tensor in _tensors(learner) if world.first))
+
+
 def digest(tensor: Tensor) -> bytes:
     """BLAKE3 of a float32 tensor's little-endian bytes."""
-    return blake3(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).digest()
+    return blake3(_bytes(tensor)).digest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:

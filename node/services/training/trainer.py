@@ -26,6 +26,7 @@ from node.services.station import Rate, Station
 from node.services.training.adopting import Adopting
 from node.services.training.following import (
     Compared,
+    Told,
     batch_of,
     compare,
     entry_of,
@@ -103,6 +104,7 @@ class Trainer:
         self._class_of: tuple[bytes, BatchManifest] | None = None
         self._in_vain = 0
         self._adopting = Adopting(station, spool, station.progress.trouble)
+        self._told = Told(station)
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
@@ -300,7 +302,7 @@ class Trainer:
         apart = f"step {self.apart.step}: {self.apart.differs}" if self.apart else ""
         taken, refused = (self._adopting.counts[name] for name in ("taken", "refused"))
         other = {"differences": list(self.differences), "checkpoints": taken, "checkpoints_refused": refused}
-        return {"replayed": self.compared, "equal": self.equal, "apart": apart, **other}
+        return {"replayed": self.compared, "equal": self.equal, "apart": apart, **self._told.counts, **other}
 
     # policies out
 
@@ -363,6 +365,8 @@ class Trainer:
             self._station.progress.trouble(f"{text}: it follows no further")
             return None
         self.equal += not taken
+        if found.proof and not taken:
+            await self._told.tell(signed.message, found.proof)
         return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
 
     async def _put_on_record(self) -> None:

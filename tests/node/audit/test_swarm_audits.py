@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 import torch
 import trio
+from safetensors.numpy import load_file
 
 from node.audit import fetched
 from node.audit.fetched import audit_fetched
@@ -31,13 +32,15 @@ from node.services.training.stating import word_on
 from node.state.files import write_whole
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from protocol.audit import window_of
+from protocol.audit import AuditSpec, window_of
 from protocol.checks import Reason
-from protocol.identity import Address
+from protocol.earnings import standing_units
+from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
-from protocol.messages import PolicyAnnounced, StepJudged, stated
+from protocol.manifest import PolicyStatement, replay_key, replay_proof
+from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed, stated
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Outcome, sign, work_id
+from protocol.statements import Accepted, Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.node.audit.test_audits import Desk, gradient, hidden, rate
 
@@ -87,16 +90,24 @@ class Bench:
     def __init__(self, desk: Desk, assets: Path, shares: Sequence[float], starter: Any = None) -> None:
         self.desk = desk
         self.store = Shared(desk.directory / "blobs", 1 << 28)
-        made: Any = SimpleNamespace(
+        self.made: Any = SimpleNamespace(
             hub=MemoryHub(delay=0.01), validator_keys=VALIDATORS, quorum=2, blobs=self.store, run=desk.run
         )
-        self.trainer = Seat(made, TRAINER, "trainer")
-        self.seats = [Seat(made, key, "validator") for key in VALIDATORS]
+        self.trainer = Seat(self.made, TRAINER, "trainer")
+        self.seats = [Seat(self.made, key, "validator") for key in VALIDATORS]
+        self.certified: list[list[Accepted]] = [[] for _ in self.seats]
         for seat in (self.trainer, *self.seats):
             seat.station.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
         self.audits = [
-            Auditing(seat.station, self.store, lots, desk.directory / f"audit-{number}", starter or InThread())
+            Auditing(
+                seat.station,
+                self.store,
+                lots,
+                desk.directory / f"audit-{number}",
+                starter or InThread(),
+                self.certified[number].append,
+            )
             for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
         ]
         self.showing = Showing(self.trainer.station, self.store, desk.spool, desk.directory / "offering")
@@ -133,6 +144,20 @@ class Bench:
         said = stated(word.statement, word.batch_size, word.signature)
         await self.trainer.board.post(
             PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **said)
+        )
+
+    async def invent(self, step: int) -> None:
+        """A policy of which only the statement is there."""
+        policies = self.trainer.jury.policies
+        await self.until(lambda: policies.newest_step == step - 1)
+        before = policies.of_step(step - 1)
+        assert before is not None
+        root = bytes([step]) * 32
+        statement = PolicyStatement(POOL, 0, step, before.message.policy_root, root, root, root)
+        word = sign(TRAINER, self.trainer.station.domain, statement.commitment(TRAINER.address))
+        said = stated(statement, 1, word)
+        await self.trainer.board.post(
+            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=root, manifest_size=1, **said)
         )
 
     async def until(self, true: Any) -> None:
@@ -290,6 +315,73 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         assert bench.trainer.jury.steps.status()["bad"] == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["the trainer's class", "another class"])
+async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_late_by_nobody(
+    desk: Desk, tiny_assets: Path, dtype: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auditors compute in float32. What comes out otherwise there they know from the checkpoint."""
+    desk.train(TrainerSettings(checkpoint_every=1, keep_checkpoints=9, dtype=dtype))
+    if dtype == "bfloat16":
+        monkeypatch.setattr(fetched, "settings_for", lambda _: TrainerSettings())
+    recipe = msgspec.structs.replace(desk.run.recipe, steps=60)
+    desk.run = msgspec.structs.replace(desk.run, audit=AuditSpec(window=2), recipe=recipe)
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    keys = [NodeKey(bytes([40 + number]) * 32) for number in range(6)]
+    honest, copier, liar, ahead, late, slow = keys
+    standbys = {key: Seat(bench.made, key, "trainer") for key in keys}
+    async with trio.open_nursery() as nursery:
+        for seat in (*standbys.values(), bench.trainer, *bench.seats):
+            seat.membership.terms.seat((TRAINER.address, *(key.address for key in keys)), 60, 60)
+        for seat in standbys.values():
+            await seat.run(nursery)
+        await bench.open(nursery, upto=1)
+        for one in standbys.values():
+            for other in (bench.trainer, *bench.seats):
+                one.membership.joined(other.key.address, other.network.contacts()[0])
+                other.membership.joined(one.key.address, one.network.contacts()[0])
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        statement = bench.audits[0]._statement(1)
+
+        async def tell(by: NodeKey, proof: bytes) -> None:
+            await standbys[by].board.post(StepReplayed(pool=POOL, term=0, step=1, proof=proof))
+
+        await tell(honest, _proof(desk, statement, honest, 1))
+        await tell(copier, _proof(desk, statement, honest, 1))
+        await tell(liar, bytes(32))
+        await tell(ahead, _proof(desk, statement, ahead, 2))
+        told = lambda: [len(audit._standbys._told) for audit in bench.audits]  # noqa: E731
+        await bench.until(lambda: told() == [4] * 3)
+        assert not bench.trainer.board.messages(CheckpointOffered), "its bytes would make the proof"
+        await bench.announce(2)
+        await bench.invent(3)
+        for lots, key in zip(bench.lots, VALIDATORS, strict=True):
+            nursery.start_soon(lots.run)
+            lots.policy(3)
+            await bench.until(lambda key=key: all((key.address, 2) in one.jury.lots._pledged for one in bench.seats))
+        await tell(slow, _proof(desk, statement, slow, 1))
+        await bench.until(lambda: told() == [5] * 3)
+        await bench.invent(4)
+        await bench.until(lambda: all(one.jury.policies.newest_step == 4 for one in bench.seats))
+        await bench.showing.look()
+        await tell(late, _proof(desk, statement, late, 1))
+        await bench.until(lambda: [audit.counts["proofs_late"] for audit in bench.audits] == [1] * 3)
+        await bench.until(lambda: [audit.counts["proofs_wrong"] for audit in bench.audits] == [3] * 3)
+        for found in bench.certified:
+            assert sorted(one.node for one in found) == sorted([honest.address, slow.address])
+            assert {one.units for one in found} == {standing_units(desk.run)} and found[0].units > 0
+        assert bench.certified[0] == bench.certified[1] == bench.certified[2], "a quorum signs the same"
+        nursery.cancel_scope.cancel()
+
+
+def _proof(desk: Desk, statement: PolicyStatement, by: NodeKey, step: int) -> bytes:
+    """From the file of a checkpoint, by another way than the product's."""
+    tensors = load_file(next((desk.spool.checkpoints / f"step-{step:06d}").glob("*.safetensors")))
+    names = [name.split("/", 1)[1] for name in tensors if name.startswith("weight/")]
+    order = [f"{part}/{name}" for name in sorted(names) for part in ("weight", "exp_avg", "exp_avg_sq")]
+    key = replay_key(statement.struct_hash, by.address)
+    return replay_proof(key, ((name, memoryview(tensors[name].tobytes())) for name in order))
 
 
 def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(

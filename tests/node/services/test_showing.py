@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from node.blobs.store import BlobStore
-from node.services.showing import Showing
+from node.services.showing import STANDS_STILL, Showing
 from node.swarm.policies import PolicyClock
+from node.swarm.standbys import TIME
 from node.swarm.terms import Terms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, decode_card, encode_manifest
 from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed
+from tests.attacks.validators.court import court_run
 
 KEY = NodeKey(b"\1" * 32)
 
@@ -27,6 +29,7 @@ class Place:
         self.spool = Spool(directory / "spool")
         self.store = BlobStore(directory / "blobs", quota)
         self.said: list[CheckpointOffered] = []
+        self.now = 0.0
         self.troubles: list[str] = []
         self.clock = PolicyClock(lambda: 0.0)
         self.terms = Terms(KEY.address, lambda: 0.0)
@@ -36,6 +39,8 @@ class Place:
             board=self,
             blobs=self.store,
             jury=SimpleNamespace(policies=self.clock),
+            run=SimpleNamespace(spec=court_run()),
+            clock=SimpleNamespace(monotonic=lambda: self.now),
             progress=SimpleNamespace(trouble=self.troubles.append),
         )
         self.showing = Showing(station, self.store, self.spool, directory / "offering")  # type: ignore[arg-type]
@@ -94,6 +99,36 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
     assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
+
+
+async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later_and_kept_as_much_longer(tmp_path: Path) -> None:
+    place = Place(tmp_path, quota=20_000)
+    place.terms.seat((KEY.address, NodeKey(b"\2" * 32).address), 60, 10)
+    place.write(1)
+    for step in range(1, 1 + TIME):
+        place.announce(step, bytes(32))
+        await place.showing.look()
+        assert not place.said
+    place.write(2)
+    place.delete(1)  # as a learner does that keeps one
+    await place.showing.look()
+    place.announce(1 + TIME, bytes(32))
+    await place.showing.look()
+    assert [one.step for one in place.said] == [1]
+    root = place.said[0].root
+    for step in range(2 + TIME, 2 * TIME):
+        place.announce(step, bytes(32))
+        await place.showing.look()
+        assert await place.fill([root], 30_000) == {root}, "as long as the learner keeps one, from when it was told of"
+    place.announce(2 * TIME, bytes(32))
+    await place.showing.look()
+    assert await place.fill([root], 30_000) == set()
+    place.write(2 * TIME + 1)
+    await place.showing.look()
+    assert [one.step for one in place.said] == [1, 2]
+    place.now = STANDS_STILL + 1
+    await place.showing.look()
+    assert [one.step for one in place.said] == [1, 2, 2 * TIME + 1], "no policy comes any more"
 
 
 async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_no_others(tmp_path: Path) -> None:
