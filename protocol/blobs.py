@@ -73,7 +73,7 @@ def describe_pieces(size: int, piece_size: int, pieces: Iterable[bytes]) -> Blob
     return BlobInfo(root_of(size, piece_size, hashes), size, piece_size, hashes)
 
 
-def describe(data: bytes, piece_size: int | None = None) -> BlobInfo:
+def describe(data: bytes | memoryview, piece_size: int | None = None) -> BlobInfo:
     """The info of a blob held in memory."""
     step = piece_size or choose_piece_size(len(data))
     view = memoryview(data)

@@ -59,6 +59,9 @@ class Reason(IntEnum):
     """of sessions: the words are right, and the machine that said them is not the one that its calls lead to"""
     ROUTING = 26
     """of rollouts: a token was computed by experts that its router would not have chosen"""
+    INNER_STATE = 27
+    """of a contribution: the state that its steps begin with is not the one that its node's last contribution left, or
+    nobody hands it over"""
     STATE = 30
     """of a trainer's step: whoever replays it in its class comes to another state, or AdamW's equations do not hold"""
     RULE = 31
@@ -97,6 +100,7 @@ HEARSAY = frozenset(
         Reason.CONVICTED,
         Reason.NOT_LEASED,
         Reason.HEARD_OTHERWISE,
+        Reason.INNER_STATE,
     }
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They

@@ -30,9 +30,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 class ContributionHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """outer: state root of the round's beginning; seat: whose rows; tokens: learnt from (of rollouts: how many);
-    loss_first, loss_last: of its first and last inner step; inner: roots of the peer's own state (moments, what was
-    carried over) before and after; stretches: digests of the peer's state at each `diloco.stretch` inner steps;
-    arithmetic: what the bits depend on; batches: of a run with rollouts, the root of each inner step's manifest."""
+    loss_first, loss_last: of its first and last inner step; inner: blob roots of the peer's own state (moments, what
+    was carried over) before and after, the state root of nothing where it has none; stretches: digests of the peer's
+    state at each `diloco.stretch` inner steps; arithmetic: what the bits depend on; batches: of a run with rollouts,
+    the root of each inner step's manifest."""
 
     run_root: bytes
     round: int
@@ -129,8 +130,8 @@ def most_bytes(shapes: Shapes, form: Form) -> int:
     return _FRONT.size + MAX_HEADER_BYTES + sum(form.size(math.prod(shape)) for shape in shapes.values())
 
 
-def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, expected: Expected) -> Contribution:
-    """Header and lengths, compared with what they must be; no tensor is decoded. Raises ContributionError."""
+def decode_header(data: bytes | memoryview, expected: Expected) -> tuple[ContributionHeader, memoryview]:
+    """(the header, compared with what it must be; what stands behind it). Raises ContributionError."""
     view = memoryview(data).cast("B")
     if len(view) < _FRONT.size:
         raise ContributionError("it is shorter than its header")
@@ -146,7 +147,12 @@ def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, ex
     )
     if why := expected.objection(header):
         raise ContributionError(why)
-    body = body[length:]
+    return header, body[length:]
+
+
+def decode_contribution(data: bytes | memoryview, shapes: Shapes, form: Form, expected: Expected) -> Contribution:
+    """Header and lengths, compared with what they must be; no tensor is decoded. Raises ContributionError."""
+    header, body = decode_header(data, expected)
     sizes = {name: form.size(math.prod(shapes[name])) for name in sorted(shapes)}
     # Shapes are the run's: a file cannot say that it has other tensors, only have the wrong length.
     if len(body) != sum(sizes.values()):

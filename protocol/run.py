@@ -411,8 +411,7 @@ class RunSpec(RunSections, frozen=True):
             raise RunError(
                 "this run can be trained at a desk only",
                 why,
-                'set inner_state = "reset" and exchange = "int4", "int8" or "float32"; or train it at a desk '
-                "(intellect-node train --run FILE --peers N)",
+                "set fragments = 1; or train it at a desk (intellect-node train --run FILE --peers N)",
             )
 
     def weight_bytes(self, directory: str = MODEL) -> int:

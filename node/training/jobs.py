@@ -28,20 +28,25 @@ class Start(_Job, frozen=True):
 
 
 class Train(_Job, frozen=True):
-    """A seat's steps of a round, until all are made or `until` (unix seconds) is over, at least one."""
+    """A seat's steps of a round, until all are made or `until` (unix seconds) is over, at least one. fresh: without
+    the moments that its last round left."""
 
     round: int
     seat: int
     until: float
+    fresh: bool = False
 
 
 class Check(_Job, frozen=True):
-    """Look at a contribution. others: of the same round, which it might be a copy of; replay: make its steps again."""
+    """Look at a contribution. others: of the same round, which it might be a copy of; replay: make its steps again;
+    before, after: its node's own state then, empty where they are not here."""
 
     round: int
     path: str
     others: tuple[str, ...] = ()
     replay: bool = False
+    before: str = ""
+    after: str = ""
 
 
 class Publish(_Job, frozen=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from node.state.files import whole_file
+from node.state.files import mapped, whole_file
 from node.training.errors import TrainingError
 from protocol.contribution import Contribution, Shapes
 from protocol.exchange import F32
@@ -53,9 +53,8 @@ class StateFile:
 Take = Callable[[str, F32], None]
 
 
-@contextmanager
-def state_file(path: Path, round_: int, shapes: Shapes) -> Iterator[tuple[Take, list[bytes]]]:
-    """(take the next tensor, of names in order; a list that holds the root when the block has ended)."""
+def _front(round_: int, shapes: Shapes) -> str:
+    """What stands before a state's numbers, with zeros for its root; padded to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "np", "round": str(round_), "root": "0" * 64}}
     offset = 0
     for name in sorted(shapes):
@@ -63,7 +62,35 @@ def state_file(path: Path, round_: int, shapes: Shapes) -> Iterator[tuple[Take, 
         entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":"))
-    text += " " * (-len(text.encode()) % 8)
+    return text + " " * (-len(text.encode()) % 8)
+
+
+def state_size(round_: int, shapes: Shapes) -> int:
+    """Bytes of a state's file; never fewer in a later round."""
+    return 8 + len(_front(round_, shapes).encode()) + 4 * sum(math.prod(shape) for shape in shapes.values())
+
+
+def strangers_state(path: Path, round_: int, shapes: Shapes) -> StateFile:
+    """A state that somebody else wrote. Raises TrainingError unless it is the very file that `state_file` would write
+    of its numbers for this round and these shapes, and all of them are finite."""
+    data, text = mapped(path), _front(round_, shapes).encode()
+    front = len(text).to_bytes(8, "little") + text
+    root = front.index(b"0" * 64)
+    # Byte by byte, before any reader of the format sees it: no other names, types, shapes, gaps or lengths.
+    said, rest = bytes(data[: len(front)]), (slice(0, root), slice(root + 64, None))
+    if len(data) != state_size(round_, shapes) or any(said[part] != front[part] for part in rest):
+        raise _damaged(path, "its length, names or shapes are not those of this run and round")
+    found = StateFile(path)
+    found.check()
+    if not all(np.isfinite(found.tensor(name)).all() for name in shapes):
+        raise _damaged(path, "a number in it is not finite")
+    return found
+
+
+@contextmanager
+def state_file(path: Path, round_: int, shapes: Shapes) -> Iterator[tuple[Take, list[bytes]]]:
+    """(take the next tensor, of names in order; a list that holds the root when the block has ended)."""
+    text = _front(round_, shapes)
     digests: list[tuple[str, tuple[int, ...], bytes]] = []
     root: list[bytes] = []
     with whole_file(path) as file:

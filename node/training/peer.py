@@ -6,6 +6,7 @@ daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import numpy as np
 import structlog
 
 from node.state.files import mapped
+from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
-from node.training.outer import StateFile
+from node.training.outer import StateFile, state_size, strangers_state
 from node.training.pretrainer import Pretrainer
-from protocol.contribution import Contribution, decode_contribution, expected_of
+from protocol.contribution import Contribution, ContributionHeader, decode_contribution, expected_of
 from protocol.errors import IntellectError
 from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
@@ -85,14 +87,18 @@ class Peer(Pretrainer):
         if not self._here(self._outer_path(0)):
             self._begin()
         shapes = {name: list(shape) for name, shape in self._learner.shapes.items()}
-        return {"shapes": shapes, "path": str(self._outer_path(0)), "arithmetic": self._computed_by()}
+        own = self._own_shapes()
+        most = state_size(self._run.recipe.steps + 1, own) if own else 0
+        told = {"path": str(self._outer_path(0)), "arithmetic": self._computed_by(), "own_bytes": most}
+        return {"shapes": shapes, **told}
 
     def _trained(self, job: Train) -> dict[str, Any]:
-        self._contribute(job.round, job.seat, job.until)
-        path = self._seat_path(job.round, job.seat)
+        self._contribute(job.round, job.seat, job.until, fresh=job.fresh)
+        path, own = self._seat_path(job.round, job.seat), self._own_path(job.round, job.seat)
         outer = StateFile(self._outer_path(job.round))
         header = self._decoded(path, outer).header
-        return {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
+        told = {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
+        return told | {"own": str(own) if own.exists() else "", "began": not self._begins_with_nothing(header)}
 
     # Looking at what others made
 
@@ -114,14 +120,19 @@ class Peer(Pretrainer):
         if header.tokens % self._rules.batch_tokens:
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
         found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
+        found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self._computed_by()}
         found |= self._likeness(contribution, outer, job.others)
         if job.replay or found["alike"] > ALIKE:
-            found |= self._replayed(outer, contribution)
-        if not found.get("same"):  # whoever made the same steps in the same arithmetic knows more than the loss says
+            found |= self._replayed(outer, contribution, job)
+        if not found.get("same") and "state" not in found and "lacks" not in found:
+            # whoever made the same steps in the same arithmetic knows more than the loss says
             found |= self._effect(outer, contribution)
             if found["own"] <= SURE * found["error"] and "same" not in found:
-                found |= self._replayed(outer, contribution)
+                found |= self._replayed(outer, contribution, job)
         return found | {"seconds": self._seconds.get("check", 0.0)}
+
+    def _begins_with_nothing(self, header: ContributionHeader) -> bool:
+        return header.inner[0] == state_root(header.round, ())
 
     def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
         """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
@@ -156,40 +167,70 @@ class Peer(Pretrainer):
                 found, whose = cosine, path
         return {"alike": found, "whose": whose}
 
-    def _replayed(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
-        """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every digest and
-        every byte is; distance: of the two results, as a share of this one; after: the loss then on its first rows,
-        which is what two validators that replay it can compare."""
-        header, learner, rules = contribution.header, self._learner, self._rules
-        digests, losses = list[bytes](), list[float]()
-        with self._timed("check"):
-            learner.load(outer.tensor)
-            learner.begin(None)
-            for number in range(header.tokens // rules.batch_tokens):
-                step = header.round * rules.inner_steps + number
-                if rules.stretch and number % rules.stretch == 0:
-                    digests.append(learner.digest(step))
-                losses.append(learner.step(self._data.rows(header.seat, step), step)[0])
-            error, size, equal = self._compared(outer, contribution)
-        said = (header.stretches, header.loss_first, header.loss_last, header.inner)
-        nothing = (state_root(header.round, ()), state_root(header.round + 1, ()))
-        equal = equal and said == (tuple(digests), losses[0], losses[-1], nothing)
-        wrong = [i for i, (ours, theirs) in enumerate(zip(digests, header.stretches, strict=False)) if ours != theirs]
-        after = self._learner.loss(self._data.rows(header.seat, header.round * rules.inner_steps))
-        distance = math.sqrt(error / size) if size else math.inf if error else 0.0
+    def _replayed(self, outer: StateFile, contribution: Contribution, job: Check) -> dict[str, Any]:
+        """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every byte is;
+        distance: of the two results, as a share of this one; after: the loss then on its first rows, which is what two
+        validators that replay it can compare. Or else lacks: own states of its node that are to be fetched before;
+        state: why one of them is none."""
+        header, shapes = contribution.header, self._own_shapes()
         same = header.arithmetic == self._computed_by()
-        return {"same": same, "equal": equal, "distance": min(distance, 1e30), "wrong": wrong[:1], "after": after}
+        begins = bool(shapes) and not self._begins_with_nothing(header)
+        # In another arithmetic only a comparison can tell what a peer says to keep from what it made up.
+        lacks = ["before"] * (begins and not job.before) + ["after"] * (bool(shapes) and not same and not job.after)
+        if lacks:
+            return {"lacks": lacks}
+        try:
+            before = strangers_state(Path(job.before), header.round, shapes) if begins else None
+            after = strangers_state(Path(job.after), header.round + 1, shapes) if shapes and not same else None
+        except TrainingError as error:
+            return {"state": error.why}
+        path, own = self._rounds / "replayed.inc", self._rounds / "replayed.safetensors"
+        try:
+            with self._timed("check"):
+                count = header.tokens // (self._batch or self._rules.batch_tokens)
+                said, _ = self._steps(header.round, header.seat, before, most=count)
+                self._write(said, before, path, own)
+            ours = self._decoded(path, outer)
+            error, size, equal = _compared(ours, contribution)
+            distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
+            distances += _apart(StateFile(own), after) if after else []
+        except TrainingError as error:  # numbers that no honest steps begin with
+            return {"state": f"steps from it come to nothing: {error.why}"}
+        finally:
+            self._world.share(b"\0")  # all ranks have read them
+            if self._world.first:
+                path.unlink(missing_ok=True)
+                own.unlink(missing_ok=True)
+        equal = equal and msgspec.structs.replace(ours.header, arithmetic=header.arithmetic) == header
+        pairs = zip(ours.header.stretches, header.stretches, strict=False)
+        wrong = [at for at, (one, other) in enumerate(pairs) if one != other]
+        distance = min(max(distances), 1e30)
+        return {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1], "after": self._after(header)}
 
-    def _compared(self, outer: StateFile, contribution: Contribution) -> tuple[float, float, bool]:
-        """(squared distance from what the learner holds, its square, whether every byte is equal)."""
-        error, size, equal = 0.0, 0.0, True
-        for name, values in self._learner.weights():
-            ours = self._form.encode(outer.tensor(name).reshape(-1) - values)
-            equal = equal and ours == bytes(contribution.parts[name])
-            mine = self._form.decode(ours, values.size).astype(np.float64)
-            error += float(np.square(mine - contribution.tensor(name)).sum())
-            size += float(np.square(mine).sum())
-        return error, size, equal
+    def _after(self, header: ContributionHeader) -> float:
+        """The loss of what the learner holds, on the first rows of a contribution."""
+        return self._learner.loss(self._data.rows(header.seat, header.round * self._rules.inner_steps))
+
+
+def _compared(ours: Contribution, theirs: Contribution) -> tuple[float, float, bool]:
+    """(squared distance, the square of ours, whether every byte is equal)."""
+    error, size, equal = 0.0, 0.0, True
+    for name in ours.shapes:
+        equal = equal and ours.parts[name] == theirs.parts[name]
+        mine = ours.tensor(name).astype(np.float64)
+        error += float(np.square(mine - theirs.tensor(name)).sum())
+        size += float(np.square(mine).sum())
+    return error, size, equal
+
+
+def _apart(ours: StateFile, theirs: StateFile) -> list[float]:
+    """The distance of two own states, as a share of ours: of each kind of tensor, since their sizes differ."""
+    error, size = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name in ours.shapes:
+        kind, mine = name.partition("/")[0], ours.tensor(name).astype(np.float64)
+        error[kind] += float(np.square(mine - theirs.tensor(name)).sum())
+        size[kind] += float(np.square(mine).sum())
+    return [math.sqrt(error[kind] / size[kind]) if size[kind] else math.inf if error[kind] else 0.0 for kind in error]
 
 
 def _tensors(contribution: Contribution) -> Iterator[F32]:

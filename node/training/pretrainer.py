@@ -47,6 +47,7 @@ from node.training.sharding import without_memory
 from node.training.spool import Spool
 from node.training.text import TextData
 from node.training.world import World, compute_dtype
+from protocol.blobs import describe
 from protocol.contribution import Contribution, ContributionHeader, decode_contribution, encode_header, expected_of
 from protocol.exchange import F32, form_of
 from protocol.policy import policy_root
@@ -148,19 +149,31 @@ class RoundTrainer:
 
     # A seat's round
 
-    def _contribute(self, round_: int, seat: int, until: float = math.inf) -> None:
+    def _contribute(self, round_: int, seat: int, until: float = math.inf, *, fresh: bool = False) -> None:
         """Train from the outer state for inner_steps, or until the time is over, and write what came of it; nothing if
-        that is there already."""
+        that is there already. fresh: the seat leaves what its last round left it."""
         if self._here(self._seat_path(round_, seat)):
             return
+        before = None if fresh else self._own(round_, seat)
+        header, steps = self._steps(round_, seat, before, until)
+        with self._timed("exchange"):
+            paths = self._seat_path(round_, seat), self._own_path(round_, seat)
+            if self._world.first:
+                write_whole(paths[0].with_suffix(".json"), json.dumps(self._said(steps)).encode())
+            self._write(header, before, *paths)
+
+    def _steps(
+        self, round_: int, seat: int, before: StateFile | None, until: float = math.inf, most: int | None = None
+    ) -> tuple[ContributionHeader, list[dict[str, Any]]]:
+        """Make a seat's steps of a round with the learner. (what their contribution says, but for the seat's own state
+        afterwards; metrics of each). before: the seat's own state, None where it begins; most: steps."""
         learner, rules = self._learner, self._rules
         outer = StateFile(self._outer_path(rules.begins_at(round_)))
-        before = self._own(round_, seat)
         learner.load(self._beginning(outer, before, round_))
         learner.begin(before.tensor if before and rules.inner_state == "kept" else None)
         steps, digests = list[dict[str, Any]](), list[bytes]()
         with self._timed("inner"):
-            for number in range(rules.round_steps):
+            for number in range(rules.round_steps if most is None else most):
                 step = round_ * rules.round_steps + number
                 if number and self._is_over(until):
                     break
@@ -175,13 +188,12 @@ class RoundTrainer:
             len(steps) * (self._batch or rules.batch_tokens),
             steps[0]["loss"],
             steps[-1]["loss"],
-            (before.root if before else state_root(round_, ()), bytes(32)),
+            (blob_root(before.path) if before else state_root(round_, ()), bytes(32)),
             tuple(digests),
             self._computed_by(),
             self._batches(round_, seat, len(steps)),
         )
-        with self._timed("exchange"):
-            self._write(header, outer, before, self._said(steps))
+        return header, steps
 
     def _said(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
         """Of a seat's steps, for the round's record."""
@@ -223,17 +235,13 @@ class RoundTrainer:
         path = self._own_path(round_ - 1, seat)
         return StateFile(path) if path.exists() else None
 
-    def _write(
-        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, said: dict[str, Any]
-    ) -> None:
+    def _write(self, header: ContributionHeader, before: StateFile | None, path: Path, own: Path) -> None:
         """What the seat keeps for itself, and its contribution. Tensor by tensor; all ranks take part in gathering."""
         learner = self._learner
         if self._world.first:
-            path = self._seat_path(header.round, header.seat)
-            write_whole(path.with_suffix(".json"), json.dumps(said).encode())
             with whole_file(path) as file:
                 file.write(encode_header(header))
-                root = self._write_tensors(header, outer, before, file)
+                root = self._write_tensors(header, before, own, file)
                 whole = msgspec.structs.replace(header, inner=(header.inner[0], root))
                 file.seek(0)
                 file.write(encode_header(whole))  # of the same length: only a root is another
@@ -243,20 +251,23 @@ class RoundTrainer:
                 continue
         self._world.share(b"\0")
 
-    def _write_tensors(
-        self, header: ContributionHeader, outer: StateFile, before: StateFile | None, file: BinaryIO
-    ) -> bytes:
-        """The contribution's tensors into `file`, the seat's own into theirs; the root of these."""
-        learner, carries = self._learner, self._rules.carries_over
+    def _own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what a seat keeps for itself from one round to the next."""
+        learner, rules = self._learner, self._rules
         shapes = learner.own_shapes() if self._kept else {}
-        shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if carries else {}
-        shapes |= {COPY + name: shape for name, shape in learner.shapes.items()} if self._rules.fragments > 1 else {}
+        shapes |= {CARRIED + name: shape for name, shape in learner.shapes.items()} if rules.carries_over else {}
+        return shapes | ({COPY + name: shape for name, shape in learner.shapes.items()} if rules.fragments > 1 else {})
+
+    def _write_tensors(self, header: ContributionHeader, before: StateFile | None, own: Path, file: BinaryIO) -> bytes:
+        """The contribution's tensors into `file`, the seat's own into theirs; the root of these."""
+        learner, carries, shapes = self._learner, self._rules.carries_over, self._own_shapes()
+        outer = StateFile(self._outer_path(self._rules.begins_at(header.round)))
         sent = frozenset(self._sent(header.round))
         if not shapes:
             for name, values in learner.weights():
                 file.write(self._form.encode(outer.tensor(name).reshape(-1) - values))
             return state_root(header.round + 1, ())
-        with state_file(self._own_path(header.round, header.seat), header.round + 1, shapes) as (take, root):
+        with state_file(own, header.round + 1, shapes) as (take, _):
             for name, values in learner.weights():  # "carried/" stands before all other names, and then "copy/"
                 left = before.tensor(CARRIED + name).reshape(-1) if before and carries else np.zeros_like(values)
                 if name in sent:
@@ -272,7 +283,7 @@ class RoundTrainer:
                 self._take_copy(header.round, self._beginning(outer, before, header.round), take)
             for name, values in learner.own_tensors() if self._kept else ():
                 take(name, values)
-        return root[0]
+        return blob_root(own)
 
     def _take_copy(self, round_: int, beginning: Tensors, take: Take) -> None:
         """The seat's copy of the model, into its own state."""
@@ -480,6 +491,11 @@ def _started(start: StartWeights, name: str) -> F32:
     """A tensor of round 0: the start model's, or no momentum yet."""
     values = start[name.removeprefix(MOMENTUM)].float().numpy()
     return np.zeros_like(values) if name.startswith(MOMENTUM) else values
+
+
+def blob_root(path: Path) -> bytes:
+    """By which others can fetch a file."""
+    return describe(mapped(path)).root
 
 
 def _mean(told: list[dict[str, Any]], name: str) -> float:

@@ -26,7 +26,15 @@ from node.training.length import without_length
 from node.training.outer import StateFile, apply_round
 from node.training.spool import Spool
 from protocol.agreement import Agreement, Proposal, quorum_of
-from protocol.contribution import Contribution, Expected, decode_contribution, expected_of, most_bytes
+from protocol.contribution import (
+    Contribution,
+    ContributionHeader,
+    Expected,
+    decode_contribution,
+    decode_header,
+    expected_of,
+    most_bytes,
+)
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
 from protocol.messages import CutSigned, Signed
@@ -82,6 +90,8 @@ class Rounds(Service):
         self.jobs = Jobs(spool)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.arithmetic = ""
+        self.own_bytes = 0
+        """Of what a peer keeps for itself from one round to the next, at most."""
         self.outer: Outer | None = None
         self.before: Outer | None = None
         self.figures: Recent[int, Figures] = Recent(REMEMBERED)
@@ -109,7 +119,7 @@ class Rounds(Service):
         self._station.progress.enter("model", "the learner loads the model")
         began = await self.jobs.ask("start", Start())
         self.shapes = {name: tuple(shape) for name, shape in began["shapes"].items()}
-        self.arithmetic = began["arithmetic"]
+        self.arithmetic, self.own_bytes = began["arithmetic"], began["own_bytes"]
         await self._open(await trio.to_thread.run_sync(self._newest))
         nursery.start_soon(self.run)
 
@@ -189,9 +199,17 @@ class Rounds(Service):
         """Of a contribution."""
         return most_bytes(self.shapes, self.form)
 
-    async def train(self, round_: int, seat: int, until: float) -> dict[str, Any]:
+    async def train(self, round_: int, seat: int, until: float, *, fresh: bool = False) -> dict[str, Any]:
         """Make a seat's steps of a round; what the learner says of them. until: unix seconds. Raises TrainingError."""
-        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until))
+        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh))
+
+    def header_of(self, path: Path, round_: int) -> ContributionHeader:
+        """What a contribution to a round says of itself. Blocking. Raises ContributionError, OSError."""
+        return decode_header(mapped(path), expected_of(self.rules, self._root, {round_: self._roots.get(round_)}))[0]
+
+    def own_states(self) -> list[Path]:
+        """What this node's contributions to the newest rounds left it, oldest first."""
+        return sorted(self._folder.glob("[0-9]*/own-*.safetensors"))
 
     # what validators say
 

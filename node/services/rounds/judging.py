@@ -6,8 +6,11 @@ apart as honest ones are, and what is further costs the pay.
 """
 
 import struct
+from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+import structlog
 import trio
 
 from node.inference.link import Told
@@ -17,12 +20,16 @@ from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
 from node.services.workplace import Workplace
+from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.training.jobs import Check
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
+from protocol.errors import IntellectError
+from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
 from protocol.messages import Heartbeat
+from protocol.rounds import state_root
 from protocol.seats import weight
 from protocol.statements import Outcome
 
@@ -30,6 +37,8 @@ MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps: 0.002
 with other instructions, 0.07 in bfloat16, 0.58 for half of the steps (elsewhere 0.46). Longer rounds were not."""
 POLL = 0.1
+PAUSE = 1.0
+log = structlog.get_logger()
 CLAIM_SECONDS = 6.0
 """So long the heartbeat that claims a seat may come after the contribution: the two travel by themselves."""
 CLAIMS = 32
@@ -65,10 +74,66 @@ class Looks:
         )
         replay = order.groups is None or bool(order.groups)
         job = Check(policy.step, order.path, others, replay)
-        found = await self._rounds.jobs.ask(f"check-{order.file_root.hex()[:32]}-{int(replay)}", job)
+        found = await self._look(order, job)
         if "seat" in found:
             await self._hear_claim(parse_address(order.node), found["seat"])
         return self._inspected(order, found)
+
+    async def _look(self, order: Inspect, job: Check) -> dict[str, Any]:
+        """What the learner finds. Where the steps begin with a state of the peer's own, `state` says what is wrong with
+        that: it must be what its node's last contribution left, and be handed over where the steps are made again."""
+        name = f"check-{order.file_root.hex()[:32]}-{int(job.replay)}"
+        found = await self._rounds.jobs.ask(name, job)
+        if not self._rounds.own_bytes or "inner" not in found:
+            return found
+        node, inner = parse_address(order.node), dict(zip(("before", "after"), found["inner"], strict=True))
+        if why := await self._broken_chain(node, job.round, bytes.fromhex(inner["before"])):
+            return found | {"state": why}
+        if "lacks" not in found:
+            return found
+        paths = {which: await self._own_state(node, bytes.fromhex(inner[which])) for which in found["lacks"]}
+        if missing := [which for which, path in paths.items() if not path]:
+            seconds = self._station.run.spec.audit.delivery_seconds
+            return found | {"state": f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"}
+        job = msgspec.structs.replace(job, replay=True, **paths)
+        return await self._rounds.jobs.ask(name, job)
+
+    async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
+        """Why a contribution may not begin with the state that it names; empty if it may."""
+        before = self._rounds.root_of(round_ - 1)
+        # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
+        if begins == state_root(round_, ()) or (before is None and round_ > 0):
+            return ""
+        jury = self._station.jury
+        works = [work for work in jury.register.of(node) if work.commitment.policy_root == before]
+        standing = [work for work in works if jury.ballots.state(work.id) is not FileState.REJECTED]
+        for work in standing:
+            path = await self._had(work.commitment.file_root, node, self._rounds.most_bytes)
+            try:
+                header = await trio.to_thread.run_sync(self._rounds.header_of, path, round_ - 1) if path else None
+                if header is not None and header.inner[1] == begins:
+                    return ""
+            except (ContributionError, OSError) as error:
+                log.info("contribution.not_read", node=node, why=str(error))
+        what = "left another one" if standing else "was refused" if works else "is not known"
+        return f"its steps begin with a state of their own, and its node's contribution to the round before {what}"
+
+    async def _own_state(self, node: Address, root: bytes) -> str:
+        path = await self._had(root, node, self._rounds.own_bytes)
+        return str(path) if path else ""
+
+    async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
+        """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
+        station, seconds = self._station, self._station.run.spec.audit.delivery_seconds
+        others = [one for one in station.jury.validators() if one != station.key.address]
+        with trio.move_on_after(seconds):
+            while True:
+                try:
+                    return await station.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
+                except IntellectError as error:
+                    log.info("state.unavailable", node=node, why=error.why)
+                await trio.sleep(PAUSE)
+        return None
 
     async def _hear_claim(self, node: Address, seat: int) -> None:
         with trio.move_on_after(CLAIM_SECONDS):
@@ -104,6 +169,8 @@ class Looks:
         if found["tokens"] != order.units:
             detail = f"it says {order.units} tokens outside and {found['tokens']} inside"
             return Reason.UNITS, detail, Outcome.SLASH
+        if "state" in found:
+            return Reason.INNER_STATE, found["state"], Outcome.REJECT
         copy = f"; it is {found['alike']:.3f} like another one of the round" if found["alike"] > 0.9 else ""
         if found.get("same") and not found["equal"]:
             at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""

@@ -6,6 +6,7 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.recent import Recent
 from node.services.base import Service
 from node.services.committing import OwnWorks, commit, slot_name
 from node.services.rounds.applying import Outer, Rounds, in_words
@@ -13,6 +14,7 @@ from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import WorkId
+from node.weights.keeper import Pins
 from protocol.errors import IntellectError
 from protocol.seats import choose
 from protocol.statements import work_id
@@ -21,6 +23,8 @@ log = structlog.get_logger()
 POLL = 0.2
 MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
+OWN_STATES = 4
+"""States that are kept for replays: contributions to two rounds may still be judged, by what was before and after."""
 SAID = 2
 """Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
 
@@ -30,22 +34,27 @@ class Learning(Service):
 
     name = "learning"
 
-    def __init__(self, station: Station, rounds: Rounds) -> None:
-        self._station, self._rounds = station, rounds
+    def __init__(self, station: Station, rounds: Rounds, pins: Pins) -> None:
+        """pins: of the store from which others are served."""
+        self._station, self._rounds, self._pins = station, rounds, pins
         self.seat, self._said = -1, 0
         self.rate = Rate(60.0, station.clock.monotonic)
         self.works = OwnWorks(station)
         self._training = -1
         self._open: dict[WorkId, int] = {}
+        self._states: Recent[bytes, None] = Recent(OWN_STATES)
+        """Blobs that a replay may ask for."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.rounds)
+        return cls(place.station, place.rounds, place.member.stock.store)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing
         await self.works.count()
         await self.works.repeat()
+        for path in self._rounds.own_states():
+            await self._serve(path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_verdicts)
             await self._contribute()
@@ -79,16 +88,38 @@ class Learning(Service):
     async def _train(self, outer: Outer) -> None:
         clock = self._station.clock
         until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
-        found = await self._rounds.train(outer.round, self.seat, until)
+        found = await self._rounds.train(outer.round, self.seat, until, fresh=not self._stands(outer.round - 1))
         if outer.round + 1 < self._rounds.newest:  # the node was stopped meanwhile: nobody would count it
             self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
             return
+        if found["began"] and not self._stands(outer.round - 1):
+            # Sent, it would be refused, and so would every next one that builds on it.
+            told = f"round {outer.round}: its steps began with what a contribution left that does not stand"
+            self._station.progress.tell("refused", told)
+            return
+        if found["own"]:
+            await self._serve(Path(found["own"]))
         units = found["tokens"]
         commitment = await commit(self._station, outer.root, 0, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = outer.round
         self.rate.add(units)
         await self.works.count()
         log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=units, loss=found["loss"])
+
+    def _stands(self, round_: int) -> bool:
+        """Whether this node committed to a contribution to a round, and the pool did not refuse it, as far as is known:
+        only what such a one left may be built upon."""
+        jury, root = self._station.jury, self._rounds.root_of(round_)
+        works = [one for one in jury.register.of(self._station.key.address) if one.commitment.policy_root == root]
+        return any(jury.ballots.state(work.id) is not FileState.REJECTED for work in works)
+
+    async def _serve(self, path: Path) -> None:
+        """Hand the moments with which the next steps begin to whoever replays these, as long as one may."""
+        info = await self._station.blobs.add(path)
+        if len(self._states) == OWN_STATES and info.root not in self._states:
+            self._pins.unpin(next(iter(self._states)))
+        self._states[info.root] = None
+        self._pins.pin(info.root)
 
     async def _follow_verdicts(self) -> None:
         """What becomes of this node's contributions."""

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,14 +34,16 @@ def rewritten(run_file: Path, old: str, new: str) -> Path:
     return run_file
 
 
-def test_streams_are_files_of_the_run_and_a_swarm_does_not_take_it_yet(run_file: Path) -> None:
+def test_streams_are_files_of_the_run_and_a_swarm_takes_it_without_fragments(run_file: Path) -> None:
     run = compile_run(run_file, desk=True)
     paths = [asset.path for asset in run.spec.assets]
     assert "text/counting.tokens" in paths and "text/letters.tokens" in paths
     assert run.spec.pretraining and run.spec.pretraining.data[0].file == "text/counting.tokens"
     assert decode_run(run.encoded, desk=True) == run.spec
+    assert run.spec.diloco and decode_run(run.encoded) == run.spec
+    in_parts = msgspec.structs.replace(run.spec.diloco, inner_steps=4, stretch=0, fragments=2)
     with pytest.raises(RunError, match="desk only"):
-        decode_run(run.encoded)
+        msgspec.structs.replace(run.spec, diloco=in_parts).check()
     facts = check_run(run)
     assert [part.share for part in facts.parts] == [0.75, 0.25]
     assert [part.annealing for part in facts.parts if isinstance(part, TextFacts)] == [0.5, 0.5]

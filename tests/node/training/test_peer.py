@@ -13,12 +13,13 @@ from node.inference.wire import Inspect
 from node.recent import Recent
 from node.services.rounds.judging import Looks
 from node.training.jobs import Answer, Check, Job, Publish, Start, Train
-from node.training.outer import StateFile
+from node.training.outer import StateFile, apply_round, write_state
 from node.training.peer import Peer
+from node.training.pretrainer import blob_root
 from node.training.settings import TrainerSettings
 from node.training.world import World
 from protocol.checks import Reason
-from protocol.contribution import Contribution, ContributionHeader, encode_contribution
+from protocol.contribution import Contribution, ContributionHeader, encode_contribution, encode_header
 from protocol.identity import Address, NodeKey
 from protocol.statements import Outcome
 from tests.node.training.texts import compiled, spool_of
@@ -150,3 +151,91 @@ def test_a_job_that_cannot_be_done_is_answered_and_the_next_one_is_done(bench: B
     answer = bench.peer._answer(Check(7, str(bench.paths[0])))
     assert answer.what and isinstance(answer, Answer)
     bench.ask(Publish(0, {}))
+
+
+class KeptBench(Bench):
+    """The same in a run whose moments outlive a round: seat 0's contribution to round 1, and what it began with."""
+
+    def __init__(self, folder: Path, exchange: str) -> None:
+        run = compiled(folder, rounds=f'exchange = "{exchange}"\ninner_state = "kept"\nchunk = 64\ntop = 8')
+        self.peer = Peer(spool_of(run, folder / "peer"), run.spec, TrainerSettings(), World())
+        self.folder, self.most = folder, self.ask(Start())["own_bytes"]
+        made = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
+        outer = StateFile(self.peer._outer_path(0))
+        contributions = [self.peer._decoded(path, outer) for path in made]
+        apply_round(outer, contributions, self.peer._rules, self.peer._outer_path(1))
+        self.paths = [Path(self.ask(Train(1, 0, NEVER))["path"])]
+        self.before, self.after = self.peer._own_path(0, 0), self.peer._own_path(1, 0)
+        self.others = self.peer._own_path(0, 1)
+        self.looks = Looks(SimpleNamespace(run=SimpleNamespace(root=bytes(32))), SimpleNamespace(norms={}))  # type: ignore[arg-type]
+        self.looks._claims.setdefault(NODE, Recent(8))[0] = None
+
+    def read(self, seat: int) -> Contribution:
+        return self.peer._decoded(self.paths[seat], StateFile(self.peer._outer_path(1)))
+
+    def judged(self, path: Path, before: Path | None, after: Path | None = None) -> tuple[Any, dict[str, Any]]:
+        places = {"before": str(before or ""), "after": str(after or "")}
+        found = self.ask(Check(1, str(path), (), replay=True, **places))
+        order = Inspect(
+            policy_root=bytes(32), node=NODE, pool=0, index=0, units=256, path=str(path), report_path="",
+            file_root=bytes(32), groups=(0,),
+        )  # fmt: skip
+        return self.looks._inspected(order, found), found
+
+
+@pytest.fixture(scope="module", params=["float32", "sparse"])
+def kept(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[KeptBench]:
+    yield KeptBench(tmp_path_factory.mktemp("kept"), request.param)
+
+
+def test_steps_that_begin_with_moments_are_made_again_from_these(kept: KeptBench) -> None:
+    found, seen = kept.judged(kept.paths[0], kept.before)
+    assert found.outcome == Outcome.ACCEPT and seen["equal"] and seen["same"]
+    assert seen["inner"] == [blob_root(one).hex() for one in (kept.before, kept.after)]
+    assert kept.before.stat().st_size <= kept.most
+    assert kept.ask(Check(1, str(kept.paths[0]), (), replay=True))["lacks"] == ["before"]
+    found, _ = kept.judged(kept.paths[0], kept.others)  # another seat's moments come to other steps
+    assert (found.outcome, found.reason) == (Outcome.SLASH, Reason.NOT_REPRODUCED)
+
+
+def test_a_false_state_behind_honest_steps_costs_the_stake(kept: KeptBench) -> None:
+    header = kept.read(0).header
+    path = kept.folder / "made.inc"
+    data, true = kept.paths[0].read_bytes(), header.inner[1]
+    path.write_bytes(data.replace(true, blob_root(kept.others)))
+    found, seen = kept.judged(path, kept.before)
+    assert (found.outcome, found.reason) == (Outcome.SLASH, Reason.NOT_REPRODUCED) and seen["distance"] == 0
+    # in another arithmetic the state itself is compared: near is good, made up is not
+    head = encode_header(header)
+    other = encode_header(msgspec.structs.replace(header, arithmetic="another"))
+    path.write_bytes(data.replace(head, other))
+    assert kept.ask(Check(1, str(path), (), replay=True, before=str(kept.before)))["lacks"] == ["after"]
+    assert kept.judged(path, kept.before, kept.after)[0].outcome == Outcome.ACCEPT
+    shapes = kept.peer._own_shapes()
+    state, made_up = StateFile(kept.after), kept.folder / "made-up.safetensors"
+    factors = {name: 3.0 if name.startswith("exp_avg/") else 1.0 for name in shapes}
+    tensors = ((name, np.float32(factors[name]) * state.tensor(name)) for name in sorted(shapes))
+    write_state(made_up, 2, shapes, tensors)
+    path.write_bytes(data.replace(head, other).replace(true, blob_root(made_up)))
+    found, seen = kept.judged(path, kept.before, made_up)
+    assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.NO_GAIN) and seen["distance"] > 1
+
+
+@pytest.mark.parametrize("cheat", ["truncated", "longer", "nan", "infinite", "round", "shapes", "garbage", "huge"])
+def test_what_is_no_state_of_the_run_costs_the_pay_alone(kept: KeptBench, cheat: str) -> None:
+    shapes, state, path = kept.peer._own_shapes(), StateFile(kept.before), kept.folder / "state.safetensors"
+    tensors = {name: state.tensor(name).copy() for name in sorted(shapes)}
+    name, data = next(one for one in shapes if one.startswith("exp_avg_sq/")), kept.before.read_bytes()
+    if cheat in ("nan", "infinite", "huge"):
+        value = {"nan": np.nan, "infinite": np.inf, "huge": -1.0}[cheat]  # whose root is no number: steps diverge
+        tensors[name].reshape(-1)[:] = value
+        write_state(path, 1, shapes, tensors.items())
+    elif cheat == "shapes":
+        write_state(path, 1, {**shapes, name: (1, 1)}, {**tensors, name: np.ones((1, 1), np.float32)}.items())
+    elif cheat == "round":
+        write_state(path, 2, shapes, tensors.items())
+    else:
+        made = {"truncated": data[:-4], "longer": data + bytes(4), "garbage": bytes(len(data))}
+        path.write_bytes(made[cheat])
+    found, _ = kept.judged(kept.paths[0], path)
+    assert (found.outcome, found.reason) == (Outcome.REJECT, Reason.INNER_STATE), found

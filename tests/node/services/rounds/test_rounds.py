@@ -34,13 +34,14 @@ from node.training.errors import TrainingError
 from node.training.jobs import Check, Job, Train
 from node.training.outer import StateFile
 from node.training.peer import Peer
+from node.training.pretrainer import blob_root
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import NodeKey
-from protocol.messages import CutSigned
+from protocol.messages import CutSigned, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge
 from tests.node.services.tasking.town import Files, at_once
 from tests.node.training.texts import compiled, spool_of
@@ -65,7 +66,7 @@ class Lab:
             left = until - self.town.wall()
             slow = self.seconds > left
             await trio.sleep(max(min(self.seconds, left), 0.1))
-            job = Train(job.round, job.seat, 0.0 if slow else 4e9)  # in time for one step, or for all
+            job = Train(job.round, job.seat, 0.0 if slow else 4e9, job.fresh)  # in time for one step, or for all
         else:
             await trio.sleep(0.2 if isinstance(job, Check) else 0.0)
         peer = self.town.peer
@@ -83,6 +84,16 @@ class Process:
 
     async def run(self) -> None:
         await trio.sleep_forever()
+
+
+class Pins(set[bytes]):
+    """A store's."""
+
+    def pin(self, root: bytes) -> None:
+        self.add(root)
+
+    def unpin(self, root: bytes) -> None:
+        self.discard(root)
 
 
 class Node:
@@ -113,7 +124,7 @@ class Node:
 
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.station, self.rounds)]
+            return [Learning(self.station, self.rounds, Pins())]
         if self.role == "trainer":
             return []
         looks = Looks(self.station, self.rounds)
@@ -306,6 +317,45 @@ async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_i
     assert works and not any(journal.certificate(validator.key.address, POOL, one) for one in works)
     paid = [work.id for work in validator.station.jury.register.of(honest.key.address)]
     assert all(journal.certificate(validator.key.address, POOL, one) for one in paid)  # the control
+
+
+async def withheld(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+    """Nobody gets the moments that its steps end with."""
+    await trio.lowlevel.checkpoint()
+    if isinstance(job, Train):
+        lab.town.blobs.missing.add(blob_root(Path(found["own"])))
+
+
+async def with_anothers_moments(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+    """From the second round on: real steps from what another seat's steps had left, which everybody can fetch."""
+    await trio.lowlevel.checkpoint()
+    if isinstance(job, Train) and job.round:
+        peer = lab.town.peer
+        own = [peer._own_path(job.round - 1, seat) for seat in (job.seat, (job.seat + 1) % 4)]
+        peer._contribute(job.round - 1, (job.seat + 1) % 4)
+        own[0].write_bytes(own[1].read_bytes())
+        Path(found["path"]).unlink()  # noqa: ASYNC240
+        peer._contribute(job.round, job.seat)
+
+
+async def test_moments_outlive_a_round_and_who_withholds_or_swaps_them_is_out_without_losing_its_stake(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    how = HOW.replace("reset", "kept").replace("12", "60")  # so long that what is withheld is judged in its round
+    town = Town(tmp_path, validators=2, steps=3, how=how)
+    honest, silent, thief = town.add(2), town.add(3, bend=withheld), town.add(4, bend=with_anothers_moments)
+    await town.play(nothing)
+    validator = next(one for one in town.nodes if one.role == "validator")
+    assert all(len(each) == 1 for each in town.roots().values())
+    assert honest.counts() == {"accepted": 3}  # two of them began with moments, which both validators fetched
+    learning = next(one for one in honest.crew.services if isinstance(one, Learning))
+    assert len(learning._states) == 3
+    assert silent.counts() == {"accepted": 2, "rejected": 1}  # it began anew in the third, which needs no state
+    assert thief.counts() == {"accepted": 1, "rejected": 2}
+    verdicts = [one.message.verdict for one in validator.station.board.messages(VerdictIssued)]
+    reasons = {one.reason for one in verdicts if one.node in (silent.key.address, thief.key.address)}
+    assert reasons == {Reason.NONE, Reason.INNER_STATE}
+    assert not [one for node in town.nodes for one in node.court.slashed]
 
 
 async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
