@@ -19,11 +19,20 @@ from protocol.manifest import MAX_MANIFEST_BYTES, MalformedManifest, decode_comp
 from protocol.run import RunSpec, decode_run
 
 
-def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None) -> Audit:
-    """Of the step that turned policy `step` into the next. Blocking, for as long as the step took and some seconds.
-    own: how to compute, None: as the trainer did. Raises TrainingError where the directory does not hold enough."""
+def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None, *, seat: int | None = None) -> Audit:
+    """Of the step that turned policy `step` into the next; with `seat` of what that seat contributed to the round.
+    Blocking, for as long as the step took and some seconds. own: how to compute, None: as the trainer did. Raises
+    TrainingError where the directory does not hold enough."""
     spool = Spool(directory / "spool")
     run = _run(spool)
+    if (run.diloco is None) != (seat is None):
+        why = "its trainers are one" if run.diloco is None else "its steps are rounds of several trainers"
+        remedy = "leave --seat out" if run.diloco is None else "say whose contribution to the round: --seat 0"
+        raise TrainingError("nothing to audit", why, remedy)
+    if seat is not None:
+        from node.audit.seats import audit_seat
+
+        return audit_seat(directory, run, step, seat, own)
     claims = _Claims(spool)
     kept = spool.checkpoint_steps()
     base, beyond = max((at for at in kept if at <= step), default=0), checkpoint_beyond(step, kept)
@@ -43,9 +52,6 @@ def _run(spool: Spool) -> RunSpec:
         ) from None
     if run.pretraining is not None:
         raise TrainingError("nothing to audit", "the run pre-trains: its contributions are replayed by its peers", "")
-    if run.diloco is not None:
-        why = "its steps are rounds of several trainers, and only steps of one trainer are audited"
-        raise TrainingError("nothing to audit", why, "audit a run without [diloco]")
     return run
 
 

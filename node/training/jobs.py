@@ -39,7 +39,8 @@ class Train(_Job, frozen=True):
 
 class Check(_Job, frozen=True):
     """Look at a contribution. others: of the same round, which it might be a copy of; replay: make its steps again;
-    before, after: its node's own state then, empty where they are not here."""
+    before, after: its node's own state then, empty where they are not here; batches: files of what its steps learnt
+    from, in order, in a run with rollouts."""
 
     round: int
     path: str
@@ -47,6 +48,7 @@ class Check(_Job, frozen=True):
     replay: bool = False
     before: str = ""
     after: str = ""
+    batches: tuple[str, ...] = ()
 
 
 class Publish(_Job, frozen=True):

@@ -1,13 +1,14 @@
-"""The learner's process of a node in a swarm that pre-trains: it does what its daemon asks (node.training.jobs).
+"""The learner's process of a node whose run has rounds: it does what its daemon asks (node.training.jobs).
 
 A worker's trains a seat, a validator's looks at contributions, the run's owner's evaluates. Outer states come from the
-daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts.
+daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in `Peer`
+and rollouts in `SeatPeer`, which audits at a desk use so far (node.audit.seats).
 """
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from node.state.files import mapped
 from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
 from node.training.outer import StateFile, state_size, strangers_state
-from node.training.pretrainer import Pretrainer
+from node.training.pretrainer import Pretrainer, RoundTrainer
+from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader, decode_contribution, expected_of
 from protocol.errors import IntellectError
 from protocol.exchange import F32, ContributionError
@@ -38,8 +40,11 @@ ALIKE = 0.9
 of noise has 0.999. Where batches are large honest ones come closer; so it only asks for a replay."""
 
 
-class Peer(Pretrainer):
+class AsAsked(RoundTrainer):
     """Waits for jobs, one at a time, until it is ended."""
+
+    _given: tuple[str, ...] = ()
+    """Files of the batches of the steps that are made again, where the spool has none."""
 
     def train(self) -> None:
         jobs = Jobs(self._spool)
@@ -100,6 +105,29 @@ class Peer(Pretrainer):
         told = {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
         return told | {"own": str(own) if own.exists() else "", "began": not self._begins_with_nothing(header)}
 
+    # What an audit at a desk asks
+
+    def answer(self, job: Job) -> Answer:
+        """Of one job, without a daemon."""
+        return self._answer(job)
+
+    @property
+    def arithmetic(self) -> str:
+        """As a header names it."""
+        return self._computed_by()
+
+    def outer_file(self, round_: int) -> Path:
+        """The outer state with which a round begins."""
+        return self._outer_path(round_)
+
+    def seat_files(self, round_: int, seat: int) -> tuple[Path, Path, Path]:
+        """A seat's contribution to a round, and what it kept for itself before and after."""
+        return self._seat_path(round_, seat), self._own_path(round_ - 1, seat), self._own_path(round_, seat)
+
+    def header_of(self, path: Path, outer: StateFile) -> ContributionHeader:
+        """Raises ContributionError."""
+        return self._decoded(path, outer).header
+
     # Looking at what others made
 
     def _decoded(self, path: Path, outer: StateFile) -> Contribution:
@@ -117,7 +145,7 @@ class Peer(Pretrainer):
         except ContributionError as error:
             return {"fault": error.why}
         header = contribution.header
-        if header.tokens % self._rules.batch_tokens:
+        if header.tokens % (self._batch or self._rules.batch_tokens):
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
         found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
         found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self._computed_by()}
@@ -127,12 +155,82 @@ class Peer(Pretrainer):
         if not found.get("same") and "state" not in found and "lacks" not in found:
             # whoever made the same steps in the same arithmetic knows more than the loss says
             found |= self._effect(outer, contribution)
-            if found["own"] <= SURE * found["error"] and "same" not in found:
+            if "own" in found and found["own"] <= SURE * found["error"] and "same" not in found:
                 found |= self._replayed(outer, contribution, job)
         return found | {"seconds": self._seconds.get("check", 0.0)}
 
     def _begins_with_nothing(self, header: ContributionHeader) -> bool:
         return header.inner[0] == state_root(header.round, ())
+
+    def _likeness(self, contribution: Contribution, outer: StateFile, others: tuple[str, ...]) -> dict[str, Any]:
+        """The largest cosine with another contribution of the round, and whose that is."""
+        found, whose = 0.0, ""
+        for path in others:
+            try:
+                other = self._decoded(Path(path), outer)
+                cosine = _cosine(contribution, other)
+            except (ContributionError, OSError):  # it is no contribution, which is its own judge's to say
+                continue
+            if cosine > found:
+                found, whose = cosine, path
+        return {"alike": found, "whose": whose}
+
+    def _replayed(self, outer: StateFile, contribution: Contribution, job: Check) -> dict[str, Any]:
+        """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every byte is;
+        distance: of the two results, as a share of this one; after: what two validators that replay it can compare.
+        Or else lacks: own states of its node that are to be fetched before;
+        state: why one of them is none."""
+        header, shapes = contribution.header, self._own_shapes()
+        same = header.arithmetic == self._computed_by()
+        begins = bool(shapes) and not self._begins_with_nothing(header)
+        # In another arithmetic only a comparison can tell what a peer says to keep from what it made up.
+        lacks = ["before"] * (begins and not job.before) + ["after"] * (bool(shapes) and not same and not job.after)
+        lacks += ["batches"] * (len(job.batches) < len(header.batches))
+        if lacks:
+            return {"lacks": lacks}
+        try:
+            before = strangers_state(Path(job.before), header.round, shapes) if begins else None
+            after = strangers_state(Path(job.after), header.round + 1, shapes) if shapes and not same else None
+        except TrainingError as error:
+            return {"state": error.why}
+        path, own = self._rounds / "replayed.inc", self._rounds / "replayed.safetensors"
+        try:
+            with self._timed("check"):
+                count = header.tokens // (self._batch or self._rules.batch_tokens)
+                self._given = job.batches
+                said, _ = self._steps(header.round, header.seat, before, most=count)
+                # whoever asks has made the batches of the manifests that the header names
+                self._write(msgspec.structs.replace(said, batches=header.batches), before, path, own)
+            ours = self._decoded(path, outer)
+            error, size, equal = _compared(ours, contribution)
+            distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
+            distances += _apart(StateFile(own), after) if after else []
+        except TrainingError as error:  # numbers that no honest steps begin with
+            return {"state": f"steps from it come to nothing: {error.why}"}
+        finally:
+            self._given = ()
+            self._world.share(b"\0")  # all ranks have read them
+            if self._world.first:
+                path.unlink(missing_ok=True)
+                own.unlink(missing_ok=True)
+        equal = equal and msgspec.structs.replace(ours.header, arithmetic=header.arithmetic) == header
+        pairs = zip(ours.header.stretches, header.stretches, strict=False)
+        wrong = [at for at, (one, other) in enumerate(pairs) if one != other]
+        distance = min(max(distances), 1e30)
+        told = {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1]}
+        return told | {"after": self._after(header, math.sqrt(size))}
+
+    def _after(self, header: ContributionHeader, norm: float) -> float:
+        """What two validators that made the same steps can compare. norm: of what came of them."""
+        return norm
+
+    def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
+        """What a contribution does to the loss, where one can be looked at."""
+        return {}
+
+
+class Peer(AsAsked, Pretrainer):
+    """Of a run that learns from text."""
 
     def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
         """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
@@ -154,62 +252,23 @@ class Peer(Pretrainer):
             "others": _finite(float(others.mean())),
         }
 
-    def _likeness(self, contribution: Contribution, outer: StateFile, others: tuple[str, ...]) -> dict[str, Any]:
-        """The largest cosine with another contribution of the round, and whose that is."""
-        found, whose = 0.0, ""
-        for path in others:
-            try:
-                other = self._decoded(Path(path), outer)
-                cosine = _cosine(contribution, other)
-            except (ContributionError, OSError):  # it is no contribution, which is its own judge's to say
-                continue
-            if cosine > found:
-                found, whose = cosine, path
-        return {"alike": found, "whose": whose}
-
-    def _replayed(self, outer: StateFile, contribution: Contribution, job: Check) -> dict[str, Any]:
-        """Make the steps again. same: whether the file's arithmetic is this machine's; equal: whether every byte is;
-        distance: of the two results, as a share of this one; after: the loss then on its first rows, which is what two
-        validators that replay it can compare. Or else lacks: own states of its node that are to be fetched before;
-        state: why one of them is none."""
-        header, shapes = contribution.header, self._own_shapes()
-        same = header.arithmetic == self._computed_by()
-        begins = bool(shapes) and not self._begins_with_nothing(header)
-        # In another arithmetic only a comparison can tell what a peer says to keep from what it made up.
-        lacks = ["before"] * (begins and not job.before) + ["after"] * (bool(shapes) and not same and not job.after)
-        if lacks:
-            return {"lacks": lacks}
-        try:
-            before = strangers_state(Path(job.before), header.round, shapes) if begins else None
-            after = strangers_state(Path(job.after), header.round + 1, shapes) if shapes and not same else None
-        except TrainingError as error:
-            return {"state": error.why}
-        path, own = self._rounds / "replayed.inc", self._rounds / "replayed.safetensors"
-        try:
-            with self._timed("check"):
-                count = header.tokens // (self._batch or self._rules.batch_tokens)
-                said, _ = self._steps(header.round, header.seat, before, most=count)
-                self._write(said, before, path, own)
-            ours = self._decoded(path, outer)
-            error, size, equal = _compared(ours, contribution)
-            distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
-            distances += _apart(StateFile(own), after) if after else []
-        except TrainingError as error:  # numbers that no honest steps begin with
-            return {"state": f"steps from it come to nothing: {error.why}"}
-        finally:
-            self._world.share(b"\0")  # all ranks have read them
-            if self._world.first:
-                path.unlink(missing_ok=True)
-                own.unlink(missing_ok=True)
-        equal = equal and msgspec.structs.replace(ours.header, arithmetic=header.arithmetic) == header
-        pairs = zip(ours.header.stretches, header.stretches, strict=False)
-        wrong = [at for at, (one, other) in enumerate(pairs) if one != other]
-        distance = min(max(distances), 1e30)
-        return {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1], "after": self._after(header)}
-
-    def _after(self, header: ContributionHeader) -> float:
-        """The loss of what the learner holds, on the first rows of a contribution."""
+    def _after(self, header: ContributionHeader, norm: float) -> float:
+        """The loss on the contribution's first rows."""
         return self._learner.loss(self._data.rows(header.seat, header.round * self._rules.inner_steps))
+
+
+class SeatPeer(AsAsked, Seats):
+    """Of a run that learns from rollouts."""
+
+    def _handed(self, place: int, number: int) -> bytes:
+        return Path(self._given[number]).read_bytes() if self._given else super()._handed(place, number)
+
+    def _batches(self, round_: int, seat: int, count: int) -> tuple[bytes, ...]:
+        return () if self._given else super()._batches(round_, seat, count)
+
+    def _is_used_up(self, files: Sequence[str], place: int) -> bool:
+        # Steps that are made again are another node's: what a group was used for before is not this process's to say.
+        return not self._given and super()._is_used_up(files, place)
 
 
 def _compared(ours: Contribution, theirs: Contribution) -> tuple[float, float, bool]:

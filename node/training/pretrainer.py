@@ -396,8 +396,11 @@ class RoundTrainer:
             return
         for path in self._rounds.iterdir():
             name = path.name.removeprefix("outer-").removesuffix(".safetensors")
-            if name.isdigit() and int(name) < round_ - 1:
+            if name.isdigit() and int(name) < round_ - 2:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif name.isdigit() and int(name) < round_ - 1:  # but for what the last round's steps began with
+                for one in path.iterdir() if path.is_dir() else [path]:
+                    one.unlink() if not one.name.startswith("own-") else None
             elif path.name.startswith("."):
                 path.unlink()
 

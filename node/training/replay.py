@@ -23,7 +23,7 @@ from node.training.sharding import whole
 from node.training.spool import Spool
 from node.training.state import F32, State
 from node.training.trainer import Trainer
-from node.training.world import join_world, leave_world
+from node.training.world import World, join_world, leave_world
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
 
@@ -101,12 +101,19 @@ class Replayer(Trainer):
 @contextmanager
 def replaying(spool: Spool, settings: TrainerSettings, kind: type[R]) -> Iterator[R]:
     """A replayer of this kind, alone in its world, as long as the block lasts."""
+    with alone_in_its_world(settings) as world:
+        yield kind(spool, settings, world)
+
+
+@contextmanager
+def alone_in_its_world(settings: TrainerSettings) -> Iterator[World]:
+    """One process, one rank, as deterministic as the settings say."""
     torch.set_num_threads(settings.threads)
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     world = join_world(settings)
     try:
         with as_deterministic_as_set(settings, world.device):
-            yield kind(spool, settings, world)
+            yield world
     finally:
         leave_world(world)
 

@@ -77,11 +77,19 @@ class Seats(RoundTrainer):
     def _inner_step(self, round_: int, seat: int, number: int) -> dict[str, Any]:
         place = self._number(round_, seat, number)
         with self._timed("wait"):
-            data = self._world.hand_out(self._spool.batch(place) if self._world.first else b"")
+            data = self._world.hand_out(self._handed(place, number) if self._world.first else b"")
         batch = self._admit(decode_batch(data), round_, place)
         metrics = self._learner.step(batch.rows, round_ * self._rules.inner_steps + number)
         # a batch in which no group has a signal makes no update, and has no gradient
         return metrics | {name: metrics[name] or 0.0 for name in ("grad_norm", "grad_norm_max")}
+
+    def _handed(self, place: int, number: int) -> bytes:
+        """The batch of inner step `number` of a seat's round, as soon as it is there."""
+        return self._spool.batch(place)
+
+    def _is_used_up(self, files: Sequence[str], place: int) -> bool:
+        """Whether a group was learnt from for another batch."""
+        return any(self._learnt.get(one, place) != place for one in files)
 
     def _admit(self, batch: Batch, round_: int, place: int) -> Batch:
         """Only batches of this round, of rollouts that are fresh and that no seat has learnt from."""
@@ -89,9 +97,8 @@ class Seats(RoundTrainer):
         ages = [round_ - row.policy_step for row in batch.rows] or [-1]
         if batch.header.step != round_ or min(ages) < 0 or max(ages) > most:
             raise _unusable(place, f"it is of round {batch.header.step}, with rollouts {min(ages)} to {max(ages)} old")
-        again = [one for one in files if self._learnt.get(one, place) != place]
-        if again or len(set(files)) != len(files):
-            raise _unusable(place, f"{len(again) or 'some'} of its groups were learnt from before")
+        if self._is_used_up(files, place) or len(set(files)) != len(files):
+            raise _unusable(place, "some of its groups were learnt from before")
         self._learnt |= dict.fromkeys(files, place)
         oldest = self._number(round_ - most, 0, 0)  # what is forgotten here is too stale to be admitted
         self._learnt = {one: at for one, at in self._learnt.items() if at >= oldest}

@@ -1,7 +1,10 @@
 """Seats: kept while nobody lighter wants them; two nodes have one no longer than they do not hear each other."""
 
+import msgspec
+
 from protocol.identity import NodeKey
-from protocol.seats import choose, share, weight
+from protocol.manifest import ComposedBatch, UsedReport, UsedWork
+from protocol.seats import broken_rule, choose, groups_of, share, weight
 
 RUN = bytes(32)
 PEOPLE = [NodeKey(bytes([n]) * 32).address for n in range(1, 9)]
@@ -30,3 +33,28 @@ def test_a_round_deals_works_evenly_and_each_round_deals_anew() -> None:
     same = sum(a == b for a, b in zip(*dealt, strict=True))
     assert 900 < same < 1100, "who held a work back for a round would get another seat by chance"
     assert dealt[0] == [share(bytes([1]) * 32, work, 4) for work in works]
+
+
+def batch(files: list[bytes], used: bytes = b"\x03") -> ComposedBatch:
+    report = UsedReport(bytes(20), bytes(32), 10, used)
+    works = (UsedWork(bytes(20), bytes(32), 5, 0, file, 10, 0, 10, (report,), used, b"\x00") for file in files)
+    return ComposedBatch(bytes(32), 0, 5, tuple(works))
+
+
+def test_a_seat_learns_from_accepted_works_of_its_share_and_from_no_group_twice() -> None:
+    outer = bytes([9]) * 32
+    files = [number.to_bytes(32) for number in range(64)]
+    own, others = ([one for one in files if (share(outer, one, 2) == 0) is is_own] for is_own in (True, False))
+
+    def why(*batches: ComposedBatch, used: set[tuple[bytes, int]] | None = None, refused: bytes = b"") -> str:
+        return broken_rule(outer, 0, 2, batches, used or set(), lambda work: work != refused)
+
+    honest = batch(own[:2]), batch([own[2]]), batch([own[0]], b"\x0c")  # two more groups of its first file
+    assert why(*honest) == ""
+    assert "of seat 1" in why(batch([others[0]]))
+    assert "not accepted" in why(*honest, refused=own[2])
+    assert "learnt from before" in why(*honest, batch([own[1]], b"\x02"))
+    assert "learnt from before" in why(*honest, used={(own[0], 3)}) and why(*honest, used={(own[0], 4)}) == ""
+    assert sorted(groups_of(honest[2])) == [(own[0], 2), (own[0], 3)]
+    # in a pool a work goes by its commitment, not by its file
+    assert {name for name, _ in groups_of(msgspec.structs.replace(honest[1], pool=7))}.isdisjoint(files)

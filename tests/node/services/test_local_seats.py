@@ -1,6 +1,8 @@
 """Several trainers at a desk: disjoint shares, exact resume, and contributions that their manifests explain."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +11,22 @@ import pytest
 import trio
 from blake3 import blake3
 
+from node.audit.desk import audit_at_desk
+from node.audit.findings import Says
 from node.metrics.observer import Observer
-from node.recipe.desk import desk_blobs, desk_root
-from node.recipe.manifest import checked, materialise
+from node.recipe.desk import desk_root
 from node.run.file import load_run_file
 from node.services.local_seats import LocalSeats
 from node.training.batch import decode_batch
 from node.training.errors import TrainingError
 from node.training.length import without_length
 from node.training.outer import StateFile
-from node.training.seats import SeatLearner, Seats
+from node.training.seats import Seats
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
 from protocol.blobs import describe
-from protocol.contribution import decode_contribution, expected_of
-from protocol.exchange import form_of
+from protocol.contribution import Expected, decode_header, encode_header, expected_of
 from protocol.manifest import ComposedBatch, MalformedManifest, decode_composed
 from protocol.pretraining import Diloco
 from protocol.run import RunSpec, encode_run
@@ -155,51 +157,65 @@ async def test_a_run_of_several_trainers_that_was_killed_goes_on_as_if_it_had_no
     assert manifests(tmp_path / "killed") == manifests(tmp_path / "straight")
 
 
+@pytest.mark.parametrize(("state", "exchange"), [("kept", "sparse"), ("reset", "int8")])
 async def test_whoever_has_a_seats_manifests_and_files_makes_its_contribution_again(
-    run: RunSpec, tiny_assets: Path, tmp_path: Path
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, state: Any, exchange: Any
 ) -> None:
+    assert run.diloco is not None
+    run = msgspec.structs.replace(run, diloco=msgspec.structs.replace(run.diloco, inner_state=state, exchange=exchange))
     await make(run, tiny_assets, tmp_path, level=0).run()
-    assert {work.policy_step for one in manifests(tmp_path)[PER_ROUND:] for work in one.works} <= {0, 1}
-    spool, round_, seat = Spool(tmp_path / "spool"), ROUNDS - 1, 1
+    last, spool = ROUNDS - 1, Spool(tmp_path / "spool")
+    for seat in range(PEERS):
+        audit = audit_at_desk(tmp_path, last, seat=seat)
+        assert [one.test for one in audit.findings] == ["manifest", "replay"] and audit.says is Says.HOLDS, audit
+    with pytest.raises(TrainingError, match="nothing to audit"):
+        audit_at_desk(tmp_path, last)
+    elsewhere = audit_at_desk(tmp_path, last, TrainerSettings(micro_batch_tokens=64), seat=1)
+    assert elsewhere.differences and elsewhere.findings[1].figures["distance"] <= elsewhere.findings[1].figures["limit"]
+
+    # what is not as the header says: the seat's manifest, its files' values, its own moments, the numbers it sent
+    rounds = spool.root / "rounds"
+    own, path = rounds / f"{last - 1:06d}" / "own-1.safetensors", rounds / f"{last:06d}" / "seat-1.inc"
+    first, whole = last * PER_ROUND, path.read_bytes()
+    with changed(spool.works_path(first + INNER), spool.works_path(first).read_bytes()):
+        assert "not the one that the header names" in broken(tmp_path, last, "manifest")
+    header = decode_header(whole, expected(run, last, spool))[0]
+    others = tuple(describe(spool.works_path(first + number).read_bytes()).root for number in range(INNER))
+    lie = whole.replace(encode_header(header), encode_header(msgspec.structs.replace(header, batches=others)))
+    with (
+        changed(path, lie),
+        changed(spool.works_path(first + INNER), spool.works_path(first).read_bytes()),
+        changed(spool.works_path(first + INNER + 1), spool.works_path(first + 1).read_bytes()),
+    ):
+        assert "of seat 0" in broken(tmp_path, last, "manifest")
+    with changed(path, whole[:-1] + bytes([whole[-1] ^ 1])):
+        assert broken(tmp_path, last, "replay")
+    if state == "kept":
+        with changed(own, own.with_name("own-0.safetensors").read_bytes()):
+            assert "other bits" in broken(tmp_path, last, "replay")
+        with changed(own, own.read_bytes()[:-4]):
+            assert "length, names or shapes" in broken(tmp_path, last, "replay")
+
+
+def expected(run: RunSpec, round_: int, spool: Spool) -> Expected:
+    assert run.diloco is not None
     outer = StateFile(spool.root / "rounds" / f"outer-{round_:06d}.safetensors")
-    assert run.diloco is not None
-    form, root = form_of(run.diloco), blake3(without_length(run)).digest()
-    data = (spool.root / "rounds" / f"{round_:06d}" / f"seat-{seat}.inc").read_bytes()
-    expected = expected_of(run.diloco, root, {round_: outer.root}, 3 * 4)
-    claimed = decode_contribution(data, outer.shapes, form, expected)
-    assert claimed.header.tokens == INNER * 3 * 4 and len(claimed.header.stretches) == INNER
-
-    again = Spool(tmp_path / "again")
-    again.prepare(encode_run(run), tiny_assets)
-    again.peers_path.write_text(str(PEERS))
-    learner = Seats(again, run, TrainerSettings(), World())._learner
-    assert replayed(learner, run, tmp_path, outer, round_, claimed.header.batches) == [
-        *claimed.header.stretches,
-        *(bytes(claimed.parts[name]) for name in outer.shapes),
-    ]
-    first = round_ * PER_ROUND
-    own = [describe(spool.works_path(place).read_bytes()).root for place in range(first, first + PER_ROUND)]
-    assert tuple(own[INNER:]) == claimed.header.batches
-    wrong = replayed(learner, run, tmp_path, outer, round_, tuple(own[:INNER]))
-    assert wrong[0] == claimed.header.stretches[0] and wrong[1] != claimed.header.stretches[1]
+    return expected_of(run.diloco, blake3(without_length(run)).digest(), {round_: outer.root}, 3 * 4)
 
 
-def replayed(
-    learner: SeatLearner, run: RunSpec, directory: Path, outer: StateFile, round_: int, batches: tuple[bytes, ...]
-) -> list[bytes]:
-    """Digests of the stretches, and the encoded tensors, of steps on the batches whose manifests have these roots."""
-    assert run.diloco is not None
-    form, found = form_of(run.diloco), list[bytes]()
-    by_root = {describe(path.read_bytes()).root: path for path in (directory / "spool" / "works").iterdir()}
-    learner.load(outer.tensor)
-    learner.begin(None)
-    for number, root in enumerate(batches):
-        composed = decode_composed(by_root[root].read_bytes())
-        files, reports = desk_blobs(directory / "rollouts", composed)
-        rows = materialise(run, composed, checked(files), checked(reports)).rows
-        found.append(learner.digest(round_ * INNER + number))
-        learner.step(rows, round_ * INNER + number)
-    return [*found, *(form.encode(outer.tensor(name).reshape(-1) - values) for name, values in learner.weights())]
+def broken(directory: Path, round_: int, test: str) -> str:
+    """What an audit of seat 1 says against it."""
+    audit = audit_at_desk(directory, round_, seat=1)
+    assert [one.test for one in audit.broken] == [test], audit
+    return audit.broken[0].text
+
+
+@contextmanager
+def changed(path: Path, data: bytes) -> Iterator[None]:
+    whole = path.read_bytes()
+    path.write_bytes(data)
+    yield
+    path.write_bytes(whole)
 
 
 async def test_the_example_trains(tiny_assets: Path, tmp_path: Path, run: RunSpec) -> None:

@@ -1,0 +1,123 @@
+"""An audit of a seat's round at a desk: its contribution, made again from what its manifests name.
+
+What the seat kept for itself is read as a validator reads a stranger's. The learner's process is a validator's, too.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from node.audit.findings import Audit, Finding, Says
+from node.recipe.desk import desk_blobs, desk_root
+from node.recipe.manifest import checked, materialise
+from node.state.files import mapped
+from node.training.batch import encode_batch
+from node.training.errors import TrainingError
+from node.training.jobs import Answer, Check
+from node.training.outer import StateFile
+from node.training.peer import SeatPeer
+from node.training.pretrainer import peers_of
+from node.training.program import settings_of
+from node.training.replay import alone_in_its_world
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from protocol.blobs import describe
+from protocol.contribution import ContributionHeader
+from protocol.errors import ProtocolError
+from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, decode_composed
+from protocol.run import RunSpec
+from protocol.seats import Used, broken_rule, groups_of
+
+MOST_DISTANCE = 0.25
+"""As validators of rounds have it (node.services.rounds.judging)."""
+
+
+def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: TrainerSettings | None = None) -> Audit:
+    """Of what a seat contributed to a round. Blocking. own: how to compute, None: as the trainer did. Raises
+    TrainingError where the directory does not hold enough."""
+    spool = Spool(directory / "spool")
+    settings, began = own or settings_of(spool), time.monotonic()
+    with alone_in_its_world(settings) as world, tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
+        peer = SeatPeer(spool, run, settings, world)
+        path, before, after = peer.seat_files(round_, seat)
+        if not path.exists():
+            why = f"the directory keeps contributions to its newest two rounds, of {peers_of(spool, run)} seats"
+            raise TrainingError(f"seat {seat} of round {round_} is not there", why, "audit a later round")
+        outer = StateFile(peer.outer_file(round_))
+        header = peer.header_of(path, outer)
+        findings = [_manifest(spool, run, outer, header)]
+        read = time.monotonic()
+        if findings[0].says is Says.HOLDS:
+            batches = tuple(_made(run, spool, directory, header, Path(folder)))
+            places = [str(one) if one.exists() else "" for one in (before, after)]
+            answer = peer.answer(
+                Check(round_, str(path), (), replay=True, before=places[0], after=places[1], batches=batches)
+            )
+            findings.append(_replay(answer))
+        seconds = {"manifest": read - began, "replay": time.monotonic() - read}
+        here = peer.arithmetic
+        differences = () if here == header.arithmetic else (f"computed by {here!r} instead of {header.arithmetic!r}",)
+        return Audit(round_, here, header.arithmetic, differences, tuple(findings), seconds)
+
+
+def _composed(spool: Spool, place: int) -> ComposedBatch:
+    with spool.works_path(place).open("rb") as file:
+        return decode_composed(file.read(MAX_MANIFEST_BYTES + 1))
+
+
+def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
+    """Of a seat's batches in a round."""
+    assert run.diloco is not None  # noqa: S101 - the caller's
+    first = (round_ * peers_of(spool, run) + seat) * run.diloco.inner_steps
+    return range(first, first + run.diloco.inner_steps)
+
+
+def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: ContributionHeader) -> Finding:
+    """Whether the seat may have learnt from what its header names."""
+    seats, most = peers_of(spool, run), run.recipe.max_staleness
+    places = list(_places(spool, run, outer.round, header.seat))[: len(header.batches)]
+    try:
+        for place, root in zip(places, header.batches, strict=True):
+            if describe(mapped(spool.works_path(place))).root != root:
+                raise MalformedManifest("bad batch manifest", f"batch {place} is not the one that the header names")
+        batches = [_composed(spool, place) for place in places]
+        for one in batches:
+            one.check(desk_root(run), 0, outer.round, most)
+        used = set[Used]()
+        for round_ in range(max(outer.round - most - 1, 0), outer.round):
+            for place in (place for other in range(seats) for place in _places(spool, run, round_, other)):
+                used.update(groups_of(_composed(spool, place)))
+        if why := broken_rule(outer.root, header.seat, seats, batches, used, lambda work: True):
+            raise MalformedManifest("bad batch manifest", why)
+    except (ProtocolError, OSError, ValueError) as error:
+        return Finding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
+    works = len({work.file_root for one in batches for work in one.works})
+    return Finding("manifest", Says.HOLDS, f"{len(batches)} batches of {works} files, all of its share and used once")
+
+
+def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeader, folder: Path) -> Iterator[str]:
+    """Files of the batches, from files and reports."""
+    for place in list(_places(spool, run, header.round, header.seat))[: len(header.batches)]:
+        composed = _composed(spool, place)
+        files, reports = desk_blobs(directory / "rollouts", composed)
+        path = folder / f"{place}.batch"
+        path.write_bytes(encode_batch(materialise(run, composed, checked(files), checked(reports))))
+        yield str(path)
+
+
+def _replay(answer: Answer) -> Finding:
+    found, finding = answer.found, partial(Finding, "replay")
+    if answer.what or "lacks" in found:
+        why = answer.why or f"its own state {' and '.join(found['lacks'])} the round is not here"
+        return finding(Says.UNDECIDED, why)
+    if "fault" in found or "state" in found:
+        return finding(Says.BROKEN, found.get("fault") or found["state"])
+    figures = {"distance": found["distance"]}
+    if found["equal"]:
+        return finding(Says.HOLDS, "the same bits: contribution, digests and what the seat keeps", figures)
+    if found["same"]:
+        return finding(Says.BROKEN, "in the same arithmetic its steps come to other bits", figures)
+    far = found["distance"] > MOST_DISTANCE
+    return finding(Says.BROKEN if far else Says.HOLDS, "in another arithmetic", figures | {"limit": MOST_DISTANCE})
