@@ -471,6 +471,7 @@ def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
     from types import SimpleNamespace
 
     from node.inference.wire import Inspect
+    from node.recent import Recent
     from node.services.rounds.judging import Looks
     from protocol.checks import Reason
     from protocol.identity import NodeKey
@@ -478,7 +479,8 @@ def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
     node = NodeKey(bytes([2]) * 32).address
     station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32)))
     looks = Looks(station, None)  # type: ignore[arg-type]
-    looks._claims[node, found.get("seat", 0)] = None
+    looks._claims[node] = Recent(1)
+    looks._claims[node][found.get("seat", 0)] = None
     order = Inspect(
         policy_root=bytes(32), node=node, pool=0, index=0, units=found.get("tokens", 0), path="", report_path="",
         file_root=bytes(32),
