@@ -4,37 +4,47 @@ With x a model's weight, b the base's, t = x - b and w a whole weight, number by
 
     average   sum(w x) / sum(w)
     ties      b + scale * sum(w t, over the kept t of the elected sign) / sum(w, over the same)      arXiv 2306.01708
-    dare      b + scale * sum(w t / density, over the t that a draw keeps) / sum(w)                  arXiv 2311.03099
+    dare      b + scale * sum(w t, over the t that a draw keeps) / (density * sum(w))                arXiv 2311.03099
 
-TIES keeps of each model and tensor the `density` of largest |t| (and what is as large as the smallest of them), and
-elects the sign of sum(w t) of what was kept. DARE's draw is a stream of 16-bit words from (seed, model, tensor), so
-that any stretch of it can be had by itself. bf16 numbers times weights below 2^14 are exact in float32; all else is
-one float32 operation after another, in the order of the models, and one rounding to bf16 (to nearest even). Nothing
-depends on how a tensor is cut into windows, or on threads. Pure; windows of tensors come in.
+TIES keeps of each model and tensor what is as large as the `density` of largest |t| in a sample: runs of 32 numbers at
+an odd distance, of a small tensor all. It elects the sign of sum(w t) of what was kept. DARE's draw is a stream of
+16-bit words from (seed, model, tensor), by AES in counter mode, so that any stretch of it can be had by itself. bf16
+numbers times weights below 2^14 are exact in float32; all else is one float32 operation after another, in the order of
+the models, and one rounding to bf16 (to nearest even). Nothing depends on how a tensor is cut into windows, or on
+threads. Pure; windows of tensors come in.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from protocol.errors import ProtocolError
-from protocol.policy import U16
+from protocol.policy import U16, bf16_values
 
-WINDOW = 1 << 16
-"""Numbers that are merged together: the buffers stay in the processor's cache."""
-# Five standard errors of a share are then 0.7 % at most, so little is left to gather between the bounds.
-SAMPLE = 1 << 17
-"""Numbers that say between which bounds TIES' threshold lies."""
+WINDOW = 1 << 17
+"""Numbers that are merged together: few calls, and buffers that stay in the processor's cache."""
+SAMPLE = 1 << 16
+"""Numbers of a large tensor, about, that TIES' threshold is found in: a share's standard error is 0.002 at most."""
+RUN = 32
+"""Of them stand beside each other: one line of the processor's cache."""
+VERSION = 2
+"""Of the arithmetic. 1 counted whole tensors for TIES' threshold, drew by BLAKE3, and divided by the density first."""
 MAX_MODELS = 64
 # bf16 has 8 bits of significand: times 14 bits it is still exact in float32's 24.
 MAX_WEIGHT = 1 << 14
 # All but the sign.
 _SIZE = np.uint32(0x7FFFFFFF)
-_DRAW = "intellect-node merge draw v1"
+_NORMAL = np.uint32(0x00800000)
+"""The bits of the smallest float32 whose leading bit is 1: below it processors may be told to see nothing."""
+_DRAW = "intellect-node merge draw v2"
+_BLOCK = 8
+"""Words of one block of AES."""
+_ZEROS = memoryview(bytes(2 * WINDOW))
 F32 = NDArray[np.float32]
 METHODS = ("average", "ties", "dare")
 
@@ -48,13 +58,14 @@ class MergeError(ProtocolError):
 
 class Merge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """weights: of the models, in their order; density: share of the differences that TIES and DARE keep; scale: of what
-    is added to the base; seed: of DARE's draw."""
+    is added to the base; seed: of DARE's draw; version: of the arithmetic."""
 
     method: Literal["average", "ties", "dare"] = "average"
     weights: tuple[int, ...] = ()
     density: float = 0.5
     scale: float = 1.0
     seed: int = 0
+    version: int = VERSION
 
     @property
     def needs_base(self) -> bool:
@@ -68,17 +79,31 @@ class Merge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("density", 0 < self.density <= 1, "must be above 0, at most 1"),
             ("scale", -100 <= self.scale <= 100, "must be -100 to 100"),
             ("seed", 0 <= self.seed < 1 << 64, "must be 0 to 2^64 - 1"),
+            ("version", self.version == VERSION, f"of a merge must be {VERSION}, which this program computes"),
         ):
             if not good:
                 raise MergeError(f"{name} {rule}", f"give another {name}")
 
 
-class Thresholds:
-    """Of one tensor of each model: from which bits of |t| on TIES keeps a number. Exact."""
+def thresholds(merge: Merge, base: U16, models: Sequence[U16]) -> F32:
+    """Of one tensor of each model: from which |t| on TIES keeps a number; never what is 0, or no number."""
+    before = bf16_values(_sample(base))
+    place = before.size - max(1, round(merge.density * before.size))
+    found = np.empty(len(models), np.uint32)
+    for number, model in enumerate(models):
+        with np.errstate(over="ignore", invalid="ignore"):
+            t = bf16_values(_sample(model)) - before
+        found[number] = np.partition(t.view(np.uint32) & _SIZE, place)[place] if t.size else 0
+    return np.maximum(found, _NORMAL).view(np.float32)
 
-    def __init__(self, merge: Merge, base: U16, models: Sequence[U16]) -> None:
-        kept = max(1, round(merge.density * base.size))
-        self.least = [_least(base, model, kept) if base.size else 0 for model in models]
+
+def _sample(values: U16) -> U16:
+    step = values.size * RUN // SAMPLE
+    if step < 2 * RUN:
+        return values
+    step -= 1 - step % 2  # odd: widths of tensors are even, and no column may be left out
+    rows = values.size // step
+    return values[: rows * step].reshape(rows, step)[:, :RUN].reshape(-1)
 
 
 def merged(
@@ -91,8 +116,9 @@ def merged(
     """
     end = models[0].size if stop is None else stop
     size = max(0, min(WINDOW, end - start))
-    room, found = _Room(size, merge.weights), np.empty(size, np.uint16)
-    least = Thresholds(merge, base, models).least if base is not None and merge.method == "ties" else []
+    room, found = _Room(size, merge), np.empty(size, np.uint16)
+    least = thresholds(merge, base, models) if base is not None and merge.method == "ties" else ()
+    draws = [_Draw(merge, number, name, start) for number in range(len(models))] if merge.method == "dare" else []
     for begin in range(start, end, WINDOW):
         cut = slice(begin, min(begin + WINDOW, end))
         use, out = room.first(cut.stop - begin), found[: cut.stop - begin]
@@ -105,31 +131,37 @@ def merged(
                 if merge.method == "ties":
                     _elect(merge, parts, least, use)
                 else:
-                    _draw(merge, name, parts, begin, use)
+                    _draw(merge, parts, draws, use)
                 if merge.scale != 1:
                     np.multiply(use.total, np.float32(merge.scale), out=use.total)
                 np.add(use.before, use.total, out=use.total)
-            _round(use.total, use.sizes, out)
+            _round(use.total, use.words, out)
         yield out
 
 
 class _Room:
     """Buffers of one window, used again and again, so that everything stays in the processor's cache."""
 
-    def __init__(self, size: int, weights: Sequence[int]) -> None:
+    def __init__(self, size: int, merge: Merge) -> None:
+        several = len(merge.weights) if merge.method == "ties" else 0
         self.before, self.total, self.spare = (np.empty(size, np.float32) for _ in range(3))
-        self.share = np.empty(size, np.min_scalar_type(sum(weights)))  # whole numbers: sums are exact in any order
-        self.several = [np.empty(size, np.float32) for _ in weights]
-        self.sizes = np.empty(size, np.uint32)
-        self.kept, self.other, self.up, self.down = (np.empty(size, np.bool_) for _ in range(4))
+        self.words = np.empty(size, np.uint32)
+        self.stream = np.empty((2 * size if merge.method == "dare" else 0) + 16, np.uint8)
+        self.kept, self.plus, self.minus = (np.empty(size, np.bool_) for _ in range(3))
+        self.several = [np.empty(size, np.float32) for _ in range(several)]
+        self.up, self.down = ([np.empty(size, np.bool_) for _ in range(several)] for _ in range(2))
+        kind = np.min_scalar_type(sum(merge.weights))  # whole numbers: sums are exact in any order
+        self.share, self.one = np.empty(size, kind), np.ones(size, kind)
 
     def first(self, count: int) -> "_Room":
         """The same memory, shorter for a last window."""
         if count == len(self.total):
             return self
-        found = _Room(0, ())
+        found = _Room(0, Merge())
         for name, buffer in vars(self).items():
-            setattr(found, name, [one[:count] for one in buffer] if name == "several" else buffer[:count])
+            several = isinstance(buffer, list)
+            cut = [one[:count] for one in buffer] if several else buffer if name == "stream" else buffer[:count]
+            setattr(found, name, cut)
         return found
 
 
@@ -140,10 +172,11 @@ def _widen(bits: U16, out: F32) -> None:
     np.left_shift(room, 16, out=room)
 
 
-def _keep(values: F32, kept: NDArray[np.bool_]) -> None:
+def _keep(values: F32, kept: NDArray[np.bool_], room: NDArray[np.uint32]) -> None:
     """+0 where not kept: a product of the bits, since infinity times 0 is no number."""
+    np.copyto(room, kept)  # by itself: numpy's product of two types takes longer
     bits = values.view(np.uint32)
-    np.multiply(bits, kept, out=bits)
+    np.multiply(bits, room, out=bits)
 
 
 def _times(values: F32, weight: int) -> None:
@@ -151,20 +184,14 @@ def _times(values: F32, weight: int) -> None:
         np.multiply(values, np.float32(weight), out=values)
 
 
-def _add_to(total: F32, values: F32, place: int) -> None:
-    """In the order of the models; the first one is where the sum begins."""
-    if place:
-        np.add(total, values, out=total)
-    else:
-        total[...] = values
-
-
 def _average(merge: Merge, parts: Sequence[U16], use: _Room) -> None:
     """Into use.total."""
     for place, (part, weight) in enumerate(zip(parts, merge.weights, strict=True)):
-        _widen(part, use.several[0])
-        _times(use.several[0], weight)
-        _add_to(use.total, use.several[0], place)
+        values = use.spare if place else use.total
+        _widen(part, values)
+        _times(values, weight)
+        if place:
+            np.add(use.total, values, out=use.total)
     # A division by 1 would change nothing but a NaN's bits.
     if sum(merge.weights) != 1:
         np.divide(use.total, np.float32(sum(merge.weights)), out=use.total)
@@ -186,131 +213,77 @@ def _round(values: F32, room: NDArray[np.uint32], out: U16) -> None:
 # TIES
 
 
-def _elect(merge: Merge, parts: Sequence[U16], least: Sequence[int], use: _Room) -> None:
+def _elect(merge: Merge, parts: Sequence[U16], least: Sequence[np.float32] | F32, use: _Room) -> None:
     """Into use.total: the mean of what agrees with the sign of the sum."""
-    elected, agrees, other = use.spare, use.kept, use.other
-    for place, (part, values) in enumerate(zip(parts, use.several, strict=True)):
+    for part, values, weight, border, up, down in zip(
+        parts, use.several, merge.weights, least, use.up, use.down, strict=True
+    ):
         _widen(part, values)
         np.subtract(values, use.before, out=values)
-        np.bitwise_and(values.view(np.uint32), _SIZE, out=use.sizes)
-        np.greater_equal(use.sizes, np.uint32(least[place]), out=use.kept)
-        _keep(values, use.kept)
-        _times(values, merge.weights[place])
-        _add_to(elected, values, place)
-    up, down = np.greater(elected, 0, out=use.up), np.less(elected, 0, out=use.down)
-    for place, (values, weight) in enumerate(zip(use.several, merge.weights, strict=True)):
-        np.greater(values, 0, out=agrees)
-        np.bitwise_and(agrees, up, out=agrees)
-        np.less(values, 0, out=other)
-        np.bitwise_and(other, down, out=other)
-        np.bitwise_or(agrees, other, out=agrees)
-        _keep(values, agrees)
-        # Adding 0 turns -0 into +0: the sum must not depend on which model was the first to be kept.
-        np.add(use.total, values, out=use.total) if place else np.add(values, np.float32(0), out=use.total)
-        several = agrees.view(np.uint8)
-        if weight != 1:
-            several = np.multiply(several, use.share.dtype.type(weight))
-        np.add(use.share, several, out=use.share) if place else np.copyto(use.share, several)
-    np.maximum(use.share, 1, out=use.share)
+        np.greater_equal(values, border, out=up)
+        np.less_equal(values, -border, out=down)
+        _keep(values, np.bitwise_or(up, down, out=use.kept), use.words)
+        _times(values, weight)
+    elected = _sum(use.several, use.total)
+    np.greater(elected, 0, out=use.plus)
+    np.less(elected, 0, out=use.minus)
+    for values, up, down in zip(use.several, use.up, use.down, strict=True):
+        np.bitwise_and(up, use.plus, out=up)
+        np.bitwise_and(down, use.minus, out=down)
+        _keep(values, np.bitwise_or(up, down, out=up), use.words)
+    shares = [up.view(np.uint8) for up in use.up]
+    kind = use.share.dtype.type
+    _sum(
+        [np.multiply(each, kind(w)) if w != 1 else each for each, w in zip(shares, merge.weights, strict=True)],
+        use.share,
+    )
+    np.maximum(use.share, use.one, out=use.share)
     use.spare[...] = use.share
-    np.divide(use.total, use.spare, out=use.total)
+    np.divide(_sum(use.several, use.total), use.spare, out=use.total)
 
 
-def _least(base: U16, model: U16, kept: int) -> int:
-    """The bits of the `kept`-th largest |model - base|: sizes of float32 numbers have the order of their bits.
-
-    A sample says between which bounds it lies; one pass counts what is above and gathers what is between.
-    """
-    low, high = _bounds(base, model, kept)
-    above, between, found = 0, 0, list[NDArray[np.uint32]]()
-    mask = np.empty(min(WINDOW, base.size), np.bool_)
-    for sizes in _sizes(base, model):
-        few = mask[: len(sizes)]
-        above += int(np.count_nonzero(np.greater(sizes, high, out=few)))
-        np.subtract(sizes, low, out=sizes)  # what is below `low` becomes larger than all
-        np.less_equal(sizes, high - low, out=few)
-        if low == high:
-            between += int(np.count_nonzero(few))
-        else:
-            found.append(sizes.take(np.flatnonzero(few)))
-            between += len(found[-1])
-    # The bounds are a guess; counting says whether it held. So the result is exact whatever the sample was.
-    if not above < kept <= above + between:
-        return _counted(base, model, kept)  # the sample was not like the rest
-    return int(low) if low == high else int(low) + int(_largest(np.concatenate(found), kept - above))
-
-
-def _largest(sizes: NDArray[np.uint32], place: int) -> np.uint32:
-    """The `place`-th largest, from 1."""
-    return np.partition(sizes, len(sizes) - place)[len(sizes) - place]
-
-
-def _bounds(base: U16, model: U16, kept: int) -> tuple[np.uint32, np.uint32]:
-    """Between which bits the `kept`-th largest size lies, by every n-th number: five standard errors to each side."""
-    every = max(1, base.size // SAMPLE)
-    (sizes,) = _sizes(base[::every], model[::every], window=base.size)
-    share, count = kept / base.size, len(sizes)
-    wide = 5 * (share * (1 - share) * count) ** 0.5 + 2
-    places = (max(1, int(share * count - wide)), min(count, int(share * count + wide) + 1))
-    return _largest(sizes, places[1]), _largest(sizes, places[0])
-
-
-def _counted(base: U16, model: U16, kept: int) -> int:
-    """As `_least`, by two passes over histograms, whatever the numbers are."""
-    upper, above = _reached(_histogram(base, model, None), kept)
-    return upper << 16 | _reached(_histogram(base, model, upper), kept - above)[0]
-
-
-def _histogram(base: U16, model: U16, upper: int | None) -> NDArray[np.int64]:
-    """How often each upper half of the sizes' bits occurs; or each lower half of those that have this upper one."""
-    found = np.zeros(1 << 16, dtype=np.int64)
-    for sizes in _sizes(base, model):
-        halves = sizes >> 16
-        if upper is not None:
-            halves = sizes[halves == upper] & 0xFFFF
-        found += np.bincount(halves, minlength=1 << 16)
-    return found
-
-
-def _reached(counts: NDArray[np.int64], wanted: int) -> tuple[int, int]:
-    """(the bin, from the top, in which `wanted` are reached; how many stand above it)."""
-    running = np.cumsum(counts[::-1])
-    place = int(np.searchsorted(running, wanted))
-    return len(counts) - 1 - place, int(running[place - 1]) if place else 0
-
-
-def _sizes(base: U16, model: U16, window: int = 0) -> Iterator[NDArray[np.uint32]]:
-    """Bits of |model - base|, window by window; a window is overwritten by the next."""
-    step = window or WINDOW
-    before, values = np.empty(min(step, base.size), np.float32), np.empty(min(step, base.size), np.float32)
-    for begin in range(0, base.size, step):
-        count = min(step, base.size - begin)
-        _widen(base[begin : begin + count], before[:count])
-        _widen(model[begin : begin + count], values[:count])
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(values[:count], before[:count], out=values[:count])
-        sizes = values[:count].view(np.uint32)
-        yield np.bitwise_and(sizes, _SIZE, out=sizes)
+def _sum(several: Sequence[NDArray[Any]], out: NDArray[Any]) -> NDArray[Any]:
+    """In the order of the models."""
+    if len(several) == 1:
+        np.copyto(out, several[0])
+        return out
+    np.add(several[0], several[1], out=out)
+    for values in several[2:]:
+        np.add(out, values, out=out)
+    return out
 
 
 # DARE
 
 
-def _draw(merge: Merge, name: str, parts: Sequence[U16], begin: int, use: _Room) -> None:
+class _Draw:
+    """The words of one model's tensor, from the place `start` on."""
+
+    def __init__(self, merge: Merge, number: int, name: str, start: int) -> None:
+        place = merge.seed.to_bytes(8, "little") + number.to_bytes(2, "little") + name.encode()
+        key = algorithms.AES128(blake3(place, derive_key_context=_DRAW).digest(16))
+        # The counter is the block's number, so a stretch of a tensor is merged without what stands before it.
+        counter = modes.CTR((start // _BLOCK).to_bytes(16, "big"))
+        self._cipher: CipherContext = Cipher(key, counter).encryptor()
+        self._cipher.update(bytes(2 * (start % _BLOCK)))
+
+    def words(self, count: int, room: NDArray[np.uint8]) -> U16:
+        """The next ones. room: of 2 * count + 16 bytes."""
+        self._cipher.update_into(_ZEROS[: 2 * count], room)
+        return room[: 2 * count].view("<u2")
+
+
+def _draw(merge: Merge, parts: Sequence[U16], draws: Sequence[_Draw], use: _Room) -> None:
     """Into use.total."""
     # The density as it is drawn: dividing by the asked one would leave a bias of up to 2^-17.
     words = round(merge.density * (1 << 16))
-    rest = np.float32(words / (1 << 16))
-    for number, (part, weight) in enumerate(zip(parts, merge.weights, strict=True)):
-        place = merge.seed.to_bytes(8, "little") + number.to_bytes(2, "little") + name.encode()
-        # BLAKE3 can be read from any place, so a shard of a tensor is merged without what stands before it.
-        stream = blake3(place, derive_key_context=_DRAW).digest(2 * len(use.total), seek=2 * begin)
-        _widen(part, use.several[0])
-        np.subtract(use.several[0], use.before, out=use.several[0])
-        _times(use.several[0], weight)
-        np.divide(use.several[0], rest, out=use.several[0])
+    for place, (part, weight, draw) in enumerate(zip(parts, merge.weights, draws, strict=True)):
+        values = use.spare if place else use.total
+        _widen(part, values)
+        np.subtract(values, use.before, out=values)
+        _times(values, weight)
         if words < 1 << 16:
-            np.less(np.frombuffer(stream, dtype="<u2"), np.uint16(words), out=use.kept)
-            _keep(use.several[0], use.kept)
-        _add_to(use.total, use.several[0], number)
-    np.divide(use.total, np.float32(sum(merge.weights)), out=use.total)
+            _keep(values, np.less(draw.words(len(part), use.stream), np.uint16(words), out=use.kept), use.words)
+        if place:
+            np.add(use.total, values, out=use.total)
+    np.divide(use.total, np.float32(words / (1 << 16) * sum(merge.weights)), out=use.total)
