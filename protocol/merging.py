@@ -15,7 +15,7 @@ threads. Pure; windows of tensors come in.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -159,9 +159,10 @@ class _Room:
             return self
         found = _Room(0, Merge())
         for name, buffer in vars(self).items():
-            several = isinstance(buffer, list)
-            cut = [one[:count] for one in buffer] if several else buffer if name == "stream" else buffer[:count]
-            setattr(found, name, cut)
+            if isinstance(buffer, list):
+                setattr(found, name, [one[:count] for one in cast("list[NDArray[Any]]", buffer)])
+            else:
+                setattr(found, name, buffer if name == "stream" else buffer[:count])
         return found
 
 
@@ -269,7 +270,7 @@ class _Draw:
 
     def words(self, count: int, room: NDArray[np.uint8]) -> U16:
         """The next ones. room: of 2 * count + 16 bytes."""
-        self._cipher.update_into(_ZEROS[: 2 * count], room)
+        self._cipher.update_into(_ZEROS[: 2 * count], room.data)
         return room[: 2 * count].view("<u2")
 
 
