@@ -6,6 +6,7 @@ training.
     python -m benchmarks.diloco --replicas       only: 50 rounds applied by other processes, orders and threads
     python -m benchmarks.diloco --honest 1000    only: how many of so many honest contributions a validator refuses
     python -m benchmarks.diloco --links          only: what share of a round peers wait for each other's contributions
+                                                 (root; about four minutes)
     python -m benchmarks.diloco --distances      only: how far apart two arithmetics come with the same steps
     python -m benchmarks.diloco --rollouts       only: examples/trainers.toml by several trainers and by one, as many
                                                  rollouts each, three seeds (about fifteen minutes on one quiet core)
@@ -280,39 +281,43 @@ def links(
     from protocol.exchange import bits_per_number, form_of
     from protocol.pretraining import Diloco
 
-    rows = []
-    for exchange in ("float32", "int8", "int4", "sparse"):
-        bits = bits_per_number(form_of(Diloco(exchange=exchange)), {"whole chunks": (4096, 256)})  # type: ignore[arg-type]
-        for fragments in (1, 4):
-            size, waits = round(bits * parameters / 8 / fragments), list[float]()
-            ways = Way(mbit * MBIT, rtt / 2000, 0, 1), Way(mbit * MBIT, rtt / 2000, 0, 2)
-            with pair(ROOT, *ways, "reno") as both:
-                sides = (both.source, both.taker), (both.taker, both.source)
-                under_way: list[Any] = []
-                for round_ in range(rounds * fragments):
-                    began = time.monotonic()
-                    if fragments == 1:
-                        time.sleep(compute)
-                        under_way = _begun(sides, size, peers, round_)
-                    else:
-                        time.sleep(compute / fragments)
-                    waited = time.monotonic()
-                    came = [side.hear() for side in under_way for _ in range(peers - 1)]
-                    if any(got != size for _, got in came):
-                        raise SystemExit("a contribution did not come whole")
-                    if came:
-                        waits.append((time.monotonic() - waited) / (time.monotonic() - began))
-                    under_way = [] if fragments == 1 else _begun(sides, size, peers, round_)
+    rows, forms = [], ("float32", "int8", "int4", "sparse")
+    with pair(ROOT, Way(mbit * MBIT, rtt / 2000, 0, 1), Way(mbit * MBIT, rtt / 2000, 0, 2), "reno") as both:
+        sides = (both.source, both.taker), (both.taker, both.source)
+        for exchange, fragments in ((form, parts) for form in forms for parts in (1, 4)):
+            bits = bits_per_number(form_of(Diloco(exchange=exchange)), {"whole chunks": (4096, 256)})  # type: ignore[arg-type]
+            size, shares, seconds = round(bits * parameters / 8 / fragments), list[float](), list[float]()
+            under_way: list[Any] = []
+            for round_ in range(rounds * fragments):
+                began = time.monotonic()
+                time.sleep(compute / fragments)
+                waited = time.monotonic()
+                if fragments == 1:
+                    under_way = _begun(sides, size, peers, len(rows) * 10_000 + round_)
+                came = [side.hear() for side in under_way for _ in range(peers - 1)]
+                if any(got != size for _, got in came):
+                    raise SystemExit("a contribution did not come whole")
+                if came:
+                    seconds.append(time.monotonic() - waited)
+                    shares.append(seconds[-1] / (time.monotonic() - began))
+                under_way = [] if fragments == 1 else _begun(sides, size, peers, len(rows) * 10_000 + round_)
+            for side in under_way * (peers - 1):
+                side.hear()
             least = (peers - 1) * size / (mbit * MBIT)
             row = {"exchange": exchange, "fragments": fragments, "bytes": size, "bytes_of_all": (peers - 1) * size,
-                   "least_seconds": least, "round_seconds": compute / fragments, "waits": waits}  # fmt: skip
+                   "least_seconds": least, "round_seconds": compute / fragments, "waits": shares,
+                   "seconds": seconds}  # fmt: skip
             rows.append(row)
-            each = ", ".join(f"{100 * one:.0f}" for one in waits)
+            each = ", ".join(f"{100 * one:.1f}" for one in shares)
             print(
-                f"{exchange:8} fragments {fragments}: {size:,} bytes a peer and round, the others' {least:.2f} s of "
-                f"the line in a round of {compute / fragments:.2f} s; waiting, in %: {each}",
+                f"{exchange:8} fragments {fragments}: communication {100 * statistics.median(shares):.1f} % of a round "
+                f"({each}); {size:,} bytes each way take {least:.2f} s of the line at least, computing "
+                f"{compute / fragments:.2f} s",
                 flush=True,
             )
+    plain = next(row for row in rows if row["fragments"] == 1)
+    carried = plain["bytes_of_all"] / statistics.median(plain["seconds"]) / MBIT
+    print(f"float32 came with {carried:.0f} of {mbit:.0f} Mbit/s: far less means that the machine was too busy")
     return rows
 
 
@@ -604,7 +609,7 @@ def main() -> None:
         if reason := why_not():
             print(f"skipped: {reason}")
             sys.exit(77)
-        scale = 50 if asked.quick else 1  # as many bytes in a second
+        scale = 50 if asked.quick else 8  # of 100 million parameters and a minute: as many bytes in a second
         found["links"] = links(parameters=100e6 / scale, compute=60 / scale, mbit=100, rtt=20, peers=2, rounds=3)
         save(asked.json, found)
         return
