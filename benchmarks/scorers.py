@@ -19,8 +19,9 @@ from benchmarks.command import parser_of, save
 from node.environments.math_scorer import final_answer
 from node.environments.programs import last_block
 from node.environments.reasoning.environment import answer_in
-from node.environments.task_types import code_output, instructions
+from node.environments.task_types import code_output, formed, instructions
 from node.environments.task_types.json_schema import json_in
+from node.environments.task_types.math import marked_answer
 from node.environments.tools.form import parse_call
 from node.inference.opinions import read_score
 from protocol.audit import MAX_ANSWER_CHARACTERS
@@ -59,9 +60,15 @@ def scorers() -> dict[str, Callable[[str], Any]]:
     found: dict[str, Callable[[str], Any]] = {
         "prime_rl_code, verifiable_code": last_block,
         "verifiable_math": final_answer,
+        "marked_math": marked_answer,
         "json_schema": json_in,
         "reasoning_gym": answer_in,
         "code_output_prediction": lambda text: code_output.reward(text, predicted),
+        "unscrambling, unscramble_sentence": lambda text: formed.ordered(text, ("1. One.\n2. Two.",)),
+        "ascii_tree_formatting": lambda text: formed.tree(text, ("a\n+-- b",)),
+        "formatask": lambda text: formed.formed(text, ("**three**",)),
+        "git_diff": lambda text: formed.diff(text, ("--- a\n+++ b\n-one\n+two",)),
+        "complex_json_output": lambda text: formed.json_object(text, ('{"three": 3}',)),
         "tools": lambda text: parse_call(text, ("python", "search")),
         "judges' opinions": read_score,
     }

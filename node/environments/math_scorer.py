@@ -8,6 +8,8 @@ deadline here; what does not finish scores 0. Plain integers and equal strings n
 import atexit
 import re
 from collections.abc import Sequence
+from fractions import Fraction
+from unicodedata import normalize
 
 from node.environments.errors import Undecided
 from node.environments.scoring_pool import ScoringPool
@@ -15,7 +17,20 @@ from node.environments.scoring_pool import ScoringPool
 MAX_ANSWER_CHARACTERS = 512
 DEADLINE_SECONDS = 5.0
 _CACHE_ENTRIES = 1 << 16
-_INTEGER = re.compile(r"[+-]?\d{1,100}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})(?:[eE][+-]?[0-9]{1,3})?")
+_SCIENTIFIC = re.compile(r"([+-]?[0-9.]{1,100})[eE]([+-]?[0-9]{1,3})")
+_ABSOLUTE, _RELATIVE = Fraction(1, 2_000_000), Fraction(1, 1_000_000)
+"""How far two written numbers may lie apart. math-verify rounds to six places: to it, 0.0000002 and 0 are equal."""
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]*(\{)|[ \t]+(?=[-+.0-9\\]))")
+_WORD = re.compile(r"[^\s{}$]+")
+_SIGNS = str.maketrans(
+    {"\u00b0": "^{\\circ}", "\u221e": "\\infty ", "\u00b1": "\\pm ", "\u222a": "\\cup ", "\u2229": "\\cap "}
+    | {"\u2208": "\\in ", "\u2260": "\\neq ", "\u00b7": "\\cdot ", "\u2212": "-", "\u03c0": "\\pi "}
+    | {"\u2205": "\\emptyset ", "\u00bd": "\\frac{1}{2}", "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}"}
+    | {"\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}"}
+)
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+_ROOT = re.compile("\u221a *(?:\\(([^()]{1,100})\\)|([0-9]{1,30}|[a-zA-Z]))")
 ALGEBRA = ScoringPool(DEADLINE_SECONDS, "math_verify")
 atexit.register(ALGEBRA.close)
 
@@ -23,11 +38,20 @@ atexit.register(ALGEBRA.close)
 def final_answer(text: str) -> str | None:
     """The last \\boxed{...} after the reasoning, or else all the text after it; None if that is too long."""
     text = text.rpartition("</think>")[2]
-    start = text.rfind("\\boxed{")
-    if start >= 0:
-        text = _braced(text[start + len("\\boxed{") :])
-    text = text.strip()
+    box = last_box(text)
+    text = (text if box is None else box).strip()
     return text if 0 < len(text) <= MAX_ANSWER_CHARACTERS else None
+
+
+def last_box(text: str) -> str | None:
+    """What stands in the last \\boxed{...}, \\fbox{...} or behind a \\boxed without braces; empty for one that does not
+    close, None if there is none."""
+    box = None
+    for box in _BOX.finditer(text):  # noqa: B007 - the last one is meant
+        pass
+    if box is None:
+        return None
+    return _braced(text[box.end() :]) if box[1] else _WORD.match(text, box.end())[0]  # type: ignore[index]
 
 
 def _braced(text: str) -> str:
@@ -71,20 +95,31 @@ def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
     """The verdict where no algebra is needed, else None."""
     if any(_plainly_equal(answer, truth) for truth in truths):
         return True
-    if _INTEGER.fullmatch(answer) and all(_INTEGER.fullmatch(truth) for truth in truths):
+    if _NUMBER.fullmatch(answer) and all(_NUMBER.fullmatch(truth) for truth in truths):
         return False
     return None
 
 
 def _plainly_equal(answer: str, truth: str) -> bool:
-    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(truth):
-        return int(answer) == int(truth)
-    return answer == truth.strip()
+    if not _NUMBER.fullmatch(answer) or not _NUMBER.fullmatch(truth):
+        return answer == truth.strip()
+    one, other = Fraction(answer), Fraction(truth)
+    return abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
+
+
+def readable(text: str) -> str:
+    """As LaTeX has it: signs of Unicode, raised digits, roots, 1e-5."""
+    text = text.strip().translate(_SIGNS)
+    text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text).replace("\u2212", "-")
+    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
+    number = _SCIENTIFIC.fullmatch(text)
+    return f"{number[1]} \\times 10^{{{int(number[2])}}}" if number else text
 
 
 def _equals(answer: str, truths: Sequence[str]) -> bool:
     """In the child. math-verify's own deadlines need signals and the main thread; the parent's does their work."""
     from math_verify import parse, verify
 
-    given = parse(f"\\boxed{{{answer}}}", parsing_timeout=0)
-    return any(verify(parse(f"\\boxed{{{truth}}}", parsing_timeout=0), given, timeout_seconds=0) for truth in truths)
+    given = parse(f"\\boxed{{{readable(answer)}}}", parsing_timeout=0)
+    wanted = (parse(f"\\boxed{{{readable(truth)}}}", parsing_timeout=0) for truth in truths)
+    return any(verify(one, given, timeout_seconds=0) for one in wanted)

@@ -11,7 +11,7 @@ import msgspec
 
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import Question, Row, Truth, key_of, read
-from node.environments.task_types.comparison import same_output, same_value
+from node.environments.task_types.comparison import printed_value, same_output, same_value
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
 
@@ -20,13 +20,15 @@ PYTHON = ("python", "python3", "py")
 _REMEMBERED = 1 << 14
 
 
-class Case(msgspec.Struct, frozen=True):
-    """expected: the text that is printed or, of a function, the JSON value that it returns."""
+class Case(msgspec.Struct, frozen=True, omit_defaults=True):
+    """expected: the text that is printed or, of a function, the JSON value that it returns; text: how that value was
+    written, where nobody said whether the text is returned or what it says: both are right."""
 
     expected: Any
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
+    text: str | None = None
 
     @property
     def trial(self) -> Trial:
@@ -34,14 +36,16 @@ class Case(msgspec.Struct, frozen=True):
 
     def passed(self, outcome: Outcome) -> bool:
         if self.function:
-            return outcome.status is Status.OK and same_value(outcome.value, self.expected)
+            value = outcome.value
+            right = same_value(value, self.expected) or (self.text is not None and value == self.text)
+            return outcome.status is Status.OK and right
         return finished(outcome) and same_output(outcome.printed.decode(errors="replace"), self.expected)
 
 
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
     """The tests as one JSON text."""
     language = info.get("language", "python")
-    if language not in PYTHON:
+    if str(language).lower() not in PYTHON:
         raise ValueError(f"programs in {str(language)[:40]!r} are not run here, only Python")
     tests = _tests(info)
     if not tests:
@@ -75,30 +79,37 @@ def _test(case: Any, place: int) -> Case:
     if not isinstance(function, str) or (function and not function.isidentifier()):
         raise ValueError(f"test {place} calls {str(function)[:40]!r}, which is no function's name")
     if function:
-        return Case(_value(expected), function=function, arguments=tuple(_arguments(given, place)))
-    return Case(_text(expected), stdin=_text(given))
+        # Text beside text is JSON, as LiveCodeBench has it. Beside a list of values it may be either.
+        text = expected if isinstance(expected, str) and not isinstance(given, str) else None
+        return Case(_value(expected), function=function, arguments=tuple(_arguments(given, place)), text=text)
+    return Case(_text(expected, place), stdin=_text(given, place))
 
 
 def _arguments(given: Any, place: int) -> list[Any]:
     """A list of arguments, or text with one JSON value a line."""
     if isinstance(given, str):
-        return [_parsed(line, f"the input of test {place}") for line in given.split("\n")]
+        return [_parsed(line, f"the input of test {place}") for line in given.strip().split("\n") if given.strip()]
     if not isinstance(given, list):
         raise ValueError(f"the input of test {place} is no list of arguments")
     return given
 
 
 def _value(expected: Any) -> Any:
-    """A JSON value, or the text of one."""
-    try:
-        return json.loads(expected) if isinstance(expected, str) else expected
-    except (ValueError, RecursionError):
+    """A JSON value, the text of one, or what Python prints of one (True, None, ['a']), as SYNTHETIC-1 compares."""
+    if not isinstance(expected, str):
         return expected
+    try:
+        return json.loads(expected)
+    except (ValueError, RecursionError):
+        return printed_value(expected)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, place: int) -> str:
     """Lines stand as a list in some rows."""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    lines = value if isinstance(value, list) else [value]
+    if any(isinstance(line, list | dict) for line in lines):
+        raise ValueError(f"test {place} has lists or objects where text is read or printed, and names no function")
+    return "\n".join(map(str, lines))
 
 
 def _parsed(text: str, what: str) -> Any:

@@ -1,4 +1,7 @@
-"""`code_output_prediction`: the answer's last JSON object has an "output" that is the ground truth."""
+"""`code_output_prediction`: the answer's last JSON object has an "output" that is the ground truth.
+
+SYNTHETIC-2 asks for a "code_output".
+"""
 
 import json
 from typing import Any
@@ -20,8 +23,9 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
 
 def reward(answer: str, truth: Truth) -> float:
     """1 for the predicted output, else 0."""
-    found = last_object(said(answer)[-MAX_CHARACTERS:])
-    return float(found is not None and "output" in found and same_value(found["output"], json.loads(truth[0])))
+    found = last_object(said(answer)[-MAX_CHARACTERS:]) or {}
+    told = [found[name] for name in ("output", "code_output") if name in found]
+    return float(len(told) == 1 and same_value(told[0], json.loads(truth[0])))
 
 
 def last_object(text: str) -> dict[str, Any] | None:

@@ -5,11 +5,14 @@ Printed text is compared line by line without blanks at the ends, then token by 
 The published judges also accept lines in any order; that is left out, because it pays for wrong orders.
 """
 
+import ast
+import json
 import math
 from typing import Any
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
 MAX_DEPTH = 64
+MAX_PRINTED = 64 * 1024
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -25,6 +28,17 @@ def same_value(value: Any, expected: Any) -> bool:
     if _equal(value, expected, 0):
         return True
     return isinstance(expected, list) and len(expected) == 1 and _equal(value, expected[0], 0)
+
+
+def printed_value(text: str) -> Any:
+    """The JSON value that Python prints as this text; the text itself where it is none."""
+    if len(text) > MAX_PRINTED or text.count("[") + text.count("(") + text.count("{") > MAX_DEPTH:
+        return text
+    try:
+        value = ast.literal_eval(text.strip())
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
 
 
 def _equal(value: Any, expected: Any, depth: int) -> bool:

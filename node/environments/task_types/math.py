@@ -5,7 +5,7 @@ DAPO ask for the marks; as `verifiable_math` sees them, a right answer behind so
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from node.environments.errors import Undecided
 from node.environments.math_scorer import MathScorer, final_answer
@@ -14,8 +14,12 @@ from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
 MAX_TRUTH = 1024
-_MARKS = ("####", "Answer:", "answer is:", "<answer>")
+_MARKS = re.compile(r"####|answer(?: is)?[ \t]{0,8}:|<answer>", re.IGNORECASE)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SCALES = r"(?!(?:and|or|hundred|thousand|million|billion|trillion|dozen|hal[fv]|third|quarter|fifth|tenth|times)\w*\b)"
+_WITH_UNIT = re.compile(
+    rf"([$\u20ac\u00a3]?[ ]?[+-]?\d[\d,]{{0,40}}(?:\.\d{{1,40}})?)(?: {_SCALES}[a-zA-Z]{{2,20}}){{1,4}}"
+)
 
 
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
@@ -27,9 +31,10 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
 
 
 class MathematicalScorer:
-    """Computer algebra in children that may be killed."""
+    """Computer algebra in children that may be killed. find: what of an answer counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[str], str | None] = final_answer) -> None:
+        self._find = find
         self._scorer = MathScorer()
         self._unread = 0
 
@@ -38,7 +43,7 @@ class MathematicalScorer:
         return self._scorer.gave_up + self._unread
 
     def score(self, questions: Sequence[Question]) -> list[float]:
-        answers = dict(enumerate(read(final_answer, questions)))
+        answers = dict(enumerate(read(self._find, questions)))
         self._unread += sum(isinstance(answer, Undecided) for answer in answers.values())
         asked = {place: answer for place, answer in answers.items() if isinstance(answer, str)}
         found = self._scorer.match([(answer, questions[place][1]) for place, answer in asked.items()])
@@ -54,23 +59,23 @@ def open_scorer(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - 
 
 
 def marked(answer: str) -> str:
-    """The answer with what stands behind its last mark in a box, where there is a mark and no box behind it."""
+    """The answer with what stands behind its last mark in a box, where there is a mark and no box behind it. Of a
+    number with its unit, 72 clips, the number counts, as GSM8K's and verl's judges have it."""
     text = answer.rpartition("</think>")[2]
-    place, mark = max((text.rfind(mark), mark) for mark in _MARKS)
-    if place < 0 or text.rfind("\\boxed{") > place:
+    place = max((found.end() for found in _MARKS.finditer(text)), default=-1)
+    if place < 0 or text.rfind("\\boxed") > place:
         return text
-    said = text[place + len(mark) :].strip().partition("</answer>")[0].strip()
+    said = text[place:].strip().partition("</answer>")[0].strip()
     said = said.partition("\n")[0].strip().strip("*$").rstrip(".").strip()
     said = said.removeprefix("\\(").removesuffix("\\)").strip()
+    if unit := _WITH_UNIT.fullmatch(said):
+        said = unit[1].lstrip("$\u20ac\u00a3 ")
     return f"\\boxed{{{said.replace(',', '') if _GROUPED.fullmatch(said) else said}}}"
 
 
-class MarkedScorer(MathematicalScorer):
-    """As `verifiable_math`, on the marked answer."""
-
-    def score(self, questions: Sequence[Question]) -> list[float]:
-        return super().score([(marked(answer), truth) for answer, truth in questions])
+def marked_answer(answer: str) -> str | None:
+    return final_answer(marked(answer))
 
 
-def open_marked(runner: ProgramRunner) -> MarkedScorer:  # noqa: ARG001 - runs no programs
-    return MarkedScorer()
+def open_marked(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - runs no programs
+    return MathematicalScorer(marked_answer)

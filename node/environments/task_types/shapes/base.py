@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -16,7 +17,13 @@ from node.environments.names import nearest
 MAX_REPR_CHARACTERS = 256 * 1024
 MAX_REPR_DEPTH = 32
 MAX_ID = 256
+MOST_WORDS = 3
+"""Bare words of a truth that is still compared as mathematics: units, "no real solution"."""
 _BARE_WORDS = re.compile(r"[^\W\d_]{3,}")
+_NO_ANSWER = frozenset({"proof", "notfound", "not found", "n/a", "nan", "none", "null", "unknown", "?", "-"})
+"""What stands for an answer where there is none, in NuminaMath and others: whoever says it would be right."""
+_BESIDE = ("choices", "options", "context", "passage", "image", "images", "documents", "table", "stem")
+"""Columns without which a question cannot be answered, and which no prompt here contains."""
 _LATEX = re.compile(r"\\[a-zA-Z]+|\\text\{[^{}]*\}")
 
 
@@ -112,9 +119,22 @@ def number_as_text(value: Any) -> Any:
         return value
     if not math.isfinite(value):
         raise ValueError(f"the truth is {value}, which is no number")
-    return repr(int(value)) if float(value).is_integer() and abs(value) < 1 << 53 else repr(value)
+    if float(value).is_integer() and abs(value) < 1 << 53:
+        return repr(int(value))
+    return repr(value) if isinstance(value, int) else format(Decimal(repr(value)), "f")  # 1e-05 is no mathematics
 
 
-def is_mathematical(text: str) -> bool:
+def is_mathematical(text: str, words: int = 1) -> bool:
     """Whether a truth can be compared as mathematics: no prose. Prose would score every answer 0."""
-    return bool(text.strip()) and len(_BARE_WORDS.findall(_LATEX.sub(" ", text))) <= 1
+    return bool(text.strip()) and len(_BARE_WORDS.findall(_LATEX.sub(" ", text))) <= words
+
+
+def is_no_answer(text: str) -> bool:
+    return text.strip().lower() in _NO_ANSWER
+
+
+def whole_question(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row that asks about more than its question: a right answer would be a matter of luck."""
+    for column in _BESIDE:
+        if row.get(column):
+            raise ValueError(f"its column {column!r} belongs to the question: put it into the prompt, and leave it out")

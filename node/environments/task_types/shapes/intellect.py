@@ -8,20 +8,27 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from node.environments.math_scorer import last_box
 from node.environments.task_types.shapes import synthetic2
 from node.environments.task_types.shapes.base import (
+    MOST_WORDS,
     Published,
     Shape,
     id_of,
     is_mathematical,
+    is_no_answer,
     mapping,
     number_as_text,
     only_known,
+    parsed,
 )
 from node.environments.task_types.shapes.tests import read_tests
 
 NAME = "INTELLECT-2"
 _INTEGER = re.compile(r"[+-]?\d{1,100}")
+_CHOICE = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf)\{ *\(([A-H])\)[ ~]*\}(?:[ ~:.]|\\[ ,;!:]|\\q?quad)*([^ ~:.].{0,200})"
+)
 _Info = dict[str, Any]
 _Reading = tuple[str, str, _Info]
 """(task type, how its truth was published, what the task type reads)."""
@@ -44,12 +51,12 @@ def mathematics(task: str, info: _Info, gold: Any) -> _Reading:
     only_known(info, {"ground_truth"}, "verification_info")
     boxed = _last_box(gold) if isinstance(gold, str) else ""
     truth = info.get("ground_truth")
-    if truth is None and boxed:
-        return task, "gold solution", {"ground_truth": boxed}
-    if truth is None:
-        raise ValueError("verification_info needs ground_truth, or gold_standard_solution a \\boxed{answer}")
+    if truth is None or truth == "":
+        if not boxed:
+            raise ValueError("verification_info needs ground_truth, or gold_standard_solution a \\boxed{answer}")
+        return task, "gold solution", {"ground_truth": _chosen(boxed)}
     form = "number" if isinstance(truth, int | float) and not isinstance(truth, bool) else task
-    truths = [number_as_text(one) for one in truth] if isinstance(truth, list) else number_as_text(truth)
+    truths = truths_of(truth)
     if (
         isinstance(truths, str)
         and _INTEGER.fullmatch(truths)
@@ -60,15 +67,35 @@ def mathematics(task: str, info: _Info, gold: Any) -> _Reading:
     return task, form, {"ground_truth": truths}
 
 
+def truths_of(truth: Any) -> Any:
+    """One text, or a list of which one must be met. Raises ValueError for what nobody's answer could equal."""
+    if isinstance(truth, str) and truth.lstrip().startswith('["'):
+        truth = parsed(truth, "ground_truth")
+    if isinstance(truth, list):
+        return [truths_of(one) for one in truth]
+    text = number_as_text(truth)
+    if isinstance(text, str) and is_no_answer(text):
+        raise ValueError(f"its truth is {text.strip()[:40]!r}, which stands for none")
+    if isinstance(text, str) and text.strip() and not is_mathematical(text, MOST_WORDS):
+        raise ValueError("its truth is prose: compared as mathematics, a right answer in other words would score 0")
+    return _chosen(_bare(text)) if isinstance(text, str) else text
+
+
+def _bare(text: str) -> str:
+    """Without the box or the dollars around it."""
+    text = (last_box(text) or text).strip()
+    return text[1:-1].strip() if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2 else text
+
+
+def _chosen(text: str) -> str | list[str]:
+    """A choice that stands with its value, \\textbf{(B)} 8: either is right."""
+    choice = _CHOICE.fullmatch(text.strip())
+    return [text, choice[1], choice[2].strip()] if choice else text
+
+
 def _last_box(text: str) -> str:
-    start = text.rfind("\\boxed{")
-    depth, box = 0, text[start + len("\\boxed{") :] if start >= 0 else ""
-    for place, character in enumerate(box):
-        depth += (character == "{") - (character == "}")
-        if depth < 0:
-            inner = box[:place].strip()
-            return inner if is_mathematical(inner) else ""
-    return ""
+    inner = (last_box(text) or "").strip()
+    return inner if is_mathematical(inner) and not is_no_answer(inner) else ""
 
 
 def code(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001 - a program that passes is no truth

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from node.environments.task_types.shapes.base import Published, Shape, id_of, present
+from node.environments.task_types.shapes.base import Published, Shape, id_of, present, whole_question
 from node.environments.task_types.shapes.intellect import mathematics
 
 NAME = "MATH"
@@ -17,6 +17,12 @@ def read(row: Mapping[str, Any]) -> Published:
     problem, solution = row["problem"], row.get("solution")
     if not isinstance(problem, str):
         raise ValueError("problem is no text")
+    whole_question(row)
+    if str(row.get("question_type")).lower() == "proof":
+        raise ValueError("it asks for a proof, which is not scored here")
+    for column in ("problem_is_valid", "solution_is_valid"):
+        if str(row.get(column, "Yes")) != "Yes":
+            raise ValueError(f"its publisher says {column} = {str(row[column])[:40]!r}")
     truth = present({"ground_truth": row.get("answer")})
     _, form, info = mathematics("verifiable_math", truth, solution)
     name = id_of(row.get("unique_id", row.get("id")), problem)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from node.environments.task_types.shapes import gsm8k, intellect, livecodebench, solved, verifiers_v0, verl
+from node.environments.task_types.shapes import gsm8k, gym, intellect, livecodebench, solved, verifiers_v0, verl
 from node.environments.task_types.shapes.base import Published, present
 
 SHAPES = (
@@ -12,6 +12,7 @@ SHAPES = (
     livecodebench.DEEPCODER,
     verl.SHAPE,
     gsm8k.SHAPE,
+    gym.SHAPE,
     solved.SHAPE,
     verifiers_v0.SHAPE,
 )

@@ -12,7 +12,8 @@ from node.environments.task_types.shapes.base import mapping, only_known, parsed
 
 PLACES = ("test_cases", "tests", "ground_truth")
 MAX_TEXT = 4 << 20
-HARMLESS = frozenset({"language", "style", "source", "difficulty", "starter_code", "metadata", "fn_name", "time_limit"})
+HARMLESS = frozenset({"language", "style", "source", "difficulty", "starter_code", "metadata", "fn_name"})
+HARMLESS |= {"time_limit", "memory_limit"}
 """Keys beside the tests that say nothing about what is right; programs are bounded by fuel and memory of the run."""
 _CASE = frozenset({"type", "fn_name", "input", "output", "testtype", "metadata"})
 _LISTS = frozenset({"inputs", "outputs", "fn_name"})
@@ -47,7 +48,10 @@ def read_tests(info: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
 
 def _from_lists(lists: Mapping[str, Any], named: str) -> list[dict[str, Any]]:
     only_known(lists, _LISTS, "the tests")
-    inputs, outputs = lists.get("inputs"), lists.get("outputs")
+    inputs, outputs = (
+        parsed(one, "a list of tests") if isinstance(one, str) else one
+        for one in (lists.get("inputs"), lists.get("outputs"))
+    )
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError("the tests need as many outputs as inputs")
     function = _one_name(lists.get("fn_name") or "", named)
@@ -67,9 +71,18 @@ def _case(case: Any, number: int, named: str) -> dict[str, Any]:
         function = _one_name(function, named)
         if not function:
             raise ValueError(f"test {number} calls a function, and nothing names it (fn_name, metadata.func_name)")
+    if case.get("type") == "function_call" and _is_list(case["input"]):
+        raise ValueError(
+            f"the input of test {number} is one list, or a list of arguments: give it as a list, not as text"
+        )
     if False in kinds and (function or True in kinds):
         raise ValueError(f"test {number} reads standard input and calls a function: one of the two is wrong")
     return {"fn_name": function or ("" if kinds else named), "input": case["input"], "output": case["output"]}
+
+
+def _is_list(given: Any) -> bool:
+    """Whether one line of text is a list. SYNTHETIC-1's judge takes it for all arguments, APPS's for the only one."""
+    return isinstance(given, str) and "\n" not in given.strip() and given.lstrip().startswith("[")
 
 
 def _kind(word: Any, number: int) -> bool:

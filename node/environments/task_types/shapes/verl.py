@@ -1,9 +1,13 @@
-"""verl and DAPO: data_source, prompt, ability, reward_model {style, ground_truth}, extra_info {index, split}."""
+"""verl and DAPO: data_source, prompt, ability, reward_model {style, ground_truth}, extra_info {index, split}.
+
+DAPO-Math-17k holds each of its problems about a hundred times: equal rows are one problem.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from node.environments.task_types.shapes.base import Published, Shape, id_of, mapping, number_as_text, only_known
+from node.environments.task_types.shapes.base import Published, Shape, id_of, mapping, only_known
+from node.environments.task_types.shapes.intellect import truths_of
 from node.environments.task_types.shapes.tests import read_tests
 
 NAME = "verl"
@@ -20,7 +24,7 @@ def read(row: Mapping[str, Any]) -> Published:
     task, form, info = _reading(source, ability, model["ground_truth"])
     extra = mapping(row.get("extra_info"), "extra_info")
     name = f"{source}-{extra.get('split', '')}-{extra['index']}"[:256] if "index" in extra else None
-    return Published(f"{NAME}, {form}", id_of(name, row["prompt"], info), row["prompt"], task, info)
+    return Published(f"{NAME}, {form}", id_of(name, row["prompt"], info), row["prompt"], task, info, several=True)
 
 
 def _reading(source: str, ability: str, truth: Any) -> tuple[str, str, dict[str, Any]]:
@@ -29,8 +33,7 @@ def _reading(source: str, ability: str, truth: Any) -> tuple[str, str, dict[str,
         form, tests = read_tests({"tests": truth})
         return "prime_rl_code", f"tests: {form.partition(' in ')[0]}", {"language": "python", "test_cases": tests}
     if last.startswith(_MATHEMATICS) or ability == "math":
-        truths = [number_as_text(one) for one in (truth if isinstance(truth, list) else [truth])]
-        return "marked_math", "mathematics", {"ground_truth": truths}
+        return "marked_math", "mathematics", {"ground_truth": truths_of(truth)}
     raise ValueError(f"rows of the data source {source[:80]!r} (ability {ability[:40]!r}) are not scored here")
 
 

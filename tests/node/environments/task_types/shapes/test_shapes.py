@@ -87,6 +87,15 @@ def test_rows_with_any_value_anywhere_are_read_or_refused_and_nothing_else(tmp_p
     assert 500 < found < len(rows) and len(rows) > 3000
 
 
+def test_a_problem_that_a_file_holds_many_times_is_one_and_two_of_one_id_are_a_mistake(tmp_path: Path) -> None:
+    """DAPO-Math-17k holds each of its problems about a hundred times."""
+    row = next(one["row"] for one in TAKEN if one["row"].get("data_source") == "math_dapo")
+    path = tmp_path / "rows.jsonl"
+    for last, mistakes in ((row, 0), (row | {"prompt": "Another."}, 1)):
+        path.write_text("".join(json.dumps(one) + "\n" for one in [row] * 5 + [last]))
+        assert count_bad_rows(path, {"template": "chat"}) == mistakes
+
+
 def test_ids_follow_from_the_content_where_a_row_has_none() -> None:
     row = next(one["row"] for one in TAKEN if one["shape"] == "GSM8K")
     first, again = read_published(row), read_published({**row, "solve_rate": 0.5})
