@@ -46,7 +46,9 @@ def command(
         str | None,
         typer.Option(help="What honest workers compute with: a program that speaks the engine protocol, e.g. on vLLM."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the run's own.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimiser steps. Default: the run's own, or until its goal is reached.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),

@@ -36,6 +36,9 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     source = options.run_file or OWN_RUN
     run = load_run_file(source)
     recipe = msgspec.structs.replace(run.recipe, seed=options.seed, steps=options.steps or run.recipe.steps)
+    if options.steps and options.run_file is None:
+        # Whoever says how long to train is not stopped by the goal of a run that he did not write.
+        recipe = msgspec.structs.replace(recipe, target_reward=None)
     run = msgspec.structs.replace(run, recipe=recipe)
     if options.run_file is not None:
         base = options.run_file.resolve().parent
