@@ -58,6 +58,10 @@ CASES = (
     Case("no address for the page", "join --page nope", 3, "the page cannot be served at nope"),
     Case("no run file", "join --role trainer --run absent.toml", 6, "absent.toml"),
     Case("a state directory in use", "join --network {dir}/net.toml --state-dir {dir}/held", 3, "is in use"),
+    Case("a journal that is none", "join --network {dir}/net.toml --state-dir {dir}/broken", 3, "no SQLite database"),
+    Case("a file as its place", "join --network {dir}/net.toml --state-dir {dir}/net.toml/node", 3, "is no directory"),
+    Case("nothing to go on with", "demo --resume --dir {dir}/demo", 3, "there is no demo to go on with"),
+    Case("a setting that there is not", "config set colour blue", 2, "there is no setting colour"),
     Case("a wrong password", "join --network {dir}/net.toml --pool 1 --state-dir {dir}/own --password-file {dir}/wrong",
          3, "the password is wrong"),
     Case("no pool named", "join --network {dir}/net.toml", 3, "no pool to join"),
@@ -79,6 +83,8 @@ def scene(directory: Path, profile: NetworkProfile) -> Iterator[None]:
     (directory / "wrong").write_text("wrong\n")
     (directory / "wrong").chmod(0o600)
     (directory / "held").mkdir()
+    (directory / "broken").mkdir()
+    (directory / "broken" / "journal.sqlite").write_text("{}")
     lock = FileLock(directory / "held" / "lock")
     lock.acquire()
     try:

@@ -25,7 +25,7 @@ def build_config(**flags: Any) -> "NodeConfig":
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from node.config import NodeConfig
+    from node.config import NodeConfig, default_home
 
     # None is "not said", so that a flag's absence does not hide the file's word.
     given = {name: value for name, value in flags.items() if value is not None}
@@ -35,14 +35,16 @@ def build_config(**flags: Any) -> "NodeConfig":
         raise _refused(error.errors()[0], given) from None
     except (SettingsError, ValueError) as error:
         raise CommandError(
-            "the settings cannot be read", str(error), "correct config.toml or the INTELLECT_NODE_* variables"
+            "the settings cannot be read",
+            str(error),
+            f"correct {default_home() / 'config.toml'} or the INTELLECT_NODE_* variables",
         ) from None
 
 
 def _refused(first: "ErrorDetails", given: dict[str, Any]) -> CommandError:
     place = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
-        return _unknown(place)
+        return _unknown(place, typed=place in given)
     return CommandError(
         f"the setting {place} cannot be used",
         first["msg"],
@@ -51,15 +53,19 @@ def _refused(first: "ErrorDetails", given: dict[str, Any]) -> CommandError:
     )
 
 
-def _unknown(place: str) -> CommandError:
+def _unknown(place: str, *, typed: bool) -> CommandError:
+    """typed: a person has just named it; else config.toml does."""
     from node.config import default_home
     from node.preflight.settings import nearest
     from node.status import program_version
 
+    unknown = f"version {program_version()} of this program does not know it"
+    if typed:
+        return CommandError(f"there is no setting {place}", unknown, nearest(place), USAGE)
     return CommandError(
         f"there is no setting {place}",
-        f"{default_home() / 'config.toml'} names it, and version {program_version()} of this program does not know it",
-        f"{nearest(place)} correct the line, or remove it if it is another version's",
+        f"{default_home() / 'config.toml'} names it, and {unknown}",
+        f"{nearest(place)}; correct the line, or remove it if it is another version's",
     )
 
 
@@ -117,8 +123,8 @@ def set_(
     file = default_home() / "config.toml"
     try:
         document = tomlkit.parse(file.read_text(encoding="utf-8") if file.is_file() else "")
-    except TOMLKitError as error:
-        raise CommandError(f"{file} cannot be read", str(error), "correct the line that it names") from None
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read", str(error), "correct it: it must be TOML in UTF-8") from None
     table, _, key = name.rpartition(".")
     place: Any = document.setdefault(table, tomlkit.table()) if table else document
     place.pop(key, None)

@@ -30,7 +30,12 @@ def economics(
     bonded: Annotated[
         float | None, typer.Option(min=0, help="Tokens that the provider has bonded; default: the least for its nodes.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of that provider: each bonds as much as a slash takes.")] = 1,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1, rich_help_panel="Options", help="Nodes of that provider; each bonds as much as a slash takes."
+        ),
+    ] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the run's steps.")] = 3,
     tokens: Annotated[float | None, typer.Option(min=1, help="Output tokens per sample; default: the most.")] = None,
     checked: Annotated[

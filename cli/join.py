@@ -59,8 +59,8 @@ def command(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            help="Multiaddr to listen on, port 0: any. Repeatable. Default: /ip4/0.0.0.0/tcp/4001 or the next free "
-            "one, kept over restarts, and IPv6 beside it where that leads out; on a local devnet loopback."
+            help="Multiaddr to listen on; port 0: any. Repeatable. Default: TCP port 4001 or the next free one, kept "
+            "over restarts, of IPv4, and of IPv6 where that leads out; on a local devnet loopback."
         ),
     ] = None,
     announce: Annotated[
@@ -90,7 +90,7 @@ def command(
     ] = None,
     http_source: Annotated[
         list[str] | None,
-        typer.Option(help="An HTTP source asked before the swarm: https://HOST:PORT#sha256=... Repeatable."),
+        typer.Option(help="A gateway asked before the swarm: https://HOST:PORT#sha256=... Repeatable."),
     ] = None,
     bootnode: Annotated[
         list[str] | None,

@@ -3,6 +3,7 @@
 Command modules import what they need when they run, so that `--help` answers at once.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ from cli.errors import describe, exit_code
 from cli.invocation import Invocation
 from cli.output import print_error
 
+HELP = ("-h", "--help")
 WIDTH = 76
 """Characters of a line of an example: longer ones go on behind a backslash, so that they can be copied."""
 MANY = 6
@@ -70,6 +72,8 @@ OPTIONS = {
     "Output": "as_json logs log_level detach quiet verbose report out csv watch follow screenshot plain yes keep",
 }
 """Panel -> parameters, in whichever command they stand."""
+VALUES = {"int": "N", "float": "X", "str": "TEXT", "path": "PATH", "Path": "PATH", "bool": "", "Any": ""}
+"""Python's name of a type -> what stands in the help for a value of it."""
 _PANEL_OF_COMMAND = {name: panel for panel, names in COMMANDS.items() for name in names.split()}
 _PANEL_OF_OPTION = {name: panel for panel, names in OPTIONS.items() for name in names.split()}
 
@@ -85,6 +89,9 @@ def _arrange(command: Any) -> None:
     command.help = escape(command.help or "")  # what stands in brackets is a section's name, not markup
     for param in command.params:
         param.help = escape(getattr(param, "help", None) or "")
+        _name_value(param)
+    # Asked for once, it is kept: the switch that click adds is named like the others.
+    _name_value(command.get_help_option(typer.Context(command, help_option_names=list(HELP))))
     _examples_first(command)
     options = [one for one in command.params if one.param_type_name == "option"]
     if len(options) >= MANY:
@@ -93,6 +100,26 @@ def _arrange(command: Any) -> None:
         command.params.sort(key=_place)
     for below in getattr(command, "commands", {}).values():
         _arrange(below)
+
+
+def _name_value(param: Any) -> None:
+    """Typer names values by Python's types: `--yes <bool>` looks as if it took a word, and tokens may be 0.5 where it
+    says `<int>`."""
+    if not hasattr(param, "display_type"):
+        return  # a typer of before: it writes TEXT and INTEGER, and nothing for a switch
+    if param.param_type_name == "argument":
+        param.display_type_rich = lambda ctx: ""  # its name is told already
+    elif param.metavar is None:
+        param.display_type_rich = lambda ctx: _plain(param.display_type(ctx))
+    if (getattr(param, "max", None) or 0) >= 2**31:
+        # A bound that nobody meets by hand takes the width that the explanation needs.
+        param._get_number_range_help_str = lambda: f"x>={param.min}"
+
+
+def _plain(typed: str) -> str:
+    """'<list[Path]>' -> 'PATH'; a choice shows its words."""
+    found = re.fullmatch(r"<(?:list\[)?(\w+)(?: range)?\]?>", typed)
+    return VALUES.get(found[1], typed) if found else typed.strip("<>")
 
 
 def _place(param: Any) -> int:
@@ -108,7 +135,8 @@ def _examples_first(command: Any) -> None:
         return
     summary, _, rest = (command.help or "").partition("\n\n")
     rest = "\n\n".join(paragraph.replace("\n", " ") for paragraph in rest.split("\n\n"))
-    lines = escape("\n".join(line for example in found for line in folded(example)))
+    # The markup keeps what is indented so: typer takes off an indentation that all lines share.
+    lines = "\n".join(f"[none]{escape(line)}[/none]" for example in found for line in folded(example))
     command.help = "\n\n".join(part for part in (summary, f"Examples:\n{lines}", rest) if part)
     command.epilog = None
 
@@ -155,7 +183,7 @@ app = typer.Typer(
     # Typer's own would print local variables, a password among them.
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP)},
 )
 
 

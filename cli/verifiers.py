@@ -122,7 +122,9 @@ def _served(interpreter: str) -> Iterator[subprocess.Popen[str]]:
         )
     except OSError as error:
         why = f"{interpreter}: {error.strerror or error}"
-        raise CommandError("there is no verifiers", why, "intellect-node verifiers install PACKAGE", RUN) from error
+        raise CommandError(
+            "the package verifiers is not installed", why, "intellect-node verifiers install PACKAGE", RUN
+        ) from error
     with child:
         try:
             yield child

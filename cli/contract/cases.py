@@ -37,7 +37,7 @@ async def list_(
 
 @question(case_app, "show", example="case show 3 --network base-sepolia --json")
 async def show(chain: "ChainClient", case: CaseNumber) -> tuple[dict[str, Any], Rows]:
-    """A frozen stake: whose, why, how much, until when, and whose judges answer for it."""
+    """A frozen stake: whose it is, why, how much, until when, and which validators answer for it."""
     info, now = await _case(chain, case), (await chain.block()).timestamp
     judges: list[str] = list(await chain.ask("read a case", lambda c: c.judges_of(case)))
     events = [event for event in await _events(chain, info.pool) if getattr(event, "case_id", None) == case]
@@ -60,7 +60,7 @@ async def appeal(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
 
 @transaction(case_app, "finalize", example="case finalize 3 --network base-sepolia --key anybody")
 async def finalize(chain: "ChainClient", me: "Address", case: CaseNumber) -> Plan:
-    """Once its time is over: what was frozen is burned and paid out, for ever. Anybody may do this."""
+    """Burn and pay out what was frozen, for ever, once its time is over. Anybody may do this."""
     info = await _case(chain, case)
     says = f"{ether(info.amount)} tokens of {info.provider}, frozen in case {case}, are lost to it for ever"
     return Plan(says, f"case {case} is final", [step(f"finish case {case}", chain.contracts.finalize(case))])

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 Trainers = Annotated[
     list[Any] | None,
-    typer.Option("--trainer", parser=address, metavar="ADDRESS", help="A trainer's node, in the order of their turn."),
+    typer.Option(
+        "--trainer",
+        parser=address,
+        metavar="ADDRESS",
+        rich_help_panel="Options",
+        help="A trainer's node, in the order of their turn; repeatable.",
+    ),
 ]
 Step = Annotated[
     int, typer.Option("--step", min=0, max=2**64 - 1, help="`take`: the first policy you decide. `hold`: the newest.")

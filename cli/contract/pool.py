@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from protocol.identity import Address
 
 Pool = Annotated[int, typer.Argument(min=1, max=MAX_POOL, help="The pool's number.")]
-Validators = Annotated[list[str] | None, typer.Option(help="Address of a validator's node; repeatable.")]
+MEMBERS = "Run and members"
+"""The panel of help in which a pool's run, trainer and validators stand together."""
+Validators = Annotated[
+    list[str] | None, typer.Option(rich_help_panel=MEMBERS, help="Address of a validator's node; repeatable.")
+]
 Threshold = Annotated[int, typer.Option(min=1, max=16, help="Verdicts that make a quorum.")]
 FUND = "fund the pool"
 PER = 1000
@@ -45,14 +49,29 @@ PER = 1000
 async def create(
     chain: "ChainClient",
     me: "Address",
-    run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
+    run: Annotated[Path | None, typer.Option("--run", rich_help_panel=MEMBERS, help="The run file (TOML).")] = None,
     run_root: Annotated[
-        Any, typer.Option(parser=word, metavar="ROOT", help="Or the root of a run that exists already, 64 hex digits.")
+        Any,
+        typer.Option(
+            parser=word,
+            metavar="ROOT",
+            rich_help_panel=MEMBERS,
+            help="Instead of --run: the root of a run that exists already, 64 hex digits.",
+        ),
     ] = None,
-    trainer: Annotated[str | None, typer.Option(help="Address of the trainer's node, which manages the pool.")] = None,
-    trainer_state: Annotated[Path | None, typer.Option(help="Or its state directory; a missing key is made.")] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=MEMBERS, help="Address of the trainer's node, which manages the pool."),
+    ] = None,
+    trainer_state: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=MEMBERS, help="Instead: the trainer's state directory; a missing key is made."),
+    ] = None,
     validator: Validators = None,
-    validator_state: Annotated[list[Path] | None, typer.Option(help="Or its state directory; repeatable.")] = None,
+    validator_state: Annotated[
+        list[Path] | None,
+        typer.Option(rich_help_panel=MEMBERS, help="Instead: a validator's state directory; repeatable."),
+    ] = None,
     threshold: Threshold = 1,
     reward: Annotated[int, tokens_option("Tokens per 1000 units (output tokens).")] = "1",  # type: ignore[assignment]
     fund: Annotated[int, tokens_option("Tokens to put into the pool at once.")] = "1000",  # type: ignore[assignment]
@@ -234,7 +253,7 @@ async def end(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
 
 @transaction(pool_app, "sweep", example="pool sweep 7 --network base-sepolia --key anybody")
 async def sweep(chain: "ChainClient", me: "Address", pool: Pool) -> Plan:
-    """Two windows after an ended pool's last epoch: what no table of earnings has promised goes to who opened it."""
+    """Give what no table of earnings promises back to who opened the pool: two windows after its last epoch."""
     info = await chain.pool(pool)
     says = f"{ether(info.escrow)} tokens that nobody earned go to {info.opener}"
     return Plan(says, f"pool {pool} is swept", [step(f"sweep pool {pool}", chain.contracts.sweep(pool))])

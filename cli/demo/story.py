@@ -25,6 +25,7 @@ from cli.invocation import until_signalled
 from cli.places import directory_lock
 from cli.top import any_key
 from node.environments.server.dial import LOCAL_SERVERS, PROGRAM
+from node.state.directory import check_space, existing
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
@@ -53,9 +54,12 @@ async def run_demo(options: DemoOptions, view: View) -> dict[str, Any]:
 async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
     scene = Scene(options.directory.resolve())
     began = trio.current_time()
+    # Before anything is written: a refusal leaves no directory.
+    _check_resume(options, scene)
+    # Each daemon would refuse to start, after a chain and a model had been made for it.
+    check_space(existing(scene.directory), "--dir")
     with directory_lock(scene.directory):
         scene.claim()
-        _check_resume(options, scene)
         if not options.resume:
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)

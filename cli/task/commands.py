@@ -36,7 +36,12 @@ Temperature = Annotated[float, typer.Option(min=0, max=10, help="Sampling temper
 Lease = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which others may take a shard over.")]
 Device = Annotated[str, typer.Option(help="What workers must compute on: any, cpu or cuda.")]
 Nonce = Annotated[str, typer.Option(help="Any text: the same task with another one draws other random numbers.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, or leave it to `task export`.")]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait", rich_help_panel="Options", help="Wait for the result, or leave it to `task export`."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 Out = Annotated[Path, typer.Option(help="The file to write: JSONL, or parquet by its name.")]
 MaybeOut = Annotated[Path | None, typer.Option(help="Write the result there too, as JSON.")]

@@ -56,7 +56,7 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
     try:
         document = tomlkit.parse(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunFileError(f"cannot read the run file {source}", str(error), "correct it: it must be TOML") from error
+        raise RunFileError(f"cannot read the run file {source}", str(error), "make it TOML in UTF-8") from error
     section = document.get("verification")
     if not isinstance(section, Table):
         section = tomlkit.table()

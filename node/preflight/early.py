@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig
 from node.errors import ConfigError, StateError
+from node.state.directory import check_place
 from node.state.locks import holder_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def refuse_early(config: NodeConfig) -> None:
     """Return if nothing is known that keeps this node from joining. Raises IntellectError."""
     _check_arguments(config)
     profile = load_profile(config.network, home=config.home)
+    check_place(config.directory)
     _check_lock(config.directory)
     number = chosen_pool(config, profile)
     _check_password(config)

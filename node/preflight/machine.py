@@ -22,7 +22,7 @@ from node.recipe.requirements import shortfalls
 from node.recipe.speed import LEAST_DECODE, Speed
 from node.sandbox import RuntimeMissing, find_runtime, runtime
 from node.sandbox.confined import walls
-from node.state.directory import MIN_FREE_BYTES
+from node.state.directory import MIN_FREE_BYTES, existing
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
@@ -262,7 +262,7 @@ def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
 
 def check_disk(directory: Path, quota: int, image: int = 0) -> Finding:
     """quota: bytes that the blob store may take; image: bytes of a policy, 0 if unknown. Blocking, for a moment."""
-    place = _nearest(directory)
+    place = existing(directory)
     try:
         with tempfile.NamedTemporaryFile(dir=place):
             pass
@@ -286,11 +286,6 @@ def judge_disk(free: int, stored: int, quota: int, image: int, place: Path) -> F
         room = max(free - logs - 3 * image - MIN_FREE_BYTES, MIN_FREE_BYTES) // 2**20 * 2**20
         return warning("disk", what, f"set INTELLECT_NODE_STORE_QUOTA={room} (bytes), or make room", **data)
     return ok("disk", f"{_gib(free)} free in {place}", **data)
-
-
-def _nearest(directory: Path) -> Path:
-    """The directory, or the nearest one above it that is there."""
-    return next(place for place in (directory, *directory.absolute().parents) if place.is_dir())
 
 
 def _gib(size: int) -> str:

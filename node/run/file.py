@@ -85,6 +85,12 @@ class CompiledRun(msgspec.Struct, frozen=True):
     files: dict[str, Path]
 
 
+def remedy_of(mistake: str) -> str:
+    """What to do about what msgspec says of a run file."""
+    missing = "missing required" in mistake
+    return "add it; `intellect-node run new` writes a whole file" if missing else "correct the value"
+
+
 def load_run_file(path: Path) -> RunFile:
     """Parse a run file; raises RunFileError naming the key that is wrong and the nearest right one."""
     try:
@@ -96,7 +102,7 @@ def load_run_file(path: Path) -> RunFile:
         why = error.strerror or str(error)
         raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
     except ValueError as error:
-        raise RunFileError(f"cannot read the run file {path}", str(error), "correct it: it must be TOML") from error
+        raise RunFileError(f"cannot read the run file {path}", str(error), "make it TOML in UTF-8") from error
     # Before the types: a misspelt key should be named as such, with the nearest right one.
     unknown = unknown_keys(data, RunFile)
     if unknown:
@@ -105,7 +111,7 @@ def load_run_file(path: Path) -> RunFile:
     try:
         run_file = msgspec.convert(data, RunFile)
     except msgspec.ValidationError as error:
-        raise RunFileError(f"unusable run file {path}", str(error), "correct the value") from error
+        raise RunFileError(f"unusable run file {path}", str(error), remedy_of(str(error))) from error
     check_kind(run_file, path)
     # Asked of the raw data: afterwards a default and a number that was written look the same.
     if run_file.pretraining is None and "toploc_k" not in data.get("verification", {}):

@@ -19,6 +19,7 @@ from node.run.file import (
     compile_run,
     load_run_file,
     model_files,
+    remedy_of,
     with_fitting_proofs,
 )
 from node.run.keys import unknown_keys
@@ -106,7 +107,7 @@ def _mended(data: dict[str, Any], path: Path, found: Survey) -> RunFile | None:
             return None  # its value was wrong, which is told
         taken.add(".".join(keys))
         if not unknown:
-            found.findings.add(Finding(f"{path}, {'.'.join(keys) or 'the file'}", text, "correct the value"))
+            found.findings.add(Finding(f"{path}, {'.'.join(keys) or 'the file'}", text, remedy_of(text)))
         if not keys or not _removed(data, keys):
             return None
     return None

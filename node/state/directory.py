@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 from node.errors import StateError
-from node.state.journal import Journal
+from node.state.journal import Journal, check_form
 from node.state.locks import FileLock
 
 JOURNAL_NAME = "journal.sqlite"
 FACT = "pool"
 # The journal must be able to grow: a node that cannot write a promise down may not make it.
 MIN_FREE_BYTES = 256 * 1024 * 1024
+ELSEWHERE = "choose another with --state-dir, or correct its permissions"
 
 
 class StateDir:
@@ -30,7 +31,11 @@ class StateDir:
             raise StateError(
                 f"cannot use the state directory {path}", error.strerror or str(error), _remedy(error)
             ) from error
-        self._check_space()
+        try:
+            check_space(path)
+        except StateError:
+            self.close()
+            raise
 
     def _acquire(self) -> None:
         if not self._lock.acquire():
@@ -40,26 +45,41 @@ class StateDir:
                 "stop that daemon, or give this one its own --state-dir (and so its own key)",
             )
 
-    def _check_space(self) -> None:
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if free < MIN_FREE_BYTES:
-            self.close()
-            raise StateError(
-                f"the disk of {self.path} is full",
-                f"{free // 2**20} MiB are free, at least {MIN_FREE_BYTES // 2**20} are needed",
-                "free some space, or use --state-dir on another disk",
-            )
-
     def close(self) -> None:
         """Release the lock and remove its file."""
         self._lock.release()
 
 
+def check_place(path: Path) -> None:
+    """Refuse what `StateDir` would, and a journal that is none, before anything is written. Raises StateError."""
+    place = existing(path)
+    # access() also knows of file systems that nobody may write, not even root.
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = f"{place} cannot be written" if place.is_dir() else f"{place} is no directory"
+        raise StateError(f"cannot use the state directory {path}", why, ELSEWHERE)
+    check_space(place)
+    check_form(path / JOURNAL_NAME)
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest one above it that is there: in it a directory that is to be made is made."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+
+
+def check_space(path: Path, option: str = "--state-dir") -> None:
+    """Raises StateError where the disk has no room for what a daemon must write. option: names another place."""
+    disk = os.statvfs(path)
+    free = disk.f_bavail * disk.f_frsize
+    if free < MIN_FREE_BYTES:
+        raise StateError(
+            f"the disk of {path} is full",
+            f"{free // 2**20} MiB are free, at least {MIN_FREE_BYTES // 2**20} are needed",
+            f"free some space, or use {option} on another disk",
+        )
+
+
 def _remedy(error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
-        return "free some space, or use --state-dir on another disk"
-    return "choose another with --state-dir, or correct its permissions"
+    return "free some space, or use --state-dir on another disk" if error.errno == errno.ENOSPC else ELSEWHERE
 
 
 def journal_of(directory: Path, journal: Journal, pool: str) -> Journal:

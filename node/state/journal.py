@@ -34,6 +34,8 @@ TABLE = "posted_table"
 BOOT = "boot"
 RUNS_COUNTED = 16
 """Runs whose counters are kept, the newest."""
+SQLITE = b"SQLite format 3\0"
+"""How each of its files begins."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -140,6 +142,24 @@ def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[F
     return [FileRecord(*row) for row in journal.execute(query, (since, most))]
 
 
+def check_form(path: Path) -> None:
+    """Raises StateError for a file that is no database. Opens nothing: to SQLite that alone is writing."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(SQLITE))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error), "make it readable") from error
+    if head and head != SQLITE:
+        raise _unusable(path, "it is no SQLite database", "restore it from a backup")
+
+
+def _unusable(path: Path, why: str, remedy: str) -> StateError:
+    keep = "do not delete the file: it prevents double signing"
+    return StateError(f"cannot use the journal {path}", why, f"{remedy}; {keep}")
+
+
 class Journal:
     """One database per state directory; one writer."""
 
@@ -154,11 +174,9 @@ class Journal:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
-            raise StateError(
-                f"cannot use the journal {path}",
-                str(error),
-                "free disk space, or restore the file from a backup; do not delete it: it prevents double signing",
-            ) from error
+            # A full disk is an OperationalError; what is left is a file that holds something else.
+            mend = "free disk space" if isinstance(error, sqlite3.OperationalError) else "restore it from a backup"
+            raise _unusable(path, str(error), mend) from error
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""

@@ -64,6 +64,14 @@ def test_help_shows_sections_of_files_and_examples_as_a_shell_reads_them(capsys:
     assert "run file: [warm_start] model" in shown and "\\\\" not in shown and "\\[" not in shown
 
 
+def test_help_shows_no_value_for_a_switch_and_none_by_its_python_type(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("contract faucet", "join", "weights merge"):
+        assert main([*words.split(), "--help"]) == 0
+        said = capsys.readouterr().out
+        assert "<" not in said.replace("<=", "") and "4294967295" not in said, words
+        assert "TEXT" in said and "PATH" in said, "the control: values are named"
+
+
 def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "7 evicted or slashed" in capsys.readouterr().out

@@ -7,7 +7,8 @@ import pytest
 
 from node.errors import StateError
 from node.state import directory as statedir
-from node.state.directory import StateDir
+from node.state.directory import StateDir, check_place
+from node.state.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
@@ -42,11 +43,24 @@ def test_a_full_disk_is_noticed_before_anything_is_lost(tmp_path, monkeypatch) -
     real = os.statvfs(tmp_path)
     full = os.statvfs_result((real.f_bsize, real.f_frsize, real.f_blocks, 0, 0, *tuple(real)[5:]))
     monkeypatch.setattr(statedir.os, "statvfs", lambda _: full)
-    with pytest.raises(StateError, match="full"):
-        StateDir(tmp_path)
+    for look in (StateDir, check_place):
+        with pytest.raises(StateError, match="full"):
+            look(tmp_path)
 
 
 def test_a_file_in_the_way_is_a_clear_error(tmp_path) -> None:
     (tmp_path / "state").write_text("")
-    with pytest.raises(StateError, match="cannot use the state directory"):
-        StateDir(tmp_path / "state")
+    for look in (StateDir, check_place):
+        with pytest.raises(StateError, match="cannot use the state directory"):
+            look(tmp_path / "state")
+
+
+def test_a_place_is_looked_at_without_a_trace(tmp_path) -> None:
+    check_place(tmp_path / "new" / "dir")
+    assert not list(tmp_path.iterdir())
+    StateDir(tmp_path / "used").close()
+    Journal(tmp_path / "used" / "journal.sqlite").close()
+    check_place(tmp_path / "used")
+    (tmp_path / "used" / "journal.sqlite").write_text("{}")
+    with pytest.raises(StateError, match="it is no SQLite database"):
+        check_place(tmp_path / "used")
