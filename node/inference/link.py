@@ -249,5 +249,5 @@ def _cpu_seconds(pid: int) -> float:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
         return sum(sum(one.cpu_times()[:2]) for one in family)
-    except psutil.Error:
+    except (psutil.Error, IndexError):  # the second where one ends while psutil lists them all
         return 0.0
