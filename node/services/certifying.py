@@ -51,11 +51,12 @@ BURST = 8.0
 
 
 class Claim(msgspec.Struct, frozen=True, eq=False):
-    """A validator's verdict on a work, decided as it says, and what is to be signed for it."""
+    """A validator's verdict on a work, and what is to be signed for it. at: when it was decided so, unix seconds."""
 
     validator: Address
     work: Work
     statement: Accepted
+    at: float
 
 
 Claims = dict[Address, Recent[WorkId, Claim]]
@@ -108,8 +109,10 @@ class Certifying(Service):
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
         replayed, self._standing = self._standing, []
-        for statement in found + self._to_be_paid() + self._trained() + replayed:
+        for statement in found + self._trained() + replayed:
             await self._sign(statement)
+        for claim in self._to_be_paid():
+            await self._sign(claim.statement, claim.at)
 
     def claims(self) -> list[list[Claim]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
@@ -191,13 +194,14 @@ class Certifying(Service):
                 if (state is FileState.ACCEPTED) == accepts and work and self._station.jury.was_sealed(id, validator):
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
-                    waiting.setdefault(validator, Recent(WAITING))[id] = Claim(validator, work, statement)
+                    claim = Claim(validator, work, statement, self._station.time.now())
+                    waiting.setdefault(validator, Recent(WAITING))[id] = claim
 
-    def _to_be_paid(self) -> list[Accepted]:
+    def _to_be_paid(self) -> list[Claim]:
         """Of validators that are believed; not what they judged in a window in which they said what is not so. One that
         took a verdict back unasked waits until a dispute is told that asked it; one that is behind with showing what it
         sealed, until it is not."""
-        jury, found = self._station.jury, list[Accepted]()
+        jury, found = self._station.jury, list[Claim]()
         for validator, shown in self._shown.items():
             if validator in jury.ballots.quarantined or jury.leaves_unopened(validator):
                 shown.clear()
@@ -208,7 +212,7 @@ class Certifying(Service):
                 if jury.lots.window_of(claim.work) not in turned:
                     del shown[id]
                     if not jury.is_withheld(validator, claim.work):
-                        found.append(claim.statement)
+                        found.append(claim)
         return found
 
     def _is_decided(self, id: WorkId) -> bool:
@@ -257,10 +261,11 @@ class Certifying(Service):
 
     # saying
 
-    async def _sign(self, statement: Accepted) -> None:
+    async def _sign(self, statement: Accepted, found_at: float | None = None) -> None:
         """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more."""
         membership, journal = self._station.membership, self._journal
-        found_at = await journal.do(journal.said_at, "verdict", statement.work)
+        if found_at is None:
+            found_at = await journal.do(journal.said_at, "verdict", statement.work)
         if not self._station.time.may_certify(statement.epoch, found_at) or not statement.units:
             log.info("work.not_certified", node=statement.node, epoch=statement.epoch, why="it is not of this time")
             return

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import trio
 
-from node.services.certifying import Certifying
+from node.services.certifying import Certifying, Claim
 from node.services.judging.judge import Validator
 from node.services.station import PoolTime
 from protocol.earnings import of_policy
 from protocol.identity import Address
-from tests.attacks.validators.court import OTHER, POOL, TRAINER, Court, announcement, policy_root
+from protocol.statements import Accepted
+from tests.attacks.validators.court import OTHER, POOL, TRAINER, VALIDATORS, Court, announcement, policy_root
 
 
 class Bench:
@@ -74,4 +75,26 @@ async def test_a_policy_that_a_term_took_back_is_not_paid_and_the_next_leaders_i
         await bench.court.workers[1].board.post(taken)
         await trio.sleep(1)
         assert await bench.decided() == {(TRAINER.address, 1), (OTHER.address, 3)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it_took(autojump_clock: Any) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        certifying = bench.certifying
+        certifying._station.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 26.0)
+        id = await bench.court.commit()
+        await trio.sleep(1)
+        work = bench.seats[0].jury.register.get(id)
+        assert work is not None
+        kept = list[bool]()
+        for number, at in enumerate((19.0, 21.0, 19.0)):  # the epoch's end is 10, half of the window later 20
+            statement = Accepted(POOL, VALIDATORS[0].address, 0, number.to_bytes(32), 9)
+            if number == 2:
+                certifying._station.jury.withhold(VALIDATORS[0].address, 0)
+            certifying.shown([Claim(VALIDATORS[0].address, work, statement, at)])
+            await certifying.decide()
+            kept.append(certifying._journal.certificate(certifying._own, POOL, statement.work) is not None)
+        assert kept == [True, False, False]
         nursery.cancel_scope.cancel()

@@ -69,7 +69,7 @@ class Auditor:
         """For all of so many verdicts that say the same, or for none of them."""
         self.said[BEN] = said[1]
         statement = Accepted(1, BEN, 0, bytes(32), 9)
-        await self.audit._pay([Claim(BEN, work(number), statement) for number in range(verdicts)])
+        await self.audit._pay([Claim(BEN, work(number), statement, 0.0) for number in range(verdicts)])
         paid = len(self.certifying._shown.pop(BEN, ()))
         assert paid in (0, verdicts)
         return paid > 0
