@@ -288,8 +288,11 @@ class WorkerUsesPart(msgspec.Struct, frozen=True):
 
 
 class UsesPart(msgspec.Struct, frozen=True):
+    """dropped: workers whose due files the trainer leaves out, one after the other."""
+
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
+    dropped: list[str] = []
 
 
 class AuditingPart(msgspec.Struct, frozen=True):

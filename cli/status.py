@@ -280,6 +280,9 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         most = max(left, key=left.__getitem__)
         files = f"{sum(left.values())} files of {len(left)} workers, most of {clean(most)}"
         lines.append(f"the trainer left out {files}, though they were fresher than what it used")
+    if status.uses and status.uses.dropped:
+        names = ", ".join(clean(one) for one in status.uses.dropped[:3])
+        lines.append(f"the trainer drops {len(status.uses.dropped)} workers, file after file: {names}")
     if status.auditing and status.auditing.why_not:
         lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:

@@ -68,6 +68,8 @@ class Reason(IntEnum):
     """of a step: its batch manifest breaks a rule of the run, or a part of it is not what it says"""
     DISTANCE = 32
     """of a step: in another class, the applied gradient or the state is further away than classes are"""
+    LEFT_OUT = 34
+    """of a step: batch after batch, due works of one worker were left out while others' that stand behind were used"""
 
 
 OBJECTIVE = frozenset(

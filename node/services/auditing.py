@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from node.services.base import Service
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
 from node.services.station import Station
+from node.services.tracing import Tracing
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
 from node.state.files import write_whole
@@ -49,7 +50,7 @@ from protocol.manifest import (
     decode_manifest,
     replay_key,
 )
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed
+from protocol.messages import MAX_DETAIL, CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed
 from protocol.statements import Accepted, Outcome, sign, work_id
 
 log = structlog.get_logger()
@@ -116,6 +117,8 @@ class Auditing(Service):
         self._one = trio.Lock()
         self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
         self._begun: Recent[bytes, None] = Recent(1024)
+        self._send_dropped, self._dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](WAITING)
+        self._speaking = trio.Lock()
         self._refuted: Counter[Address] = Counter()
         self.counts: Counter[str] = Counter()
         self.undecided = ""
@@ -126,6 +129,9 @@ class Auditing(Service):
         lots = judging.own_lots if judging is not None else None
         certify = place.certifying.replayed if lots is not None else lambda _: None
         found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter, certify)
+        tracing = next((one for one in place.crew.services if isinstance(one, Tracing)), None)
+        if tracing is not None and lots is not None:
+            tracing.on_dropped.append(found.drops)
         if place.control is not None:
             place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
         return found
@@ -136,6 +142,7 @@ class Auditing(Service):
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
                 nursery.start_soon(self._hear_standbys)
+                nursery.start_soon(self._say_dropped)
             async for wanted in self._wanted:
                 await self._judge(wanted)
 
@@ -179,9 +186,27 @@ class Auditing(Service):
 
     def _on_accused(self, signed: Signed[StepJudged]) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
+        if signed.message.reason == Reason.LEFT_OUT:
+            return  # no replay tells: each validator counts for itself
         pledged = self._station.jury.lots.steps_rate(self._station.key.address)
         if self._lots is not None and pledged and self._refuted[signed.author] < REFUTED:
             self._want(_Wanted(signed.message.statement, accuser=signed.author))
+
+    def drops(self, statement: PolicyStatement, how: str) -> None:
+        """The trainer drops a worker, as far as this validator counts. It says so where another one stands by to lead:
+        in a pool with one trainer that would end the run."""
+        if len(self._station.membership.terms.trainers) > 1:
+            with suppress(trio.WouldBlock):  # the next step tells the same
+                self._send_dropped.send_nowait((statement, how))
+
+    async def _say_dropped(self) -> None:
+        async for statement, how in self._dropped:
+            if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
+                continue
+            announced = self._station.jury.policies.of_step(statement.step)
+            if announced is not None and announced.message.statement == statement:
+                ruled = Ruling(Outcome.REJECT, Reason.LEFT_OUT, how[:MAX_DETAIL])
+                await self._say(_Wanted(statement), ruled, "")
 
     def _want(self, wanted: _Wanted) -> None:
         if wanted.name in self._begun:
@@ -243,6 +268,13 @@ class Auditing(Service):
                 log.warning("standby.told_another_state", standby=standby, step=drawn.statement.step)
 
     async def _say(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
+        """Unless something is said of the step already: two words on one are two lies."""
+        async with self._speaking:
+            journal, slot = self._station.journal, wanted.statement.struct_hash
+            if await journal.do(journal.said, KIND, slot) is None:
+                await self._say_first(wanted, ruled, arithmetic)
+
+    async def _say_first(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
         station, statement = self._station, wanted.statement
         announced = self._announced(statement.step)
         draft = StepJudged(

@@ -4,6 +4,7 @@ A validator signs, policy by policy, which works it held accepted by then: so wh
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Self
 
 import structlog
@@ -17,7 +18,7 @@ from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, PolicyStatement, decode_manifest
 from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
 log = structlog.get_logger()
@@ -47,7 +48,10 @@ class Tracing(Service):
         )
         self._announced: deque[tuple[Address, PolicyAnnounced]] = deque(maxlen=WAITING)
         self._news = trio.Event()
+        self._term = 0
         self.unread = 0
+        self.on_dropped: list[Callable[[PolicyStatement, str], object]] = []
+        """Told of each step after which its trainer is seen to drop a worker, and how, in words."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
@@ -110,7 +114,20 @@ class Tracing(Service):
                     self.unread += 1
                     log.info("manifest.not_read", step=message.step - 1, why=error.why)
                 else:
-                    self.book.trained(self._station.pool, manifest.batch)
+                    self._trained(message, manifest)
+
+    def _trained(self, message: PolicyAnnounced, manifest: BatchManifest) -> None:
+        if message.term != self._term:
+            self._term = message.term
+            self.book.begin_term()
+        self.book.trained(self._station.pool, manifest.batch)
+        statement, dropped = message.statement, self.book.dropped()
+        # Where judges give rewards, fresh files wait for them while older ones are used.
+        if statement is None or not dropped or self._station.run.spec.audit.judges:
+            return
+        named = ", ".join(f"{count} of {worker}" for worker, count in list(dropped.items())[:3])
+        for tell in self.on_dropped:
+            tell(statement, f"due files left out, one after the other, for later ones of others: {named}")
 
     async def _manifest(self, author: Address, message: PolicyAnnounced) -> BatchManifest:
         """Raises IntellectError where it cannot be had, or is none."""

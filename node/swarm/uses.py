@@ -2,7 +2,8 @@
 
 A work is due for a step if a quorum of validators signed that they held it accepted when they heard of the policy
 before (`DueSigned`): the trainer composes a batch one step ahead. What is due, fresher than something that was used,
-and not used, was left out: manifest and cuts show it to anybody. Pure.
+and not used, was left out: manifest and cuts show it to anybody. One such work is no fault, since a file may be lost on
+its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from node.recent import Recent
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work, WorkId
 from protocol.identity import Address
-from protocol.manifest import ComposedBatch, UsedWork
+from protocol.manifest import ComposedBatch, UsedWork, work_order
 from protocol.messages import DueSigned
 
 KEPT = 8192
@@ -23,6 +24,15 @@ NAMED = 8192
 """Works that one validator has named in its cuts, the newest."""
 TOLD = 16
 """Works that were left out, the newest, with whose cuts show it."""
+IN_A_ROW, BATCHES = 4, 3
+"""Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in between,
+until validators say that it drops that worker."""
+MARGIN = 4
+"""One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so shortly
+before a policy is named at the next one. The trainer composes a batch at the same moment, and must have fetched it."""
+MOST_MARGIN = 30.0
+KEPT_PASSED = 64
+"""Of one worker."""
 MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
 
@@ -51,9 +61,18 @@ class LeftOut(msgspec.Struct, frozen=True):
     by: tuple[Address, ...]
 
 
+class _Passed(msgspec.Struct, gc=False):
+    """Of one worker, since the last one of its works that was used: due works that stood before something that was used
+    instead of them, and in which batches."""
+
+    works: Recent[WorkId, None]
+    batches: Recent[int, None]
+
+
 class _Waiting(msgspec.Struct, frozen=True):
     node: Address
     step: int
+    index: int
 
 
 class UseBook:
@@ -89,12 +108,15 @@ class UseBook:
         self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
         self._done: Recent[WorkId, bool] = Recent(KEPT)
         """Whether it was left out."""
+        self._passed: Recent[Address, _Passed] = Recent(MOST_WORKERS)
+        self.longest = 0
+        """The most works of one worker that were passed over in a row."""
         self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
 
     def accepted(self, work: Work) -> None:
         """The pool accepts a work, as this node sees it."""
         if work.task is None and work.id not in self._done and work.id not in self._waiting:
-            self._waiting[work.id] = _Waiting(work.node, work.step)
+            self._waiting[work.id] = _Waiting(work.node, work.step, work.commitment.index)
             self._uncut[work.id] = self._clock()
             self._of(work.node).accepted += 1
 
@@ -102,7 +124,10 @@ class UseBook:
         """What this node held accepted when it heard of a policy, and has not named in a cut before; rising."""
         signed = self._policies.of_step(step)
         known = self._policies.find(signed.message.policy_root) if signed is not None else None
-        found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at)
+        before = self._policies.of_step(step - 1)
+        since = self._policies.find(before.message.policy_root) if before is not None else None
+        margin = min((known.at - since.at) / MARGIN, MOST_MARGIN) if known is not None and since is not None else 0.0
+        found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
         for id in found:
             del self._uncut[id]
         return tuple(found)
@@ -123,6 +148,7 @@ class UseBook:
         """A manifest of the trainer's; each once, in the order of steps."""
         for used in batch.works:
             self._used(used.name(pool), used)
+        self._pass_over(pool, batch)
         oldest = min((one.policy_step for one in batch.works if any(one.used)), default=batch.step + 1)
         for id, one in list(self._waiting.items()):
             due, left_out = self.due(id), False
@@ -142,7 +168,36 @@ class UseBook:
                 continue
             self._settle(id, left_out=left_out)
 
+    def _pass_over(self, pool: int, batch: ComposedBatch) -> None:
+        """Note the due works that the trainer's own rule puts before the last one that it used: the freshest first,
+        then by submission. Where a run keeps no surplus, those of a later policy only: it may have thrown others away.
+        """
+        used = [work_order(pool, one) for one in batch.works if any(one.used)]
+        if not used:
+            return
+        last = max(used) if self._keep_surplus else (max(used)[0], -1, b"")
+        for id, one in self._waiting.items():
+            due = self.due(id) if (-one.step, one.index, id) < last and self._is_usable(id) else None
+            if due is not None and due[0] < batch.step and batch.step - one.step <= self._max_staleness:
+                passed = self._passed.setdefault(one.node, _Passed(Recent(KEPT_PASSED), Recent(KEPT_PASSED)))
+                passed.works[id] = passed.batches[batch.step] = None
+                self.longest = max(self.longest, len(passed.works))
+
+    def dropped(self) -> dict[Address, int]:
+        """Workers that this trainer drops, and how many of their due works it passed over. One whose works come too
+        late now and then is none of them: others of it are used in between."""
+        return {
+            node: len(one.works)
+            for node, one in self._passed.items()
+            if len(one.works) >= IN_A_ROW and len(one.batches) >= BATCHES
+        }
+
+    def begin_term(self) -> None:
+        """Another one leads, which starts with a clean record."""
+        self._passed.clear()
+
     def _used(self, id: WorkId, used: UsedWork) -> None:
+        self._passed.pop(used.author, None)
         if id not in self._waiting and id not in self._done:
             if not self._is_member(used.author):
                 return  # or a trainer could name strangers without end
@@ -167,6 +222,10 @@ class UseBook:
         return self.workers.setdefault(node, Uses())
 
     def status(self) -> dict[str, Any]:
-        """workers: by address; left_out: the newest works, with the validators whose cuts show it."""
+        """workers: by address; left_out: the newest works, with the validators whose cuts show it; passed_over: due
+        works in a row, by worker, and longest, the most of them; dropped: workers for which that is too many."""
+        passed = {node: len(one.works) for node, one in self._passed.items()}
+        told = {"passed_over": passed, "longest": self.longest, "dropped": list(self.dropped())}
         workers = {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}
-        return {"workers": workers, "left_out": [msgspec.structs.asdict(one) for one in self._left.values()]}
+        left_out = [msgspec.structs.asdict(one) for one in self._left.values()]
+        return {"workers": workers, "left_out": left_out, **told}
