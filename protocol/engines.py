@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 
 FIXED = "fixed"
 """The kernel of batch-invariant arithmetic (node.inference.fixed); on a GPU its number of multiprocessors follows."""
+LORA = "lora"
+"""The kernel that keeps adapters beside the weights (node.inference.adapters), instead of merging them."""
 _PART = r"[a-z0-9][a-z0-9_.+-]{0,31}"
 _CLASS = re.compile(rf"{_PART}/{_PART}/{_PART}(/{_PART}){{0,3}}")
 _PATTERN = re.compile(rf"({_PART}|\*)/({_PART}|\*)/({_PART}|\*)(/({_PART}|\*)){{0,3}}")

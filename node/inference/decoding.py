@@ -82,8 +82,8 @@ class _Sequence:
 
     @property
     def name(self) -> bytes:
-        """Equal for equal tokens that equal experts computed; unlike a tuple it remembers its hash."""
-        tokens = np.asarray(self.tokens, dtype=np.int64).tobytes()
+        """Equal for equal tokens that equal weights and experts computed; unlike a tuple it remembers its hash."""
+        tokens = self.request.adapter + np.asarray(self.tokens, dtype=np.int64).tobytes()
         return tokens if self.known is None else tokens + self.known.tobytes()
 
     def add(self, head: U16, token: int) -> None:
@@ -158,6 +158,11 @@ class TorchDecoder:
         return len(self._waiting) + len(self._rows)
 
     @property
+    def adapters(self) -> set[bytes]:
+        """Of all that is in flight."""
+        return {one.request.adapter for one in (*self._waiting, *self._rows)}
+
+    @property
     def room(self) -> int:
         most = min(self._most, self._left // max(self._expected, int(self._reach), 1))
         return max(most - len(self), 0 if len(self) else 1)
@@ -220,6 +225,7 @@ class TorchDecoder:
     def _go_on(self) -> Tensor | None:
         if not self._rows:
             return None
+        self._model.of([one.request.adapter for one in self._rows])
         tokens, places = [one.tokens[-1] for one in self._rows], [len(one.tokens) - 1 for one in self._rows]
         shared = self._beginnings()
         if self._model.routing is None:
@@ -385,6 +391,7 @@ class TorchDecoder:
     def _pass(
         self, batch: Sequence[_Sequence], parts: Sequence[Sequence[int]], cache: KVCache, row: int, start: int
     ) -> Tensor:
+        self._model.of([one.request.adapter for one in batch])
         if self._model.routing is None:
             return self._model.chunk(cache, row, start, parts)
         known = [None if one.known is None else one.known[start:] for one in batch]

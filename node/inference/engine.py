@@ -18,10 +18,10 @@ An engine gives one answer. Rollouts of several turns are made of them, each fro
 it (node.inference.turns); only `prefill` sees them whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +41,12 @@ Weights = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Request:
     """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw; experts: of the
-    prompt's first tokens, which were computed before."""
+    prompt's first tokens, which were computed before; adapter: the name of one that is held (`Apart`)."""
 
     prompt: Sequence[int]
     uniforms: F64
     experts: U8 | None = None
+    adapter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,14 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A finished sequence to recompute. prompt and output: token ids, at least one each; segments: which of the output
-    were sampled (protocol.segments), all of them if there are none; experts: of all tokens, else routers choose."""
+    were sampled (protocol.segments), all of them if there are none; experts: of all tokens, else routers choose;
+    adapter: as of a request."""
 
     prompt: Sequence[int]
     output: Sequence[int]
     segments: Sequence[int] = ()
     experts: U8 | None = None
+    adapter: bytes = b""
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -187,6 +190,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give the device's memory back. Nothing is asked of the engine afterwards."""
+        ...
+
+
+@runtime_checkable
+class Apart(Protocol):
+    """What an engine can besides that computes with adapters without merging them: policies of one base are in use side
+    by side, in one decoder and in one prefill. Requests and sequences name theirs."""
+
+    def hold(self, name: bytes, weights: Weights, others: Collection[bytes] = ()) -> None:
+        """Compute with an adapter for whoever names it, while others are in flight, too; one that is held stays. Of all
+        others those are forgotten that are not among `others` and not in flight. Raises EngineError."""
         ...
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from node.inference.adapters import NOBODY, Adapters
 from node.inference.attention import Beginnings, Branches, Kernel, KVCache, Step
 from node.inference.transfer import sent
 from node.inference.transformer import Transformer
@@ -91,8 +92,8 @@ class Captured:
 class Graphs:
     """works: whether there are any: on a GPU, until a capture fails."""
 
-    def __init__(self, transformer: Transformer, kernel: Kernel, device: str) -> None:
-        self._transformer, self._kernel, self._device = transformer, kernel, device
+    def __init__(self, transformer: Transformer, kernel: Kernel, device: str, adapters: Adapters | None = None) -> None:
+        self._transformer, self._kernel, self._device, self._adapters = transformer, kernel, device, adapters
         self._pool: Any = None
         self.works = torch.device(device).type == "cuda"
 
@@ -127,6 +128,9 @@ class Graphs:
         count: int = 0,
     ) -> Tensor | None:
         """The step of this key, which `kept` keeps, of positions below `end`; captured if it was not yet."""
+        if self._adapters is not None:
+            key, fill = (*key, self._adapters.version), (NOBODY, *fill)
+            compute, numbers = partial(self._adapted, compute), np.stack((self._adapters.chosen, *numbers))
         captured = kept.captured.get(key)
         if captured is None:
             captured = Captured(compute, key[0], self._device, self._transformer.tables(end), fill, count)
@@ -150,6 +154,11 @@ class Graphs:
             del kept.captured[next(iter(kept.captured))]
         kept.captured[key] = step
         return True
+
+    def _adapted(self, compute: Callable[..., Tensor], slots: Tensor, *numbers: Tensor) -> Tensor:
+        assert self._adapters is not None  # noqa: S101 - whoever calls has seen it
+        self._adapters.use(slots)
+        return compute(*numbers)
 
     def _compute(self, cache: KVCache, end: int, tokens: Tensor, places: Tensor) -> Tensor:
         attend = Step(self._kernel, cache, places, end, level=False)

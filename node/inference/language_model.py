@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference import device_sampling
+from node.inference.adapters import Adapters
 from node.inference.architectures import logit_cap, logit_divisor
 from node.inference.attention import KERNELS, Beginnings, Branches, Causal, Chunk, KVCache, Step
+from node.inference.errors import EngineError
 from node.inference.graphs import Graphs
 from node.inference.head import Head
 from node.inference.room import CPU_CELLS, CPU_PASS_TOKENS
 from node.inference.transfer import fetched, sent
 from node.inference.transformer import Routes, Transformer
+from protocol.engines import LORA
 
 T = TypeVar("T")
 I64 = NDArray[np.int64]
@@ -29,8 +32,8 @@ U8 = NDArray[np.uint8]
 
 
 class LanguageModel:
-    """model: as for Transformer; attention: one of attention.KERNELS; logit_cells: most logits (rows * vocabulary) at a
-    time; pass_tokens: most tokens in one pass without a cache."""
+    """model: as for Transformer; attention: one of attention.KERNELS, or LORA; logit_cells: most logits (rows *
+    vocabulary) at a time; pass_tokens: most tokens in one pass without a cache. adapters: None but for LORA."""
 
     def __init__(
         self,
@@ -41,14 +44,15 @@ class LanguageModel:
         logit_cells: int = CPU_CELLS,
         pass_tokens: int = CPU_PASS_TOKENS,
     ) -> None:
-        self._transformer = Transformer(model, device, dtype)
-        self._kernel = KERNELS[attention]
+        self.adapters = Adapters(device, dtype) if attention == LORA else None
+        self._transformer = Transformer(model, device, dtype, self.adapters)
+        self._kernel = KERNELS["sdpa" if attention == LORA else attention]
         self._head = Head(self._transformer.head)
         self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
         self._device = device
         self.logit_cells, self.pass_tokens = logit_cells, pass_tokens
         self.routing = self._transformer.routing
-        self.graphs = Graphs(self._transformer, self._kernel, device)
+        self.graphs = Graphs(self._transformer, self._kernel, device, self.adapters)
         self.graphs.works &= self.routing is None  # how many tokens an expert has is known while a step runs
         self.shares = True
         self.vocabulary, self.hidden = self._head.vocabulary, self._head.hidden
@@ -57,6 +61,13 @@ class LanguageModel:
         """Compute with these from now on. weights: name -> values of each parameter, asked for once each."""
         self._transformer.load(weights)
         self._head.load()
+
+    def of(self, policies: Sequence[bytes]) -> None:
+        """The next passes are of rows that compute with these adapters. Raises EngineError."""
+        if self.adapters is not None:
+            self.adapters.choose(policies)
+        elif any(policies):
+            raise EngineError("a request cannot be served", "its adapter is merged into the weights", "report this")
 
     def cache(self) -> KVCache:
         return KVCache(self._transformer.shape, self._device, self._transformer.dtype)

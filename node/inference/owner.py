@@ -2,6 +2,7 @@
 
 Sampling of one policy at one temperature shares a decoder, whoever wants it. Another policy comes in when nothing is in
 flight: a policy that others wait for takes no further requests after `HOLD` seconds, and what is in flight ends first.
+Policies that an engine holds beside each other (`engine.Apart`) share a decoder as one does, of whatever runs they are.
 Knows nothing of runs, files and pipes.
 """
 
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.inference.engine import Completion, Decoder, Engine, Finished, Prefill, Request
@@ -41,10 +42,21 @@ class Ticket:
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """A policy in an engine."""
+    """A policy in an engine; beside: it is held there beside others."""
 
     engine: Engine
     policy: bytes
+    beside: bool = False
+
+    def request(self, one: Request) -> Request:
+        return replace(one, adapter=self.policy) if self.beside else one
+
+    def sequences(self, given: Sequence[Finished]) -> Sequence[Finished]:
+        return [replace(one, adapter=self.policy) for one in given] if self.beside else given
+
+    def bears(self, other: "EnginePolicy") -> bool:
+        """Whether the other may be computed with while this one is: neither changes the weights under it."""
+        return self.engine is not other.engine or self.policy == other.policy or (self.beside and other.beside)
 
 
 @dataclass(eq=False)
@@ -105,12 +117,13 @@ class _Lane:
             self.decoder.cancel(number)
 
     def takes(self, work: Work) -> bool:
-        return isinstance(work, Draw) and (work.policy, work.temperature) == (self.policy, self.temperature)
+        if not isinstance(work, Draw) or work.policy is None or work.temperature != self.temperature:
+            return False
+        return work.policy.engine is self.policy.engine and work.policy.bears(self.policy)
 
     def bears(self, work: Work) -> bool:
         """Whether something else can be done while requests are in flight here."""
-        # Another policy in the same engine would change the weights under the sequences in flight.
-        return work.policy is not None and (work.policy == self.policy or work.policy.engine is not self.policy.engine)
+        return work.policy is not None and work.policy.bears(self.policy)
 
 
 class Owner:
@@ -150,7 +163,7 @@ class Owner:
         self, ticket: Ticket, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float
     ) -> list[Prefill]:
         """What the engine recomputes of finished sequences. Raises EngineError, Cancelled."""
-        do = lambda: policy.engine.prefill(sequences, temperature)  # noqa: E731
+        do = lambda: policy.engine.prefill(policy.sequences(sequences), temperature)  # noqa: E731
         return self._wait(Once(ticket, policy, do=do, what="prefilling"))
 
     def alone(self, ticket: Ticket, do: Callable[[], Any]) -> Any:
@@ -296,8 +309,15 @@ class Owner:
 
     def _submit(self, lane: _Lane, draw: Draw) -> None:
         """The next request of a draw; one that cannot be served ends it."""
+        assert draw.policy is not None  # noqa: S101 - of a draw
         try:
-            number = lane.decoder.submit(draw.requests[draw.asked])
+            if draw.policy.beside:  # others came since the decoder was made, and it may have had to go
+                self._load(draw.policy)
+        except Exception as error:
+            return self._failed([draw], error)
+        self.busy = "sampling"
+        try:
+            number = lane.decoder.submit(draw.policy.request(draw.requests[draw.asked]))
         except EngineError as error:
             self._end(draw, error=error)
         else:

@@ -32,7 +32,7 @@ class _Work:
         self.hi: F64 = np.empty(count)
         self.logprobs: F32 = np.empty(count, dtype=np.float32)
         self.heads: U16 = np.empty((count, model.hidden), dtype=np.uint16)
-        self.given = sequence.experts
+        self.given, self.adapter = sequence.experts, sequence.adapter
         if self.given is not None and (why := objection(self.given.tobytes(), len(self.fed), model.routing)):
             raise EngineError("a sequence cannot be checked", why, "reject it")
         self.experts: U8 | None = None
@@ -91,6 +91,7 @@ class Prefiller:
         """(first position, inputs of the output head) of each pass over a batch."""
         fed = [one.fed for one in batch]
         length = len(fed[-1])
+        self.model.of([one.adapter for one in batch])
         if length <= self.pass_tokens:
             routes = self.model.routes(fed, [one.known(0) for one in batch])
             hidden = self.model.sequences(fed, routes)

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from node.environments.base import Environment, EnvironmentSettings, Problem
 from node.environments.registry import load_environment
-from node.inference.engine import Completion, Engine, Finished, Prefill, Request, Weights, generate
+from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights, generate
 from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
@@ -21,8 +21,9 @@ from node.inference.tasks import Tasks, deal
 from node.inference.turns import Bounds, Generate, bounds_of
 from node.inference.wire import ShardOrder, kept_policies
 from protocol.draw import draw_problems, sample_seed
-from protocol.engines import arithmetic, classes, with_arithmetic
+from protocol.engines import LORA, arithmetic, classes, with_arithmetic
 from protocol.identity import Address, parse_address
+from protocol.lora import is_adapter
 from protocol.run import RunSpec
 
 
@@ -91,12 +92,19 @@ class Session:
 
     def generator(self, policy_root: bytes) -> Generate:
         """How answers are drawn under a kept policy."""
-        return partial(self._computing.draw, EnginePolicy(self.engine, self._policy(policy_root)))
+        return partial(self._computing.draw, self._in(self.engine, policy_root))
 
     def prefill(self, policy_root: bytes, engine: Engine, sequences: Sequence[Finished]) -> list[Prefill]:
         """What an engine, the own one or a sibling, recomputes of finished sequences."""
-        policy = EnginePolicy(engine, self._policy(policy_root))
-        return self._computing.look(policy, sequences, self.run.rollout.temperature)
+        return self._computing.look(self._in(engine, policy_root), sequences, self.run.rollout.temperature)
+
+    def _in(self, engine: Engine, policy_root: bytes) -> EnginePolicy:
+        root = self._policy(policy_root)
+        return EnginePolicy(engine, root, isinstance(engine, Apart) and self._apart(engine, root))
+
+    def _apart(self, engine: Engine, root: bytes) -> bool:
+        """Whether an engine holds this policy beside others, as its class says."""
+        return arithmetic(engine.name)[1] == LORA and is_adapter(self.policies.get(root).weights)
 
     def like(self, engine_class: str) -> Engine:
         """An engine to look at work of this class with, on this machine's device: one that computes like it, or, where
@@ -137,7 +145,9 @@ class Session:
         engine = engine or self.engine
         policy_root = self._policy(policy_root)
         kept = self.policies.get(policy_root)
-        if self._in_use.get(engine.name) != policy_root:
+        if isinstance(engine, Apart) and self._apart(engine, policy_root):
+            engine.hold(policy_root, self.adjust(kept.weights), self.policies.roots())
+        elif self._in_use.get(engine.name) != policy_root:
             engine.load(self.adjust(kept.weights))
             self._in_use[engine.name] = policy_root
 
@@ -194,11 +204,11 @@ class _AtOnce:
 
     def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]:
         self._use(policy.policy, policy.engine)
-        return generate(policy.engine, requests, temperature)
+        return generate(policy.engine, [policy.request(one) for one in requests], temperature)
 
     def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         self._use(policy.policy, policy.engine)
-        return policy.engine.prefill(sequences, temperature)
+        return policy.engine.prefill(policy.sequences(sequences), temperature)
 
 
 def checked_address(text: str) -> Address:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from node.inference.vllm.installed import found
-from protocol.engines import FIXED
+from protocol.engines import FIXED, LORA
 
 DTYPES = ("float32", "bfloat16")
-ATTENTIONS = ("sdpa", "eager", FIXED)
+ATTENTIONS = ("sdpa", "eager", FIXED, LORA)
 """Of the torch engine; those of others are in node.inference.engines."""
 
 

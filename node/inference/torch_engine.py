@@ -5,7 +5,7 @@ Puts together what decodes (node.inference.decoding), what verifies (prefilling)
 hub and never runs code from a model directory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,10 @@ from node.inference.out_of_memory import left_out, let_go, ran_out
 from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
+from node.inference.start_weights import StartWeights
 from node.inference.tokenizer import LocalTokenizer
 from protocol.engines import arithmetic
+from protocol.lora import is_adapter
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]
 
@@ -122,6 +124,7 @@ class TorchEngine:
         self._batch_tokens = settings.batch_tokens or fits.batch_tokens
         self._prefiller = Prefiller(self._model, min(fits.pass_tokens, self._batch_tokens))
         self._decoders: WeakSet[TorchDecoder] = WeakSet()
+        self._on_start = False
         self.device = settings.device
         self.dtype = settings.dtype
         self.name = settings.name
@@ -163,7 +166,40 @@ class TorchEngine:
             raise EngineError(
                 "the weights are in use", f"{busy} requests are in flight", "wait until they have finished"
             )
-        self._model.load(whole_weights(self._model_dir, weights, self.device))
+        adapters = self._model.adapters
+        if adapters is None:
+            self._model.load(whole_weights(self._model_dir, weights, self.device))
+        elif is_adapter(weights):
+            self._begin()
+            adapters.hold(b"", weights)
+        else:
+            self._on_start = False
+            for name in adapters.names:
+                adapters.drop(name)
+            self._model.load(weights)
+
+    @torch.no_grad()
+    def hold(self, name: bytes, weights: Weights, others: Collection[bytes] = ()) -> None:
+        adapters = self._model.adapters
+        if adapters is None or not name or not is_adapter(weights):
+            why = f"{self.name} merges adapters" if adapters is None else "it is no adapter, or has no name"
+            raise EngineError("a policy cannot be held beside others", why, "load it")
+        if name in adapters.names:
+            return
+        self._begin()
+        needed = {*others, *(one for decoder in self._decoders for one in decoder.adapters)}
+        for one in set(adapters.names) - needed:
+            adapters.drop(one)
+        adapters.hold(name, weights)
+
+    def _begin(self) -> None:
+        """With the start model's weights, which all adapters are to. Raises EngineError."""
+        if self._on_start:
+            return
+        if busy := sum(map(len, self._decoders)):
+            raise EngineError("the weights are in use", f"{busy} requests are in flight", "wait until they end")
+        self._model.load(StartWeights(self._model_dir))
+        self._on_start = True
 
     def decoder(self, temperature: float) -> Decoder:
         decoder = TorchDecoder(self._model, self.eos, self._batch_tokens, temperature)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.functional import embedding, rms_norm
 from transformers.activations import ACT2FN
 
+from node.inference.adapters import Adapters, Site
 from node.inference.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -96,13 +97,25 @@ class Fused:
     """Tensors for the parameters of a model, several of them side by side in one. Their values are arbitrary until they
     are loaded."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], device: str, dtype: torch.dtype) -> None:
-        self._shapes, self._device, self._dtype = shapes, device, dtype
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        device: str,
+        dtype: torch.dtype,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._shapes, self._device, self._dtype, self._adapters = shapes, device, dtype, adapters
         self._parts: dict[str, Tensor] = {}
 
     def packs(self, names: Sequence[str]) -> bool:
         """Whether the matrix of these is to be packed, instead of having a tensor here."""
         return packs(sum(math.prod(self._shapes[name]) for name in names), self._device, self._dtype)
+
+    def site(self, layers: Sequence[str]) -> Site | None:
+        """Where adapters of these come in, if there may be some."""
+        if self._adapters is None:
+            return None
+        return self._adapters.site(layers, [self._shapes[f"{layer}.weight"][0] for layer in layers])
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take the values of the parameters that have a tensor here; a tensor may have more dimensions than they, over
@@ -138,13 +151,15 @@ class Projection:
         self._to_pack = names if fused.packs(names) else []
         self.weight = torch.empty(0) if self._to_pack else fused.required(*names)
         self.bias = fused.stack(*(f"{layer}.bias" for layer in layers))
+        self._site = fused.site(layers)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         if self._to_pack:
             self.weight = packed(torch.cat([weights[name].to("cpu", torch.float32) for name in self._to_pack]))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        out = linear(x, self.weight, self.bias)
+        return out if self._site is None else self._site.add(out, x)
 
 
 class Norm:
@@ -407,12 +422,12 @@ def _qk_norms(fused: Fused, attention: str, shape: Shape, row: Architecture) -> 
 
 
 class Transformer:
-    """model: of transformers, for its configuration, names and shapes; it may be on the meta device. Loaded before it
-    computes."""
+    """model: of transformers, for its configuration, names and shapes; it may be on the meta device; adapters: that it
+    computes with besides. Loaded before it computes."""
 
-    def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, device: str, dtype: torch.dtype, adapters: Adapters | None = None) -> None:
         names, config = dict(model.named_parameters()), model.config
-        fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype)
+        fused = Fused({name: tensor.shape for name, tensor in names.items()}, device, dtype, adapters)
         row = ARCHITECTURES[config.model_type]
         self.shape = Shape.of(config)
         self.device, self.dtype = device, dtype

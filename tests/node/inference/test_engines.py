@@ -28,10 +28,10 @@ def refused(device: str) -> EngineError:
 
 
 def test_a_kernel_names_its_engine_and_no_other_has_it() -> None:
-    assert [kind_of(kernel) for kernel in kernels()] == [TORCH, TORCH, TORCH, VLLM]
+    assert [kind_of(kernel) for kernel in kernels()] == [TORCH, TORCH, TORCH, TORCH, VLLM]
     with pytest.raises(EngineError) as refusal:
         kind_of("flash")
-    assert "sdpa, eager, fixed, vllm" in refusal.value.remedy
+    assert "sdpa, eager, fixed, lora, vllm" in refusal.value.remedy
 
 
 def test_an_engine_that_was_registered_is_made_for_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
