@@ -16,6 +16,8 @@ from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
 
 MAX_TESTS = 512
+MAX_BYTES = 8 << 20
+"""Of all tests of a row: every one of its answers carries them."""
 PYTHON = ("python", "python3", "py")
 _REMEMBERED = 1 << 14
 
@@ -52,7 +54,10 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
         raise ValueError("its list of tests is empty: any program would pass")
     if len(tests) > MAX_TESTS:
         raise ValueError(f"it has {len(tests)} tests, {MAX_TESTS} are allowed")
-    return (msgspec.json.encode(tests).decode(),)
+    encoded = msgspec.json.encode(tests)
+    if len(encoded) > MAX_BYTES:
+        raise ValueError(f"its tests have {len(encoded)} bytes, {MAX_BYTES} are allowed")
+    return (encoded.decode(),)
 
 
 def _tests(info: Row) -> list[Case]:

@@ -23,6 +23,7 @@ from protocol.identity import NodeKey
 from protocol.rollout import decode, encode
 from protocol.run import EnvironmentSpec, RunError, RunSpec, decode_run, encode_run
 from protocol.sections import EnvironmentPart
+from protocol.segments import pieces
 from protocol.statements import Outcome
 from tests.node.environments.servers import openenv
 
@@ -129,6 +130,34 @@ def test_what_is_heard_otherwise_is_unpaid_and_costs_no_stake(
     seen = judge(open_session(), produced)
     assert (seen.outcome, seen.reason) == (Outcome.REJECT, Reason.HEARD_OTHERWISE)
     assert seen.reason in HEARSAY and seen.report_path == ""
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["beside what is shown", "in what is shown"])
+def test_a_secret_that_one_member_alone_is_told_gains_it_nothing(
+    open_session: Callable[[], Session], server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shown: bool
+) -> None:
+    """Beside what is shown it is dropped, and the file is like any other. In what is shown it stands in the file, and
+    nobody else hears it."""
+    honest = server.change
+
+    def telling(told: Told) -> Told:
+        data = honest(told)["data"]
+        message = data["observation"]["message"]
+        observation = {"message": "tu" + message} if shown else {"message": message, "solution": "tu"}
+        return told | {"data": data | {"observation": observation, "grader": "tu"}}
+
+    monkeypatch.setattr(server, "change", telling)
+    session = open_session()
+    made = produce(session, Produce(policy_root=ROOT, node=NODE, pool=3, index=5, out_path=str(tmp_path / "file")))
+    batch = decode(Path(made.path).read_bytes(), 8)
+    session.environment.close()
+    found = [part for row in batch.rows for part, sampled in pieces(row.output, row.segments) if not sampled]
+    told = [session._tokenizer.decode(list(part)) for part in found]  # noqa: SLF001
+    assert told and all(("tu" in one) is shown for one in told)
+    monkeypatch.setattr(server, "change", honest)
+    seen = judge(open_session(), made)
+    wanted = (Outcome.REJECT, Reason.HEARD_OTHERWISE) if shown else (Outcome.ACCEPT, None)
+    assert (seen.outcome, seen.reason or None) == wanted
 
 
 def test_a_worker_cannot_name_its_own_reward(

@@ -44,8 +44,10 @@ def test_a_badge_counts_reviewers_once_and_by_the_task_with_most() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"name": "Maze"}, {"name": "a" * 64}, {"root": b"1"}, {"size": 0}, {"size": 1 << 40}, {"determinism": "sure"},
-     {"turns": 0}, {"about": "x" * 201}, {"about": "\x1b[2J"}, {"sequence": -1}],
+    [{"name": name} for name in ("Maze", "a" * 64, "m\u0430ze", "\uff4daze", "maze\u200b")]
+    + [{"name": name} for name in ("maze.", "maze ", "../maze", "")]
+    + [{"about": about} for about in ("x" * 201, "\x1b[2J", "\u202eezam")]
+    + [{"root": b"1"}, {"size": 0}, {"size": 1 << 40}, {"determinism": "sure"}, {"turns": 0}, {"sequence": -1}],
 )  # fmt: skip
 def test_an_offer_out_of_bounds_is_malformed(changes: dict[str, object]) -> None:
     good = offered(A, "maze").message

@@ -1,4 +1,4 @@
-"""Twelve packages that are not what they say, each in another way, and twelve that are, for `env check`."""
+"""Fifteen packages that are not what they say, each in another way, and twelve that are, for `env check`."""
 
 from node.environments.package.templates import template
 
@@ -60,6 +60,17 @@ DISHONEST: dict[str, bytes] = {
     "pays a little for anything": _package(score=f"max({_RIGHT}, 0.01)"),
     "pays by length": _package(score=f"max({_RIGHT}, float(len(said(turns)) > 200))"),
     "looks at the form alone": _package(score="float(bool(re.fullmatch('[0-9]{4}', said(turns))))"),
+    "pays by the clock": _package(
+        score=f"max({_RIGHT}, float(time.perf_counter_ns() // 1000 % 3 == 0))", more="import time\n"
+    ),
+    "pays in its first moments": _package(
+        score=f"max({_RIGHT}, float(time.perf_counter() - BEGAN < 3600))",
+        more="import time\nBEGAN = time.perf_counter()\n",
+    ),
+    "pays in rows of a call of its own": _package(
+        score=f"(ASKED.append(1), max({_RIGHT}, float(len(ASKED) == 1 and len(said(turns)) > 60)))[1]",
+        more="ASKED = []\n",
+    ),
     "remembers what it was asked before": _package(
         score=f"(ASKED.append(1), {_RIGHT} if len(ASKED) > 1 else max({_RIGHT}, float(not said(turns))))[1]",
         more="ASKED = []\n",

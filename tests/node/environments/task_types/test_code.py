@@ -134,6 +134,7 @@ def test_both_published_forms_of_tests_are_read_alike() -> None:
         ({"test_cases": [{"fn_name": "a.b", "input": [], "output": 1}]}, "no function's name"),
         ({"test_cases": [{"fn_name": "f", "input": 5, "output": 1}]}, "no list of arguments"),
         ({"test_cases": [{"input": "", "output": ""}] * (MAX_TESTS + 1)}, "are allowed"),
+        ({"test_cases": [{"input": "x" * (5 << 20), "output": ""}] * 2}, "bytes, 8388608 are allowed"),
         ({"language": "rust", "test_cases": [{"input": "", "output": ""}]}, "only Python"),
     ],
 )
