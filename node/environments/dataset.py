@@ -27,6 +27,7 @@ from node.environments.prompts import ListedProblems, check_template, read_promp
 from node.environments.runtime import opener_for
 from node.environments.split import is_held_back
 from node.environments.task_types.base import Scorer
+from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
@@ -120,6 +121,12 @@ class DatasetEnvironment(ListedProblems, OneTurn):
                 scores[i] = reward
         return scores
 
+    def start(self) -> None:
+        """What a scorer needs besides this program is missed when a run is loaded, not at its first answer."""
+        for scorer in self._scorers.values():
+            if isinstance(scorer, ReasoningScorer):
+                scorer.start()
+
     def another(self) -> Self:
         other = copy(self)
         other._runner = self._runner.another()
@@ -133,7 +140,7 @@ class DatasetEnvironment(ListedProblems, OneTurn):
 
 
 def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environment:
-    """Read and check the whole file. Raises DatasetError."""
+    """Read and check the whole file. Raises DatasetError, EnvironmentFault where a scorer is missing here."""
     path = data_file(assets, arguments.path)
     _check_arguments(arguments)
     limits = _limits(arguments)
@@ -147,7 +154,13 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
             "add rows, widen the solve-rate range, or change held_back_share",
         )
     chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
-    return DatasetEnvironment(rows, tokenizer, runner, chat=chat)
+    environment = DatasetEnvironment(rows, tokenizer, runner, chat=chat)
+    try:
+        environment.start()
+    except BaseException:
+        environment.close()
+        raise
+    return environment
 
 
 def data_file(assets: Path, name: str) -> Path:

@@ -33,6 +33,11 @@ class ReasoningGym:
         """With a child of its own."""
         return ReasoningGym(self._python, self._deadline)
 
+    def start(self) -> None:
+        """Raises EnvironmentFault where the package is missing, or of another version."""
+        with self._turn:
+            self._child.start()
+
     def problems(self, dataset: str, settings: dict[str, Any], numbers: Sequence[int]) -> list[tuple[str, str]]:
         """(question, a right answer) of each. Raises EnvironmentFault for settings that the data set does not take."""
         found = self._ask(["problems", dataset, settings, list(numbers)], self._deadline * max(len(numbers), 1))

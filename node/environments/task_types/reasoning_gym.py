@@ -46,6 +46,10 @@ class ReasoningScorer:
         self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
+    def start(self) -> None:
+        """Raises EnvironmentFault where this machine cannot score."""
+        self._gym.start()
+
     def score(self, questions: Sequence[Question]) -> list[float]:
         answers = read(answer_in, questions)
         return [self._score(answer, truth) for answer, (_, truth) in zip(answers, questions, strict=True)]

@@ -1,13 +1,14 @@
 """Rows of the published task types as they occur in the wild, and what answers to them are worth."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.environments.base import one_answer
-from node.environments.errors import DatasetError
+from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.errors import Undecided as Slow
 from node.environments.programs import ProgramRunner
 from node.environments.registry import load_environment, needs_runtime
@@ -279,6 +280,16 @@ def test_a_row_of_reasoning_gym_is_paid_by_its_data_set() -> None:
     assert scorer.score([(answer, truth) for answer in answers]) == [1.0, 1.0, 0.0, 1.0, 0.0] and gym.asked == 2
     assert scorer.score([("slow", truth)] * 2) == [0.0, 0.0] and scorer.gave_up == 2
     scorer.close()
+
+
+def test_a_member_without_reasoning_gym_learns_it_when_it_loads_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTELLECT_NODE_REASONING_GYM_PYTHON", sys.executable)
+    monkeypatch.setattr("node.environments.reasoning.process._CHILD", tmp_path / "missing.py")
+    entry = {"question": "1 + 1", "answer": "2", "metadata": {"source_dataset": "chain_sum"}}
+    with pytest.raises(EnvironmentFault, match="needs reasoning-gym"):
+        load(tmp_path, [entry | {"question": str(number)} for number in range(30)])
 
 
 @pytest.mark.parametrize(
