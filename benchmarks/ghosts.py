@@ -257,7 +257,7 @@ async def real(registered: int, alive: int, seed: int) -> dict[str, Any]:
                 await trio.sleep(0.05)
                 if linked is None and all(member.network.connected() for member in members):
                     linked = trio.current_time() - known
-                if all(len(_alive(member)) == alive for member in members):
+                if all(len(member.membership.table.live(trio.current_time())) == alive for member in members):
                     in_ = trio.current_time() - known
         links = [len(member.network.connected()) for member in members]
         nursery.cancel_scope.cancel()
@@ -268,10 +268,6 @@ async def real(registered: int, alive: int, seed: int) -> dict[str, Any]:
         "links": [min(links), max(links)],
         "alone": sum(not each for each in links),
     }
-
-
-def _alive(member: Member) -> list[Address]:
-    return member.membership.table.live(trio.current_time())
 
 
 async def _listen_and_say_nothing(listener: trio.SocketListener) -> None:
@@ -305,10 +301,6 @@ def _runs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         yield simulated(registered, alive, validators, seed, given.minutes)
 
 
-def _row(run: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in run.items())
-
-
 def main(args: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "300 registered, 12 alive, one draw of two minutes", "line")
     parser.add_argument("--registered", type=int, nargs="+")
@@ -328,7 +320,7 @@ def main(args: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for run in _runs(given):
         rows.append(run)
-        print(_row(run), flush=True)
+        print("  ".join(f"{name} {value}" for name, value in run.items()), flush=True)
     if given.json:
         print(json.dumps({"load": os.getloadavg()[1], "rows": rows}))
 

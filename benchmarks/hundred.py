@@ -33,7 +33,7 @@ def measure(nodes: int, rate: float, folder: Path) -> dict[str, Any]:
         print(f"{nodes} joined after {joined:.1f} s", file=sys.stderr)
         heard = settle(swarm)
         print(f"everybody hears everybody after {heard:.1f} s more", file=sys.stderr)
-        memory = sorted(_mib(child) for child in psutil.Process().children())
+        memory = sorted(round(one.memory_full_info().pss / 2**20, 1) for one in psutil.Process().children())
         found = {"nodes": nodes, "joined": round(joined, 1), "heard": round(heard, 1), "mib": memory[len(memory) // 2]}
         return found | kill_a_third(swarm) | {"load": round(os.getloadavg()[0], 1)}
     finally:
@@ -60,10 +60,6 @@ def kill_a_third(swarm: Swarm) -> dict[str, Any]:
             break
         time.sleep(POLL)
     return {"killed": len(victims), "said": len(said), **found}
-
-
-def _mib(process: psutil.Process) -> float:
-    return round(process.memory_full_info().pss / 2**20, 1)
 
 
 def main() -> None:

@@ -77,7 +77,8 @@ def main() -> None:
         table = json.loads(a.json.read_text())
     played_before = {row["cheat"] for row in table["cheats"]}
     wanted = [name for name in chosen(names, cheats(), "cheat") if cheats()[name] not in played_before]
-    for number, some in enumerate(_parts(wanted, a.per_swarm), start=len(table["swarms"])):
+    swarms = [wanted[first : first + a.per_swarm] for first in range(0, len(wanted), a.per_swarm)]
+    for number, some in enumerate(swarms, start=len(table["swarms"])):
         played = play(a.work / f"cheats-{number}", run["plain"], a.validators, some)
         table["cheats"] += [cheat_row(played, part) for part in played.cast if part.role == "worker" and part.cheat]
         table["swarms"].append(swarm_row(played))
@@ -399,10 +400,6 @@ def _asked(text: str, known: Sequence[str], quick: Sequence[str] | None) -> list
     if text == "all":
         return list(quick or known)
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _parts(names: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [names[i : i + size] for i in range(0, len(names), size)]
 
 
 if __name__ == "__main__":

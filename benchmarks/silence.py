@@ -216,7 +216,8 @@ async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
     cli.pools.LEASE_SECONDS = LEASE  # type: ignore[attr-defined]
     cli.demo.prepare.WINDOW_SECONDS = int(WINDOWS * silence)  # type: ignore[misc]
     run = (await trio.to_thread.run_sync(prepare_run, work, STEPS))["plain"]
-    options = DemoOptions(work / "demo", workers=2, validators=1, cheats=(), run_file=run, worker_engine=_engine(rest))
+    engine = f"{sys.executable} -m benchmarks.slow_engine {rest}" if rest else None
+    options = DemoOptions(work / "demo", workers=2, validators=1, cheats=(), run_file=run, worker_engine=engine)
     scene = Scene(options.directory.resolve())
     scene.claim()
     scene.clear()
@@ -244,10 +245,6 @@ def _chain(silence: float) -> DevnetOptions:
     deployment = DevnetOptions().deployment
     unbonding = max(deployment.unbonding_seconds, int((WINDOWS + 1) * silence))
     return DevnetOptions(deployment=msgspec.structs.replace(deployment, unbonding_seconds=unbonding))
-
-
-def _engine(rest: float) -> str | None:
-    return f"{sys.executable} -m benchmarks.slow_engine {rest}" if rest else None
 
 
 def _behind(proxy: Proxy, stage: Stage, bootnodes: Bootnodes, scene: Scene) -> Path:

@@ -88,7 +88,8 @@ def show(as_json: AsJson = False) -> None:
     from node.config import default_home
 
     config, file = build_config(), default_home() / "config.toml"
-    sources = sources_of(type(config).model_fields, dict(os.environ), _table(file))
+    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    sources = sources_of(type(config).model_fields, dict(os.environ), table)
     rows = {name: {"value": value, "from": sources[name]} for name, value in values_of(config).items()}
     if as_json:
         print_json({"file": str(file), "settings": rows})
@@ -169,10 +170,6 @@ def values_of(config: "NodeConfig") -> dict[str, Any]:
     """For people and programs; the password is not told."""
     plain = config.model_dump(mode="json")
     return {name: HIDDEN if name == "password" and value else value for name, value in plain.items()}
-
-
-def _table(file: Any) -> dict[str, Any]:
-    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _show(rows: dict[str, dict[str, Any]]) -> None:

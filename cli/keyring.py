@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from cli.errors import USAGE, CommandError
+from cli.output import asking
 
 if TYPE_CHECKING:
     from protocol.identity import NodeKey
@@ -36,7 +37,8 @@ def read_password(
             "there is no terminal to ask at",
             f"give --password-file, or set {variable}",
         )
-    return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)
+    with asking():
+        return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)
 
 
 def open_key(file: Path, password_file: Path | None) -> "NodeKey":

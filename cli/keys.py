@@ -9,7 +9,7 @@ import typer
 
 from cli.errors import INTERRUPTED, USAGE, CommandError
 from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
-from cli.output import AsJson, console, print_json
+from cli.output import AsJson, asking, console, print_json
 from cli.places import state_dir_option
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ def _confirm_export(target: Path, to: Path | None, yes: bool) -> None:
             "nobody can be asked whether to go on", f"there is no terminal, and {what}", "give --yes", USAGE
         )
     typer.echo(f"{what}: whoever has it can act, spend and lose everything in its name.", err=True)
-    if not typer.confirm("Go on?", err=True):
+    with asking():
+        agreed = typer.confirm("Go on?", err=True)
+    if not agreed:
         raise CommandError(
             "nothing was exported", "you said no", "run the command again to change your mind", INTERRUPTED
         )
@@ -225,7 +227,8 @@ def _read_secret(file: Path | None) -> str:
 
         return read_password_file(file)
     if sys.stdin.isatty():
-        return typer.prompt("Secret (64 hex digits)", hide_input=True, err=True)
+        with asking():
+            return typer.prompt("Secret (64 hex digits)", hide_input=True, err=True)
     # Bounded: what is piped in may be the wrong file.
     return sys.stdin.read(MAX_SECRET_BYTES).strip()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CHAIN, USAGE, CommandError
-from cli.output import AsJson, console, date, duration, ether, print_json
+from cli.output import AsJson, asking, console, date, duration, ether, print_json
 from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, pid_of, stop
 
@@ -52,7 +52,9 @@ def command(
         say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
         # A script goes on with the warning alone: to leave loses no stake, and the units can still be had by joining
         # again.
-        if not (yes or as_json) and sys.stdin.isatty() and not typer.confirm("Leave all the same?", err=True):
+        with asking():
+            agreed = yes or as_json or not sys.stdin.isatty() or typer.confirm("Leave all the same?", err=True)
+        if not agreed:
             raise CommandError(
                 "the node stays in the pool", "the answer was no", "wait for the next table of earnings", USAGE
             )

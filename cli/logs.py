@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -180,7 +179,7 @@ def command(
             return
         coming = (event for event in follower.events() if wanted(event)) if follow else ()
         for event in chain(events, coming):
-            print_json(event) if as_json else _show(event)
+            print_json(event) if as_json else print("\n".join(rendered(event)), flush=True)
 
 
 def _logs_of(state_dir: Path) -> Path:
@@ -192,10 +191,6 @@ def _logs_of(state_dir: Path) -> Path:
             "name the right one: --state-dir DIR (`intellect-node status` shows those that run)",
         )
     return directory
-
-
-def _show(event: dict[str, Any]) -> None:
-    print("\n".join(rendered(event)), file=sys.stdout, flush=True)
 
 
 def rendered(event: dict[str, Any]) -> list[str]:

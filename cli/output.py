@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from cli.errors import Description
+from cli.errors import INTERRUPTED, CommandError, Description
 
 SCHEMA_VERSION = 1
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -21,6 +21,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 def console() -> Console:
     """The terminal of this moment (tests and pipes replace it)."""
     return Console(highlight=False)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Around a question at the terminal: Ctrl-C and the end of the input are no bug, which exit code 1 would say."""
+    try:
+        yield
+    except typer.Abort:
+        why = "the question was answered with Ctrl-C or Ctrl-D"
+        raise CommandError("interrupted; nothing was done", why, "run the command again", INTERRUPTED) from None
 
 
 @contextmanager

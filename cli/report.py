@@ -483,7 +483,8 @@ def page(
     """One HTML file with the pictures in it; nothing is loaded from anywhere. answers: files of each run, by step."""
     title = " and ".join(summary["name"] for summary in summaries)
     figures = "\n".join(
-        f'<figure><img alt="{html.escape(panel.title)}" src="data:image/png;base64,{_encoded(path)}"></figure>'
+        f'<figure><img alt="{html.escape(panel.title)}" '
+        f'src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></figure>'
         for panel, path in drawn
     )
     return (
@@ -569,10 +570,6 @@ def _alarms(summaries: Sequence[dict[str, Any]]) -> str:
         for alarm in s["alarms"]
     ]
     return f"<h2>Alarms</h2><ul>{''.join(lines)}</ul>" if lines else "<p>No alarm rang.</p>"
-
-
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
 def _number(value: Any) -> str:

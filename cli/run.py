@@ -109,7 +109,7 @@ def show(
     table = Table("setting", "value", "from", title=str(file), title_justify="left")
     for name, value, origin in without_tables(rows):
         style = "bold" if origin == "file" else "dim" if origin == "default" else ""
-        table.add_row(name, escape(_text(value)), origin, style=style)
+        table.add_row(name, escape(value if isinstance(value, str) else toml_value(value)), origin, style=style)
     console().print(table)
 
 
@@ -237,7 +237,7 @@ def effective(file: Path) -> list[tuple[str, Any, str]]:
     from protocol.recipe import Objective
 
     run = load_run_file(file)
-    written = set(_paths(tomllib.loads(file.read_text(encoding="utf-8"))))
+    written = {path for path, _ in leaves(tomllib.loads(file.read_text(encoding="utf-8")))}
     objective = msgspec.to_builtins(run.recipe.objective())
     rows: list[tuple[str, Any, str]] = []
     for path, value in leaves(msgspec.to_builtins(run)):
@@ -453,10 +453,6 @@ def _filters(run: "RunSpec") -> str:
     return f"groups without signal are replaced, up to {run.filters.refill:g} times the batch"
 
 
-def _paths(table: dict[str, Any]) -> list[str]:
-    return [path for path, _ in leaves(table)]
-
-
 def _nearest(name: str, known: Any) -> str:
     import difflib
 
@@ -470,7 +466,3 @@ def count_of(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return str(number)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else toml_value(value)

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.daemon_status import AlarmPart, AuditedPart, AuditPart, DaemonStatus, PayPart
+from cli.daemon_status import AuditedPart, AuditPart, DaemonStatus, PayPart
 from cli.errors import NETWORK, CommandError
 from cli.output import AsJson, clean, console, date, duration, ether, print_json
 from cli.places import StateDir
@@ -274,7 +274,8 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     if status.chair and status.chair.apart:
         lines.append(f"its replay is not what the leader stated ({status.chair.apart}): intellect-node audit step")
     lines += status.pay.warnings if status.pay else []
-    lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in _alarms(status)]
+    alarms = status.training.alarms if status.training else []
+    lines += [f"{alarm.name} since step {alarm.step}: {alarm.text}" for alarm in alarms]
     left = {node: uses.left_out for node, uses in (status.uses.workers if status.uses else {}).items() if uses.left_out}
     if left:
         most = max(left, key=left.__getitem__)
@@ -306,10 +307,6 @@ def _clock(status: DaemonStatus) -> Iterator[str]:
         off, way = abs(clock.ahead_seconds), "ahead of" if clock.ahead_seconds > 0 else "behind"
         unheard = ", who do not believe what it says" if clock.ahead_seconds > AHEAD else ""
         yield f"this clock is {duration(off)} {way} most of {_count(clock.peers, 'peer')}{unheard}: {CLOCK_REMEDY}"
-
-
-def _alarms(status: DaemonStatus) -> list[AlarmPart]:
-    return status.training.alarms if status.training else []
 
 
 def _restarts(status: DaemonStatus) -> Iterator[str]:

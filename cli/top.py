@@ -5,6 +5,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -169,7 +170,8 @@ def _doing(status: "DaemonStatus") -> list[Text]:
 
 def _events(rows: "list[tuple[DaemonStatus, bool]]") -> list[Text]:
     """The newest of all daemons, the newest last."""
-    told = sorted(((event.at, status.node.role, event) for status, _ in rows for event in status.events), key=_by_time)
+    told = [(event.at, status.node.role, event) for status, _ in rows for event in status.events]
+    told.sort(key=itemgetter(0))
     lines = [f"{_clock(at)} {clean(role, 10):<9} {clean(event.text, 300)}" for at, role, event in told[-EVENTS:]]
     return [Text(""), *[Text(line) for line in lines]] if lines else []
 
@@ -178,7 +180,3 @@ def _clock(at: float) -> str:
     """'11:20:05' UTC, of any unix second."""
     minutes, seconds = divmod(int(at) % 86_400, 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
-
-
-def _by_time(row: tuple[float, str, object]) -> float:
-    return row[0]

@@ -11,7 +11,6 @@ from cli.errors import USAGE, CommandError
 from cli.output import duration
 
 if TYPE_CHECKING:
-    from contracts.bindings import ChairInfo
     from node.chain.client import ChainClient
     from protocol.identity import Address
 
@@ -43,16 +42,15 @@ async def show(chain: "ChainClient", pool: Pool) -> tuple[dict[str, Any], list[A
     rows: list[Any] = [
         ("leads", f"{info.holder}, term {info.term}, from policy {info.from_step} on"),
         ("ended" if info.ended else "its lease ends", when(info.until, now)),
-        *((f"standby {one}", f"may take the chair {when(info.turn(one), now)}") for one in _in_turn(info)),
+        *(
+            (f"standby {one}", f"may take the chair {when(info.turn(one), now)}")
+            for one in sorted({*info.trainers} - {info.holder}, key=info.turn)
+        ),
     ]
     if info.proposed_from:
         rows.append(("proposed", f"{', '.join(info.proposed)}, from {when(info.proposed_from, now)}"))
     facts = {name: getattr(info, name) for name in info.__struct_fields__}
     return {**facts, "parent": info.parent.hex(), "holder": info.holder, "seated": True}, rows
-
-
-def _in_turn(info: "ChairInfo") -> "list[Address]":
-    return sorted((one for one in info.trainers if one != info.holder), key=info.turn)
 
 
 @transaction(chair_app, "seat", example="chair seat 7 --trainer 0xAb.. --trainer 0xCd.. --lease 10m --key manager")

@@ -19,7 +19,7 @@ from cli.contract.values import MAX_POOL, eth
 from cli.errors import CHAIN, INTERRUPTED, USAGE, CommandError
 from cli.keyring import key_directory, open_node_key, open_signer
 from cli.options import Options, command_of
-from cli.output import AsJson, clean, console, date, duration, print_facts, print_json, quiet_logs
+from cli.output import AsJson, asking, clean, console, date, duration, print_facts, print_json, quiet_logs
 from cli.places import complete_networks, state_dir_option
 
 if TYPE_CHECKING:
@@ -346,7 +346,9 @@ def confirm(yes: bool, profile: "NetworkProfile", me: "Address", says: str, simu
     out.print(f"on {profile.name} (chain {profile.chain_id}), signed by {me}:", markup=False)
     out.print(f"  {says}", markup=False)
     out.print(f"  {costs(simulation)}", markup=False)
-    if not typer.confirm("Go on?", err=True):
+    with asking():
+        agreed = typer.confirm("Go on?", err=True)
+    if not agreed:
         raise CommandError("nothing was sent", "you said no", "run the command again to change your mind", INTERRUPTED)
 
 

@@ -319,7 +319,7 @@ class _Plan:
             for key, amount in self._needs().items() if deploy["token"] is None else ():
                 to = _address_of(key)
                 if to is not None and amount:
-                    words = ("contract", "faucet", to, _plain(amount))
+                    words = ("contract", "faucet", to, ether(amount).replace(",", ""))
                     add(f"{ether(amount)} test tokens for {key}", deploy["key"], *words)
         for one in self.providers:
             units, stake = one["units"] * len(one["nodes"]), self._stake(one)
@@ -396,10 +396,6 @@ def _address_of(key: str | None) -> Any:
         return address("0x" + str(json.loads(key_file(key or "").read_bytes())["address"]).removeprefix("0x"))
     except (OSError, ValueError, KeyError, TypeError, IntellectError):
         return None
-
-
-def _plain(amount: int) -> str:
-    return ether(amount).replace(",", "")
 
 
 def _read(file: Path) -> dict[str, Any]:

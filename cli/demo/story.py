@@ -249,7 +249,8 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
         if snapshot.done:
             done_at = clock if done_at is None else done_at
             late = clock - done_at
-            if (_fates_are_sealed(snapshot) or late > FATE) and (snapshot.all_paid or late > PAY):
+            known = late > FATE or all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
+            if known and (snapshot.all_paid or late > PAY):
                 return
             if late > FATE and not told:
                 told = True
@@ -262,10 +263,6 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
                 RUN,
             )
         await trio.sleep(DRAW)
-
-
-def _fates_are_sealed(snapshot: Snapshot) -> bool:
-    return all(_fate_is_sealed(row, snapshot) for row in snapshot.cheats)
 
 
 def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:

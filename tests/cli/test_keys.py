@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from eth_account import Account
 
 from cli.main import main
@@ -163,3 +164,20 @@ def test_a_nodes_password_opens_no_key_of_a_person(
     assert "INTELLECT_KEY_PASSWORD" in capsys.readouterr().err
     monkeypatch.setenv("INTELLECT_KEY_PASSWORD", "right")
     assert main(["keys", "show", "provider", "--json"]) == 0
+
+
+@pytest.mark.parametrize("words", ["import a", "new a"])
+def test_a_question_that_is_interrupted_ends_as_interrupted_and_writes_nothing(
+    words: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def interrupted(question: str, **options: object) -> str:
+        asked.append(question)
+        raise typer.Abort
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", interrupted)
+    assert main(["keys", *words.split()]) == 130
+    assert asked and "nothing was done" in capsys.readouterr().err
+    assert not list(home.rglob("*.json"))
