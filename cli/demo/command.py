@@ -191,7 +191,7 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
         "  intellect-node demo --validators 3             three of them, and two must agree\n"
         "  intellect-node demo --no-cheat --workers 3     honest people only\n"
         "  intellect-node demo --run my-run.toml          your model, your data\n"
-        "  intellect-node devnet up                       build the swarm yourself, node by node (README)"
+        "  intellect-node devnet up                       a swarm of your own: docs/tutorials/run-a-pool.md"
     )
 
 

@@ -1,6 +1,5 @@
-"""This machine: what it is (machine), which role fits it (roles), how it multiplies when others ask (multiplier)."""
+"""This machine: what it is and which role fits it (machine), how it multiplies when others ask (multiplier)."""
 
-from node.hardware.machine import Gpu, Hardware, inspect_hardware
-from node.hardware.roles import choose_role, reason_for
+from node.hardware.machine import Gpu, Hardware, choose_role, inspect_hardware, reason_for
 
 __all__ = ["Gpu", "Hardware", "choose_role", "inspect_hardware", "reason_for"]

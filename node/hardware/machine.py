@@ -1,12 +1,18 @@
-"""What this machine is: cores and their abilities, memory, GPUs. Blocking: call from a thread."""
+"""What this machine is (cores, memory, GPUs; blocking: call from a thread), and which role fits it."""
 
 import os
 
 import msgspec
 import psutil
 
+from node.config import Role
+from node.errors import ConfigError
 from node.hardware import amd, cpu, nvidia
 from node.hardware.gpu import Gpu
+from protocol.identity import Address
+
+# torch alone takes a third of a GiB; below two there is no room for the smallest model beside it.
+MIN_MEMORY = 2 * 1024**3
 
 
 class Hardware(msgspec.Struct, frozen=True):
@@ -47,3 +53,45 @@ def inspect_hardware() -> Hardware:
         features=processor.features,
         driver=driver,
     )
+
+
+def reason_for(asked: Role, role: Role, hardware: Hardware) -> str:
+    """Why `choose_role` came to this."""
+    if asked == role:
+        return "as its owner asks"
+    if role == "worker":
+        return f"the pool gives this node no post, and the machine can hold an engine ({hardware.summary})"
+    return f"the pool names this node as its {role}"
+
+
+def choose_role(
+    role: Role, own: Address, trainers: tuple[Address, ...], validators: tuple[Address, ...], hardware: Hardware
+) -> Role:
+    """The role that this node will play.
+
+    The pool names its trainer and validators, because others rely on them; `auto` takes such a post where the
+    pool gives it to this node, and otherwise works if the machine can hold an engine.
+    """
+    posts: list[Role] = []
+    if own in trainers:
+        posts.append("trainer")
+    if own in validators:
+        posts.append("validator")
+    if role in ("trainer", "validator"):
+        if role not in posts:
+            raise ConfigError(
+                f"this node cannot be {role}",
+                f"the pool does not name {own} as its {role}",
+                "join as a worker, or ask the pool's owner to name this node when the pool is opened",
+            )
+        return role
+    if role == "auto" and posts:
+        # Trainer before validator: a pool without its trainer stands still.
+        return posts[0]
+    if hardware.memory < MIN_MEMORY:
+        raise ConfigError(
+            "this machine is too small for a worker",
+            f"it has {hardware.memory / 2**30:.1f} GiB of memory, an engine needs {MIN_MEMORY // 2**30}",
+            "use a machine with more memory",
+        )
+    return "worker"
