@@ -129,7 +129,7 @@ async def teach_and_measure(
     finding = await check_class(run.verification, "worker")
     if finding.level == "ok":
         return
-    view.say(f"measuring what is honest on this machine, about 30 s: {finding.what.partition(';')[0]}")
+    view.say(f"measuring what is honest on this machine, about 30 s, because {finding.what.partition(';')[0]}")
     command = [sys.executable, "-m", "cli", "calibrate", "--run", str(scene.run_file), *MEASURED]
     log = scene.log("calibration")
     await run_to_end(Program("the calibration", command, environment, log, scene.directory), spawn)

@@ -153,7 +153,7 @@ export function samples(state) {
     say("samples-note", "");
     return put("samples", none(role(state) === "trainer" ? "The first evaluation is under way." : `Only the trainer’s node has answers on record; this node is a ${role(state)}.`));
   }
-  say("samples-note", "answers to problems that are never trained on, with their rewards");
+  say("samples-note", "the first few answers to problems that are never trained on, drawn anew each time; the curve above has the mean of all");
   put("samples", [["Before", told.before], ["Now", told.after]].filter(([, one]) => one).map(([title, one]) => make("div", {}, make("h3", {}, `${title}: step ${count(one.step)}`), make("ul", { class: "samples" }, one.answers.map(sample)))));
 }
 
