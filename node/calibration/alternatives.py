@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from node.inference.engine import Completion, Engine, Finished, Request, generate
+from protocol.lora import WEIGHT, Lora, tensors_of
 
 Weights = Mapping[str, Tensor]
 GROUP = 128
@@ -46,6 +47,20 @@ def stepped(weights: Weights, learning_rate: float, steps: int = 1, seed: int = 
             sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
             moved[name] = tensor + learning_rate * sign
     return {name: tensor.to(torch.bfloat16).float() for name, tensor in moved.items()}
+
+
+def adapter_for(weights: Weights, lora: Lora, learning_rate: float, steps: int = 10) -> dict[str, Tensor]:
+    """An adapter as it may be after some optimiser steps; the same on every machine."""
+    random = np.random.default_rng(0)
+    made: dict[str, Tensor] = {}
+    for name in sorted(weights):
+        if name.endswith(tuple(f".{target}{WEIGHT}" for target in lora.targets)) and weights[name].ndim == 2:
+            rows, columns = weights[name].shape
+            a, b = tensors_of(name)
+            made[a] = torch.from_numpy(random.standard_normal((lora.rank, columns)) / columns**0.5).to(torch.bfloat16)
+            moved = steps * learning_rate * lora.scale * random.uniform(-1, 1, (rows, lora.rank))
+            made[b] = torch.from_numpy(moved).to(torch.bfloat16)
+    return made
 
 
 def _matrices(weights: Weights, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -17,13 +17,15 @@ import msgspec
 import numpy as np
 import torch
 
-from node.calibration.alternatives import OTHER_DRAWS, Weights, other_weights
+from node.calibration.alternatives import OTHER_DRAWS, Weights, adapter_for, other_weights
 from node.calibration.cuts import draw_files, hard_cuts
 from node.calibration.measure import Progress, Stage, Work, hand_over, look_at, most_samples
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
+from node.inference.lora import merged
 from node.inference.settings import DTYPES, EngineSettings
+from node.inference.start_weights import StartWeights
 from node.inference.turns import Bounds, Generate, Rollout, bounds_of, play
 from protocol.checks import check_activations, check_sampling, sampling_statistics
 from protocol.cuts import Cuts
@@ -39,6 +41,7 @@ from protocol.decision import (
     proof_distance,
 )
 from protocol.engines import pair
+from protocol.lora import is_adapter
 from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
@@ -140,7 +143,7 @@ def look_with(
     rows, temperature = run.verification.toploc_batch, run.rollout.temperature
     stage = Stage(progress, "looking at work", len(settings) * sum(len(work.sequences) for work in works))
     for one in settings:
-        engine, weights = _engine(model, one)
+        engine, weights = _engine(run, model, one)
         engine.load(weights)
         for number, work in enumerate(works):
             yield engine.name, number, look_at(engine, work, temperature, rows, stage)
@@ -148,12 +151,15 @@ def look_with(
         del engine, weights  # their memory, before the next take as much
 
 
-def _engine(model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
-    """The engine of a node, but for its single thread: nothing else runs here."""
+def _engine(run: RunSpec, model: Path, settings: EngineSettings) -> tuple[Engine, Weights]:
+    """The engine of a node, but for its single thread: nothing else runs here. With a policy of the run: where that
+    learns adapters, one with numbers in it, since engines that keep them apart add rounding of their own."""
     threads = torch.get_num_threads()
     engine, _ = make_engine(model, settings)
     torch.set_num_threads(threads)
-    return engine, engine.read(str(model / "model.safetensors"))
+    start = engine.read(str(model / "model.safetensors"))
+    lora = run.recipe.lora
+    return engine, start if lora is None else adapter_for(start, lora, run.recipe.learning_rate)
 
 
 def make_work(
@@ -167,11 +173,11 @@ def make_work(
     honest: dict[str, Work] = {}
     cheating: dict[str, Work] = {}
     for number, settings in enumerate(makers):
-        engine, weights = _engine(model, settings)
+        engine, weights = _engine(run, model, settings)
         engine.load(weights)
         honest[engine.name] = _handed_over(run, exercise, _honestly(engine, exercise, making))
         if number == 0 and cheats:
-            cheating = _cheat(run, engine, weights, plan.previous, exercise, progress)
+            cheating = _cheat(run, model, engine, weights, plan.previous, exercise, progress)
         engine.close()
         del engine, weights  # as in look_with
     return honest, cheating
@@ -220,10 +226,17 @@ def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int)
 
 
 def _cheat(
-    run: RunSpec, engine: Engine, weights: Weights, previous: Path | None, exercise: Exercise, progress: Progress
+    run: RunSpec,
+    model: Path,
+    engine: Engine,
+    weights: Weights,
+    previous: Path | None,
+    exercise: Exercise,
+    progress: Progress,
 ) -> dict[str, Work]:
     """Every kind of dishonest work; the engine has the right weights before and after."""
-    others = other_weights(weights, run.recipe.learning_rate)
+    whole = merged(StartWeights(model), weights) if is_adapter(weights) else weights
+    others = other_weights(whole, run.recipe.learning_rate)
     if previous is not None:
         others["previous"] = partial(engine.read, str(previous))
     count = len(exercise.requests)

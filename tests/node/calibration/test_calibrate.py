@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.calibration import alternatives
-from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts
+from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts, measure
 from node.calibration.measure import most_samples
 from node.calibration.write import plot, write_cuts
 from node.environments.registry import load_environment
@@ -18,8 +18,9 @@ from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
 from node.inference.torch_engine import TorchEngine
 from node.run.file import compile_run, load_run_file
-from protocol.decision import SampleStatistics
-from protocol.engines import pair
+from protocol.decision import SampleStatistics, proof_distance
+from protocol.engines import LORA, pair
+from protocol.lora import Lora, is_adapter
 from protocol.run import RunSpec
 from protocol.toploc import ProofErrors
 
@@ -106,6 +107,31 @@ def test_the_cuts_stand_in_the_run_file_and_its_comments_stay(
     assert read == msgspec.structs.replace(verification, quorum=2)
     assert compile_run(target).spec.verification.decision.calibrated
     assert text.count("[verification.decision]") == 1
+
+
+def test_a_run_that_learns_adapters_is_measured_with_one(
+    tiny_run: RunSpec, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without, engines that keep adapters apart would be measured without the rounding that they add."""
+    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=4), learning_rate=3e-3)
+    rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=12)
+    run = msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout)
+    loaded: list[bool] = []
+    load = TorchEngine.load
+    monkeypatch.setattr(
+        TorchEngine, "load", lambda one, weights: (loaded.append(is_adapter(weights)), load(one, weights))
+    )
+    environment = load_environment(run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
+    settings, k = [EngineSettings(), EngineSettings(attention=LORA)], run.verification.toploc_k
+    measured = measure(run, tiny_assets / "model", environment, Plan(settings, samples=8), lambda *_: None)
+    assert loaded.count(True) == 2 + 2 + 1 and loaded.count(False) == 5, "only cheats have other weights"
+    names = [one.name for one in settings]
+    for name, samples in measured.honest.items():
+        assert max(proof_distance(proof, k) for one in samples for proof in one.errors) < 0.5, name
+        assert max(float(one.distances.max()) for one in samples) < 1e-4
+    assert set(measured.honest) == {pair(one, other) for one in names for other in names}
+    int4 = [proof_distance(proof, k) for one in measured.cheating["int4"] for proof in one.errors]
+    assert np.mean(int4) > 5
 
 
 def test_the_plot_is_a_picture(calibrated: tuple[Calibration, Measured], tmp_path: Path) -> None:
