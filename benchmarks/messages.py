@@ -55,6 +55,7 @@ from tests.attacks.validators.court import (
     Seat,
     SharedBlobs,
     announcement,
+    inline,
     policy_root,
     root_of,
 )
@@ -225,7 +226,7 @@ class Play:
         self._certified: dict[bytes, float] = {}
 
     async def run(self) -> Cost:
-        with counted() as counts:
+        with counted() as counts, patch.object(trio.to_thread, "run_sync", inline):
             return await self._played(counts)
 
     async def _played(self, counts: "Counts") -> Cost:

@@ -90,6 +90,12 @@ class InlineJournal(Journal):
         return work(*args)
 
 
+async def inline(work: Callable[..., Any], *args: object, **_: object) -> Any:
+    """In the place of `trio.to_thread.run_sync`: threads and mock clocks do not mix."""
+    await trio.lowlevel.checkpoint()
+    return work(*args)
+
+
 class SharedBlobs:
     """Everybody's blobs. missing: roots that nobody hands over."""
 
@@ -292,6 +298,8 @@ class Court:
         seat = self.seats[number]
         policies: Any = KnownPolicies()
         certifying, scratch = Certifying(seat.station), self._scratch / str(number)
+        if self._scratch.exists():
+            scratch.mkdir()
         self.certifying.append(certifying)
         given = (seat.station, self.engines[number], policies, self.judges[number], scratch)
         validator = kind(*given, certifying=certifying)

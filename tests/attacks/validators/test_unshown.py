@@ -21,7 +21,17 @@ from protocol.lots import unpack_groups
 from protocol.messages import DisputeRaised, VerdictRechecked, signed
 from protocol.rollout import Report
 from protocol.statements import Outcome, Rechecked
-from tests.attacks.validators.court import DOMAIN, GROUPS, POOL, TRAINER, VALIDATORS, Court, ReportingEngine, Trouble
+from tests.attacks.validators.court import (
+    DOMAIN,
+    GROUPS,
+    POOL,
+    TRAINER,
+    VALIDATORS,
+    Court,
+    ReportingEngine,
+    Trouble,
+    inline,
+)
 from tests.cheats.seats import Choosy, LookingTurncoat, Unserving
 
 LIAR, *HONEST = (key.address for key in VALIDATORS)
@@ -104,11 +114,7 @@ class Play:
         engine: type[ReportingEngine] = ReportingEngine,
         serves: Serves = lambda server, asker: True,
     ) -> None:
-        async def inline(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-            await trio.lowlevel.checkpoint()
-            return work(*args)
-
-        monkeypatch.setattr(trio.to_thread, "run_sync", inline)  # threads and mock clocks do not mix
+        monkeypatch.setattr(trio.to_thread, "run_sync", inline)
 
         def made(number: int, bad: Any) -> ReportingEngine:
             return (engine if number == 0 else ReportingEngine)(bad)
@@ -118,8 +124,6 @@ class Play:
         for seat in (court.trainer, *court.workers, *court.seats):
             seat.station.blobs = Shelf(seat.key.address, folder, self.shelves, serves)  # type: ignore[assignment]
             seat.station.time = PoolTime(window=60, wall=trio.current_time)
-        for number in range(3):
-            (folder / str(number)).mkdir()
         self.works: list[bytes] = []
 
     async def run(self) -> dict[Address, int]:
