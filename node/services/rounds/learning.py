@@ -116,7 +116,9 @@ class Learning(Service):
     async def _serve(self, path: Path) -> None:
         """Hand the moments with which the next steps begin to whoever replays these, as long as one may."""
         info = await self._station.blobs.add(path)
-        if len(self._states) == OWN_STATES and info.root not in self._states:
+        if info.root in self._states:
+            return
+        if len(self._states) == OWN_STATES:
             self._pins.unpin(next(iter(self._states)))
         self._states[info.root] = None
         self._pins.pin(info.root)
