@@ -50,7 +50,7 @@ from protocol.manifest import (
     decode_manifest,
     replay_key,
 )
-from protocol.messages import MAX_DETAIL, CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed
+from protocol.messages import MAX_DETAIL, CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed, of_kind
 from protocol.statements import Accepted, Outcome, sign, work_id
 
 log = structlog.get_logger()
@@ -173,13 +173,12 @@ class Auditing(Service):
             return
         policies = self._station.jury.policies
         async for signed in self._station.board.subscribe(PolicyAnnounced, CheckpointOffered, StepReplayed):
-            match signed.message:
-                case PolicyAnnounced():
-                    policies.announce(signed)  # the jury may not have got that far
-                case CheckpointOffered(step=step):
-                    self._standbys.offered(step)
-                case _:
-                    self.counts["proofs_late"] += not self._standbys.told(signed)
+            if isinstance(signed.message, PolicyAnnounced):
+                policies.announce(of_kind(signed, PolicyAnnounced))  # the jury may not have got that far
+            elif isinstance(signed.message, CheckpointOffered):
+                self._standbys.offered(signed.message.step)
+            else:
+                self.counts["proofs_late"] += not self._standbys.told(of_kind(signed, StepReplayed))
             for drawn in self._standbys.draw():
                 if self._station.jury.lots.steps_rate(self._station.key.address):
                     self._want(_Wanted(drawn.statement, standing=drawn))
@@ -315,9 +314,8 @@ class Auditing(Service):
     ) -> tuple[Ruling | None, Audit | None]:
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
         patience: seconds for a later checkpoint, where it takes that; standing: whose proofs are wanted, too."""
-        step, keys = statement.step - 1, dict[str, bytes]()
-        if standing is not None:
-            keys = {one: replay_key(statement.struct_hash, one) for one in standing.told}
+        step, told = statement.step - 1, standing.told if standing is not None else {}
+        keys: dict[str, bytes] = {one: replay_key(statement.struct_hash, one) for one in told}
         held = statement.step + held_back(self._station.run.spec, self._station.membership.terms)
         await self._wait_for(lambda: self._station.jury.policies.newest_step >= held, patience)
         # For the state after the step, without which only a replay in the trainer's class tells anything.
