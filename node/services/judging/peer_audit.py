@@ -36,7 +36,8 @@ SHARE, MOST = 4, 8
 LOT = 24
 """One in so many files has a group recomputed, of one of its validators."""
 PATIENCE = 120.0
-"""Seconds for a report, or a quarter of the pool's window where that is less: a restart must cost nobody a round."""
+"""Seconds for a report, or the pool's window where that is less: a restart or a busy machine must cost nobody a round,
+and what is certified after the window is in no table."""
 OWN_SECONDS = 1.0
 """Seconds for the own one, which is here or nowhere."""
 
@@ -106,7 +107,7 @@ class PeerAudit:
             return True  # there is nothing to report
         if not vote.report_root:
             raise ProtocolError("no report", "it names none")
-        patience = min(PATIENCE, self._station.time.certified_after)
+        patience = min(PATIENCE, 4 * self._station.time.certified_after)
         theirs = await self._report(work, vote, [validator, *self._holders(validator)], patience)
         left_out = [group for group in groups if group not in theirs and not _is_undecided(vote, group)]
         if left_out and vote.rewards:  # a file of very many groups does not say which were undecided
