@@ -62,7 +62,7 @@ def validate(
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
-    warnings = _warnings(compiled, facts)
+    warnings = notes_of(compiled, facts)
     if can_train():
         check_architecture(compiled)
         check_functions(compiled)
@@ -263,7 +263,8 @@ def _read_by_pretraining(section: str, field: str) -> bool:
     return section.partition(".")[0] not in UNREAD
 
 
-def _warnings(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
+def notes_of(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
+    """What is legal and probably not meant, of either kind of run."""
     import json
 
     from cli import pretraining
@@ -330,7 +331,7 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
 
 def note_what_is_odd(compiled: "CompiledRun", facts: "RunFacts") -> None:
     """The notes of `run validate`, on standard error: who trains without it must see them, too."""
-    for note in _warnings(compiled, facts):
+    for note in notes_of(compiled, facts):
         print(f"note: {note}", file=sys.stderr)
 
 

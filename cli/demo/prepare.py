@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import trio
+from rich.markup import escape
 
 from cli.demo.cast import DemoOptions, Scene, cast, quorum_of
 from cli.demo.chain import DemoChain
@@ -18,7 +19,7 @@ from cli.demo.supervise import Program, Spawn, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
 from cli.pools import COIN, PoolTerms, about_run, open_pool, signer_for
-from cli.run import warnings_about
+from cli.run import notes_of
 from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
 
@@ -86,8 +87,8 @@ async def prepare(
         nursery.start_soon(_make_keys, options, scene, addresses)
     compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
     facts = await trio.to_thread.run_sync(check_run, compiled)
-    for note in warnings_about(compiled.spec, facts):
-        view.say(f"note: {note}")
+    for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
+        view.say(f"note: {escape(note)}")
     terms = PoolTerms(
         run_root=compiled.root,
         trainer=_address(addresses["trainer"]),

@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from cli.main import main
+from cli.run import notes_of
+from node.run.problems import check_run
 
 pytest.importorskip("torch")
 
@@ -120,3 +122,10 @@ def test_what_several_trainers_cannot_do_yet_is_said_before_anything_is_made(tmp
     run_file.write_text(text.replace("[recipe]", "[audit]\njudges = true\n[recipe]"))
     assert main(["run", "validate", str(run_file)]) != 0
     assert "audit.judges" in capfd.readouterr().err
+
+
+def test_notes_about_a_run_are_those_of_its_kind(tmp_path: Path) -> None:
+    """The demo said of each run that pre-trains, in its swarm, that no swarm takes it."""
+    run = compiled(tmp_path, rounds='exchange = "int4"\ninner_state = "reset"', steps=ROUNDS)
+    notes = notes_of(run, check_run(run))
+    assert not any("no swarm" in note for note in notes), notes
