@@ -167,6 +167,11 @@ class Rounds(Service):
         return self.outer.round if self.outer else -1
 
     @property
+    def furthest(self) -> int:
+        """The newest round that is known to have begun anywhere: contributions to those two before it count no more."""
+        return max([self.newest, *(at + 1 for at, one in self._agreements.items() if one.decided)])
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 

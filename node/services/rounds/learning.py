@@ -68,8 +68,10 @@ class Learning(Service):
                 await trio.sleep(POLL)
             outer = await self._rounds.newer_than(round_)
             journal, slot = self._station.journal, slot_name(outer.root, 0)
-            if self._rounds.over or await journal.do(journal.said, "commitment", slot):
-                round_ = outer.round  # made before a restart: a second one would be a fault
+            history = outer.round + 1 < self._rounds.furthest  # a newer state is on its way
+            # Made before a restart, a second one would be a fault.
+            if self._rounds.over or history or await journal.do(journal.said, "commitment", slot):
+                round_ = outer.round
                 continue
             self._training = outer.round
             try:
@@ -89,7 +91,7 @@ class Learning(Service):
         clock = self._station.clock
         until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
         found = await self._rounds.train(outer.round, self.seat, until, fresh=not self._stands(outer.round - 1))
-        if outer.round + 1 < self._rounds.newest:  # the node was stopped meanwhile: nobody would count it
+        if outer.round + 1 < self._rounds.furthest:  # the node was stopped meanwhile: nobody would count it
             self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
             return
         if found["began"] and not self._stands(outer.round - 1):

@@ -23,6 +23,7 @@ from node.run.file import CompiledRun
 from node.services.base import Crew
 from node.services.certifying import Certifying
 from node.services.heartbeat import Beating
+from node.services.rounds import applying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
@@ -271,6 +272,41 @@ async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_m
     counts = stopped.counts()
     assert counts["accepted"] >= 4 and set(counts) <= {"accepted", "committed"}, counts  # late by two rounds: unpaid
     assert not [one for node in town.nodes for one in node.court.slashed]
+
+
+async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_gives_way_to_a_newer_one(
+    tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "FETCH_TIMEOUT", 12.0)
+    town = Town(tmp_path, validators=2, steps=8)
+    steady, _, told, asked, late = town.add(2), town.add(3), list[str](), list[bytes](), list[Node]()
+    fetch = steady.rounds._fetch
+
+    async def away(root: bytes, paths: dict[bytes, Path]) -> None:
+        asked.append(root)
+        if len(asked) > 4:  # two contributions have nobody who hands them over, for a while
+            await fetch(root, paths)
+
+    monkeypatch.setattr(steady.rounds, "_fetch", away)
+    monkeypatch.setattr(steady.station.progress, "trouble", told.append)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await until(lambda: steady.rounds.newest >= 3)
+        assert steady.rounds.before and steady.rounds.outer
+        town.blobs.missing |= {steady.rounds.before.state, steady.rounds.outer.state}
+        late.append(town.add(5))
+        monkeypatch.setattr(late[0].station.progress, "trouble", told.append)
+        nursery.start_soon(late[0].live)
+
+    await town.play(story)
+    roots = town.roots()
+    assert set(roots) == set(range(9)) and all(len(each) == 1 for each in roots.values()), roots
+    assert any("2 contributions of the round cannot be had" in text for text in told), told
+    assert any("no such blob: nobody has it" in text for text in told), told
+    assert len(set(asked[:6])) == 2 and not {1, 2, 3} & set(late[0].roots)
+    # While the state was not to be had, the round that the newcomer began with was history, and it knew.
+    works = steady.station.jury.register.of(late[0].key.address)
+    assert steady.roots[0] not in [work.commitment.policy_root for work in works]
 
 
 async def stopped_over_rounds(lab: Lab, job: Job, found: dict[str, Any]) -> None:
