@@ -163,11 +163,11 @@ def proof_from_points(positions: Sequence[int] | I64, bits: Sequence[int] | I64)
     at = np.asarray(positions, dtype=np.int64)
     if np.unique(at).size != at.size:
         raise ValueError("positions repeat")
-    return _encode(at[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
+    return encode_points(at[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
 
 
-def _encode(positions: I64, bits: I64) -> list[bytes]:
-    """positions, bits: int64[n, k] -> encoded proofs."""
+def encode_points(positions: I64, bits: I64) -> list[bytes]:
+    """positions, bits: int64[n, k], of as many proofs -> these."""
     moduli = _moduli(positions)
     x, y = (positions % moduli[:, None]).astype(np.uint32), bits.astype(np.uint32)
     # Bits above the prime (NaN and the like) have no residue of their own; the published core folds them so.
@@ -186,10 +186,10 @@ def build_proof(rows: U16, k: int) -> bytes:
 
 def build_proofs(batches: Sequence[U16], k: int) -> list[bytes]:
     """One proof per batch of rows; several are computed together."""
-    return [proof for points in _top_points(batches, k) for proof in _encode(*points)]
+    return [proof for points in top_points(batches, k) for proof in encode_points(*points)]
 
 
-def _top_points(batches: Sequence[U16], k: int) -> Iterator[tuple[I64, I64]]:
+def top_points(batches: Sequence[U16], k: int) -> Iterator[tuple[I64, I64]]:
     """(positions, bits), int64[some, k] each: the top of every batch, in order of the batches."""
     sizes = [rows.size for rows in batches]
     if sizes and min(sizes) < k:
@@ -262,7 +262,7 @@ def compare(proof: Proof, rows: U16) -> ProofErrors:
 def compare_all(proofs: Sequence[Proof], batches: Sequence[U16]) -> list[ProofErrors]:
     """`compare` for many proofs of the same k, several at a time."""
     errors: list[ProofErrors] = []
-    for positions, bits in _top_points(batches, len(proofs[0].coefficients)) if proofs else ():
+    for positions, bits in top_points(batches, len(proofs[0].coefficients)) if proofs else ():
         some = proofs[len(errors) : len(errors) + len(positions)]
         errors += _differences(evaluate_proofs(some, positions), bits)
     return errors

@@ -50,7 +50,8 @@ class _Beginning:
 class _Sequence:
     """tokens: prompt and output; output: how many of the latter; heads: room for those of the output; begun: names the
     tokens that its row begins or began with; last: [hidden], what the pass over those ended in; experts: of the first
-    tokens, in parts, None of a model without; shared: what of it is not in its own row."""
+    tokens, in parts, None of a model without; shared: what of it is not in its own row; earlier: tokens that were
+    sampled in answers before this one."""
 
     number: int
     request: Request
@@ -61,6 +62,7 @@ class _Sequence:
     last: Tensor = field(default_factory=lambda: torch.empty(0))
     experts: list[U8] | None = None
     shared: _Beginning | None = None
+    earlier: int = 0
 
     @property
     def before(self) -> int:
@@ -87,12 +89,18 @@ class _Sequence:
         return tokens if self.known is None else tokens + self.known.tobytes()
 
     def add(self, head: U16, token: int) -> None:
+        self._keep(head)
+        self.tokens.append(token)
+        self.output += 1
+
+    def _keep(self, head: U16) -> None:
+        if self.request.rows is not None:
+            self.request.rows.put(self.earlier + self.output, head)
+            return
         if self.output == len(self.heads):
             rows = min(2 * self.output, len(self.request.uniforms))
             self.heads.resize((rows, self.heads.shape[1]), refcheck=False)
         self.heads[self.output] = head
-        self.tokens.append(token)
-        self.output += 1
 
     @property
     def number_due(self) -> float:
@@ -107,8 +115,9 @@ class _Sequence:
         return self.output == len(self.request.uniforms)
 
     def completion(self, finished: bool) -> Completion:
-        self.heads.resize((self.output, self.heads.shape[1]), refcheck=False)
-        return Completion(self.tokens[len(self.tokens) - self.output :], finished, self.heads, experts=self.known)
+        kept, output = self.request.rows, self.tokens[len(self.tokens) - self.output :]
+        self.heads.resize((0 if kept else self.output, self.heads.shape[1]), refcheck=False)
+        return Completion(output, finished, self.heads, experts=self.known, kept=kept)
 
 
 class TorchDecoder:
@@ -128,8 +137,10 @@ class TorchDecoder:
     def submit(self, request: Request) -> int:
         self._check(request)
         number = next(self._numbers)
-        heads = np.empty((min(_HEAD_ROWS, len(request.uniforms)), self._model.hidden), dtype=np.uint16)
+        room = 0 if request.rows else min(_HEAD_ROWS, len(request.uniforms))
+        heads = np.empty((room, self._model.hidden), dtype=np.uint16)
         one = _Sequence(number, request, list(request.prompt), heads, b"")
+        one.earlier = request.rows.count if request.rows else 0
         if self._model.routing is not None:
             one.experts = [] if request.experts is None else [request.experts]
         one.begun = one.name

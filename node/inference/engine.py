@@ -1,7 +1,7 @@
 """The interface of an inference engine: weights in, tokens and activations out.
 
 An engine knows one model architecture and swaps weight images in and out. It knows nothing of policies,
-problems, proofs, files or the network: seeds become uniforms and rows become proofs elsewhere.
+problems, files or the network: seeds become uniforms and rows become proofs elsewhere.
 
 Conventions, the same for every engine:
 - output[t] is drawn from the logits at the position before it by `protocol.sampling`;
@@ -26,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from node.inference.proofs import Rows
 from protocol.routing import Routing
 from protocol.segments import sampled_tokens
 
@@ -41,25 +42,28 @@ Weights = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Request:
     """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw; experts: of the
-    prompt's first tokens, which were computed before; adapter: the name of one that is held (`Apart`)."""
+    prompt's first tokens, which were computed before; adapter: the name of one that is held (`Apart`); rows: where
+    heads go instead of into the completion, if the engine can."""
 
     prompt: Sequence[int]
     uniforms: F64
     experts: U8 | None = None
     adapter: bytes = b""
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """output: token ids, at least one; finished: ended by an end token; heads: uint16[n, hidden]; swaps: places in the
     output from which on other weights drew, where an engine was interrupted by a new policy between two tokens;
-    experts: None of a model that has none."""
+    experts: None of a model that has none; kept: the request's rows, with those of the output: heads has none then."""
 
     output: list[int]
     finished: bool
     heads: U16
     swaps: tuple[int, ...] = ()
     experts: U8 | None = None
+    kept: Rows | None = None
 
     @property
     def rows(self) -> U16:

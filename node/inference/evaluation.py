@@ -14,6 +14,7 @@ from blake3 import blake3
 from node.environments.base import Environment, Problem
 from node.environments.mix import MixEnvironment, label_of
 from node.inference.engine import Request
+from node.inference.proofs import unproven
 from node.inference.turns import Generate, Rollout, bounds_of, play
 from protocol.budgets import output_limit, shaped, target_in_evaluation, told
 from protocol.run import RunSpec
@@ -95,7 +96,7 @@ class Evaluation:
             for problem, target, numbers in zip(problems, targets, drawn, strict=True)
         ]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
-        rollouts = play(self._generate, environment, problems, requests, temperature, bounds)
+        rollouts = play(self._generate, environment, problems, requests, temperature, bounds, keep=unproven)
         self.samples += len(rollouts)
         scores = environment.score(problems, [rollout.transcript for rollout in rollouts])
         return [self._worth(*one) for one in zip(problems, rollouts, scores, targets, strict=True)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from node.environments.base import Environment, Problem, Transcript
 from node.environments.errors import Undecided
 from node.inference.engine import Request as Sample
 from node.inference.errors import EngineError
-from node.inference.proofs import prove_all
+from node.inference.proofs import Rows, prove_all
 from node.inference.session import Session, checked_address
 from node.inference.tasks import Tasks, heard
 from node.inference.turns import Rollout, play
@@ -113,7 +114,9 @@ def _play(
 ) -> list[Rollout]:
     problems, temperature = [tasks.problems[group] for group in groups], session.run.rollout.temperature
     answers = session.generator(order.policy_root)
-    return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True)
+    cuts = session.run.verification
+    keep = partial(Rows, cuts.toploc_k, cuts.toploc_batch)
+    return play(answers, session.environment, problems, samples, temperature, session.bounds, strict=True, keep=keep)
 
 
 def _states(environment: Environment, problem: Problem, transcript: Transcript) -> bytes:

@@ -16,6 +16,7 @@ from node.environments.base import Environment, Problem, Reply, Segment, Transcr
 from node.environments.errors import Undecided
 from node.inference.engine import U8, U16, Completion, Request
 from node.inference.errors import EngineError
+from node.inference.proofs import Rows
 from protocol.run import RunSpec
 
 Generate = Callable[[Sequence[Request], float], list[Completion]]
@@ -45,12 +46,13 @@ def unbounded(environment: Environment) -> Bounds:
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A whole sample. finished: its last answer ended with an end token; heads: uint16[n, hidden] of the n sampled
-    tokens, experts: of all tokens but the last (node.inference.engine)."""
+    tokens, or none where something was kept of them; experts: of all tokens but the last (node.inference.engine)."""
 
     transcript: Transcript
     finished: bool
     heads: U16
     experts: U8 | None = None
+    kept: Rows | None = None
 
     @property
     def output(self) -> list[int]:
@@ -65,11 +67,12 @@ class Rollout:
     @property
     def sampled(self) -> int:
         """How many tokens the policy said."""
-        return len(self.heads)
+        return sum(len(segment.tokens) for segment in self.transcript if segment.sampled)
 
     @property
-    def rows(self) -> U16:
-        return self.heads[1:]
+    def rows(self) -> U16 | Rows:
+        """To be proven."""
+        return self.heads[1:] if self.kept is None else self.kept
 
 
 def reply(
@@ -119,6 +122,7 @@ class _Play:
 
     problem: Problem
     request: Request
+    kept: Rows | None = None
     transcript: list[Segment] = field(default_factory=list)
     heads: list[U16] = field(default_factory=list)
     finished: bool = False
@@ -126,24 +130,33 @@ class _Play:
 
     @property
     def sampled(self) -> int:
-        return sum(map(len, self.heads))
+        return sum(len(segment.tokens) for segment in self.transcript if segment.sampled)
 
     def next(self) -> Request:
         said = [token for segment in self.transcript for token in segment.tokens]
-        return Request([*self.request.prompt, *said], self.request.uniforms[self.sampled :], self.experts)
+        left = self.request.uniforms[self.sampled :]
+        return Request([*self.request.prompt, *said], left, self.experts, rows=self.kept)
 
     def due(self) -> Due:
         return Due(self.problem, self.transcript, len(self.request.uniforms) - self.sampled)
 
     def answered(self, completion: Completion) -> None:
         self.transcript.append(Segment(completion.output, sampled=True))
-        self.heads.append(completion.heads)
+        if self.kept is None:
+            self.heads.append(completion.heads)
+        elif completion.kept is not None:
+            self.kept = completion.kept
+        else:
+            self.kept.extend(completion.heads)
         self.finished = completion.finished
         self.experts = completion.experts
 
     def whole(self) -> Rollout:
-        heads = self.heads[0] if len(self.heads) == 1 else np.concatenate(self.heads)
-        return Rollout(self.transcript, self.finished, heads, self.experts)
+        if self.kept is not None:
+            heads = np.empty((0, 0), dtype=np.uint16)
+        else:
+            heads = self.heads[0] if len(self.heads) == 1 else np.concatenate(self.heads)
+        return Rollout(self.transcript, self.finished, heads, self.experts, self.kept)
 
 
 def play(
@@ -155,10 +168,14 @@ def play(
     bounds: Bounds,
     *,
     strict: bool = False,
+    keep: Callable[[], Rows] | None = None,
 ) -> list[Rollout]:
     """One rollout per request, to the problem at its place. strict: what others must come to as well, so that an
-    environment that cannot tell raises EngineError; else such a rollout is over."""
-    plays = [_Play(problem, request) for problem, request in zip(problems, requests, strict=True)]
+    environment that cannot tell raises EngineError; else such a rollout is over. keep: what is kept of the rows, by
+    default all of them."""
+    plays = [
+        _Play(problem, request, keep() if keep else None) for problem, request in zip(problems, requests, strict=True)
+    ]
     going = plays
     while going:
         for one, completion in zip(going, generate([one.next() for one in going], temperature), strict=True):

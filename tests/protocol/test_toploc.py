@@ -44,7 +44,7 @@ def naive_proof(positions: list[int], bits: list[int]) -> bytes:
     return b"".join(word.to_bytes(2) for word in [modulus, *total])
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.integers(0, 200_000), st.integers(0, 0xFF80), min_size=1, max_size=12))
 def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -> None:
     positions, bits = list(points), list(points.values())

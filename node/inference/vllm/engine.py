@@ -20,6 +20,7 @@ from node.inference.errors import EngineError
 from node.inference.image import ImageFile, read_image
 from node.inference.model_files import read_json
 from node.inference.out_of_memory import let_go
+from node.inference.proofs import Rows
 from node.inference.room import FULL_TOKENS, ModelSize
 from node.inference.settings import EngineSettings
 from node.inference.tokenizer import LocalTokenizer
@@ -155,7 +156,8 @@ class VllmEngine:
     def begin(self, request: Request, temperature: float, decoder: VllmDecoder) -> int:
         """Put a request in flight for a decoder; its number."""
         number = self._number()
-        extra = extra_args(number, temperature, request.uniforms)
+        rows = request.rows if request.rows and not request.rows.count else None  # later answers' are kept whole
+        extra = extra_args(number, temperature, request.uniforms, (rows.k, rows.batch) if rows else None)
         self._submit(number, request.prompt, len(request.uniforms), extra_args=extra)
         self._flights[number] = decoder
         return number
@@ -176,9 +178,11 @@ class VllmEngine:
 
     def _completion(self, number: int, output: list[int], finished: bool) -> Completion:
         heads, loads = self._core.everywhere("intellect_take", number, len(output))
+        swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
+        if isinstance(heads, Rows):
+            return Completion(output, finished, np.empty((0, 0), dtype=np.uint16), swaps, kept=heads)
         if (heads == NOT_A_NUMBER).all(axis=1).any():
             raise not_finite()
-        swaps = tuple(place for place in range(1, len(loads)) if loads[place] != loads[place - 1])
         return Completion(output, finished, heads, swaps)
 
     def _number(self) -> int:

@@ -21,9 +21,14 @@ from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.head import Head
 from node.inference.language_model import I64, as_bf16, bf16_bits
+from node.inference.proofs import Rows
 from node.inference.room import CPU_CELLS, ROWS
 from node.inference.transfer import fetched, sent
 from node.inference.vllm.draws import Draw, force
+
+Form = tuple[int, int] | None
+NOT_A_NUMBER = 0x7FC0
+"""bf16 bits that mark a row whose logits were not finite."""
 
 
 class Watch:
@@ -58,8 +63,21 @@ class Watch:
 
 @dataclass(slots=True)
 class _Taken:
+    """kept: instead of rows, what proofs need of them; broken: one of these had no numbers."""
+
+    kept: Rows | None = None
     rows: list[U16] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
+    broken: bool = False
+
+    def put(self, place: int, row: U16, load: int) -> None:
+        del self.rows[place:], self.loads[place:]
+        self.loads.append(load)
+        if self.kept is None:
+            self.rows.append(row)
+        else:
+            self.kept.put(place, row)
+            self.broken |= bool((row == NOT_A_NUMBER).all())
 
 
 class Recorder:
@@ -68,32 +86,31 @@ class Recorder:
     def __init__(self) -> None:
         self._taken: dict[int, _Taken] = {}
 
-    def add(self, draws: Iterable[tuple[int, int]], rows: U16, load: int) -> None:
-        """draws: (request, place of the token in its output) of each of `rows`, uint16[n, hidden]. load: number of the
-        weights in use.
+    def add(self, draws: Iterable[tuple[int, int, Form]], rows: U16, load: int) -> None:
+        """draws: (request, place of the token in its output, form of its proofs) of each of `rows`, uint16[n, hidden].
+        load: number of the weights in use.
 
         A place that comes again replaces what was there and all behind it: the request was cut into chunks, or began
         anew after others took its memory.
         """
-        for (number, place), row in zip(draws, rows, strict=True):
-            taken = self._taken.setdefault(number, _Taken())
-            del taken.rows[place:], taken.loads[place:]
-            taken.rows.append(row)
-            taken.loads.append(load)
+        for (number, place, form), row in zip(draws, rows, strict=True):
+            if number not in self._taken:
+                self._taken[number] = _Taken(Rows(*form) if form else None)
+            self._taken[number].put(place, row, load)
 
-    def take(self, number: int, count: int) -> tuple[U16, list[int]]:
-        """(uint16[count, hidden], load of each) of a request that ended after `count` tokens; it is forgotten."""
+    def take(self, number: int, count: int) -> tuple[U16 | Rows, list[int]]:
+        """(uint16[count, hidden] or what was kept of these, load of each) of a request that ended after `count` tokens;
+        it is forgotten."""
         taken = self._taken.pop(number)
-        if len(taken.rows) < count:
-            raise ValueError(f"request {number} has {len(taken.rows)} rows for {count} tokens")
-        return np.stack(taken.rows[:count]), taken.loads[:count]
+        if len(taken.loads) < count:
+            raise ValueError(f"request {number} has {len(taken.loads)} rows for {count} tokens")
+        if taken.kept is None or taken.broken:
+            return np.stack(taken.rows[:count] or [np.array([NOT_A_NUMBER], dtype=np.uint16)]), taken.loads[:count]
+        taken.kept.cut(count)
+        return taken.kept, taken.loads[:count]
 
     def forget(self, number: int) -> None:
         self._taken.pop(number, None)
-
-
-NOT_A_NUMBER = 0x7FC0
-"""bf16 bits that mark a row whose logits were not finite."""
 
 
 class Hooks:
@@ -148,9 +165,9 @@ class Hooks:
             force(logits, every, self._settled(there, found, mine, np.array(drawn), temperatures))
         except EngineError:  # logits that are not finite; raised here, it would leave vLLM half-way through a step
             bits[:] = NOT_A_NUMBER
-        numbers = [draw.number for draw in draws]
         if self.records:
-            self.recorder.add(zip(numbers, places, strict=True), bits, self.load)
+            known = [(draw.number, place, draw.form) for draw, place in zip(draws, places, strict=True)]
+            self.recorder.add(known, bits, self.load)
 
     def _drawn(self, logits: Tensor, uniforms: Tensor, temperatures: F64) -> Tensor:
         """int64[n] as of device_sampling.draw. A decoder has one temperature; two of them may be at work."""

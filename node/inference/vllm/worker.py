@@ -16,6 +16,7 @@ from node.inference.engine import F32, F64, U16
 from node.inference.errors import EngineError
 from node.inference.image import ImageFile
 from node.inference.lora import whole_weights
+from node.inference.proofs import Rows
 from node.inference.settings import keep_precision
 from node.inference.vllm.hooks import Hooks, Watch
 from node.inference.vllm.readback import check_weights
@@ -57,8 +58,9 @@ class WorkerExtension:
         device = self.model_runner.device
         self._intellect.use_head(head.to(device), None if bias is None else bias.to(device), load)
 
-    def intellect_take(self, number: int, count: int) -> tuple[U16, list[int]] | None:
-        """(heads, load of each) of the `count` tokens of a request that has ended; None but in the first process."""
+    def intellect_take(self, number: int, count: int) -> tuple[U16 | Rows, list[int]] | None:
+        """(heads or what was kept of them, load of each) of the `count` tokens of a request that has ended; None but in
+        the first process."""
         if not self._intellect.records:
             return None
         return self._intellect.recorder.take(number, count)

@@ -223,6 +223,9 @@ def test_what_is_installed_is_what_is_asked_for_and_anything_else_is_named() -> 
     assert (
         found.level == "warning" and "libp2p is 0.2.7, wanted ==0.8.1" in found.what and "trio is missing" in found.what
     )
+    for torch in ("2.9.1", "3.0.0"):
+        found = check_versions({**installed_versions(), "torch": torch})
+        assert found.level == "warning" and f"torch is {torch}, wanted ==2.13.0" in found.what
 
 
 def test_settings_of_another_version_are_named_with_the_nearest(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2))
 
 
+def taken(recorder: Recorder, number: int, count: int) -> tuple[np.ndarray, list[int]]:
+    """Of a request whose rows are kept whole."""
+    heads, loads = recorder.take(number, count)
+    assert isinstance(heads, np.ndarray)
+    return heads, loads
+
+
 def test_a_request_brings_its_draws_along_bit_for_bit() -> None:
     numbers = sampling.uniforms(bytes(32), 5)
     draw = draw_of(extra_args(7, 0.9, numbers), [1, 2])
@@ -58,7 +65,7 @@ def _kept(hooks: Hooks, number: int, place: int) -> tuple[U16, int]:
 def test_rows_without_probabilities_are_marked(hooks: Hooks) -> None:
     logits = hooks.logits(torch.full((1, HIDDEN), torch.nan))
     hooks.draw(logits, [0], [Draw(1, 1.0, np.array([0.5]), [])], [0])
-    heads, _ = hooks.recorder.take(1, 1)
+    heads, _ = taken(hooks.recorder, 1, 1)
     assert (heads == NOT_A_NUMBER).all()
 
 
@@ -78,9 +85,11 @@ def test_a_request_that_begins_anew_is_recorded_once() -> None:
     recorder = Recorder()
     row = np.arange(4, dtype=np.uint16)[:, None]
     for place in (0, 0, 1, 2):  # a prompt in two chunks, two tokens more
-        recorder.add([(5, place)], row[place : place + 1], load=1)
-    recorder.add([(5, 1), (6, 0)], row[[3, 3]], load=2)  # its memory was taken after one token; others run beside it
-    heads, loads = recorder.take(5, 2)
+        recorder.add([(5, place, None)], row[place : place + 1], load=1)
+    recorder.add(
+        [(5, 1, None), (6, 0, None)], row[[3, 3]], load=2
+    )  # its memory was taken after one token; others run beside it
+    heads, loads = taken(recorder, 5, 2)
     assert heads[:, 0].tolist() == [0, 3] and loads == [1, 2]
     with pytest.raises(ValueError, match="1 rows for 2"):
         recorder.take(6, 2)
@@ -112,7 +121,7 @@ def test_a_draw_waits_for_the_gpu_once(hooks: Hooks, temperatures: tuple[float, 
         assert gpu.waits == {"a copy to the CPU": 1}
         assert torch.equal(logits_there.cpu().argmax(1), logits.argmax(1))
     for number in range(6):
-        assert np.array_equal(there.recorder.take(number, 1)[0], hooks.recorder.take(number, 1)[0])
+        assert np.array_equal(taken(there.recorder, number, 1)[0], taken(hooks.recorder, number, 1)[0])
 
 
 def test_of_several_processes_one_keeps_rows() -> None:
