@@ -67,7 +67,8 @@ def index_versions(pip: Sequence[str] = (sys.executable, "-m", "pip")) -> list[s
     found = OFFERED.search(done.stdout)
     if found:
         return [version.strip() for version in found[1].split(",")]
-    said = clean(done.stderr.replace("\n", " ").strip(), 300)
+    # pip warns of every index that it is configured with, before it says what is wrong.
+    said = clean(" ".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING")).strip(), 300)
     if "No module named pip" in done.stderr:
         raise _unknown("there is no pip beside this program", "its environment was made without")
     if any(mark in done.stderr for mark in UNREACHABLE):
