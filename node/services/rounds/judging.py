@@ -16,6 +16,7 @@ import trio
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
 from node.recent import Recent
+from node.services.certifying import Certifying
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
@@ -202,14 +203,15 @@ class Looks:
 class ContributionJudging(Validator):
     """A validator of a run that pre-trains."""
 
-    def __init__(self, station: Station, rounds: Rounds, looks: Looks, *given: Any) -> None:
-        super().__init__(station, looks, None, *given)
+    def __init__(self, station: Station, rounds: Rounds, looks: Looks, *given: Any, certifying: Certifying) -> None:
+        super().__init__(station, looks, None, *given, certifying=certifying)
         self._rounds, self._looks = rounds, looks
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         looks = Looks(place.station, place.rounds)
-        return cls(place.station, place.rounds, looks, place.chain, place.scratch, place.tally)
+        given = place.station, place.rounds, looks, place.chain, place.scratch, place.tally
+        return cls(*given, certifying=place.certifying)
 
     async def _follow_policies(self) -> None:
         """Rounds are this run's policies."""

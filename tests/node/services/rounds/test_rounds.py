@@ -129,8 +129,10 @@ class Node:
         if self.role == "trainer":
             return []
         looks = Looks(self.station, self.rounds)
-        judge = ContributionJudging(self.station, self.rounds, looks, self.court, self.town.folder)
-        return [judge, Cutting(self.station, self.rounds), Certifying(self.station)]
+        certifying = Certifying(self.station)
+        given = self.station, self.rounds, looks, self.court, self.town.folder
+        judge = ContributionJudging(*given, certifying=certifying)
+        return [judge, Cutting(self.station, self.rounds), certifying]
 
     async def live(self) -> None:
         """Until it is killed."""
