@@ -192,7 +192,7 @@ class Certifying(Service):
             if state in (FileState.ACCEPTED, FileState.REJECTED) and self._is_decided(id):
                 del verdicts[id]
                 if (state is FileState.ACCEPTED) == accepts and work and self._station.jury.was_sealed(id, validator):
-                    reported = accepts and validator != self._own and work.task is None and not self._run.pretraining
+                    reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
                     claim = Claim(validator, work, statement, self._station.time.now())
                     waiting.setdefault(validator, Recent(WAITING))[id] = claim

@@ -245,6 +245,9 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
     assert late[0].counts()["accepted"] >= 1 and late[0].roots[3] == owner.roots[3]  # it caught up, and took part
     status = owner.rounds.status()["pretraining"]
     assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
+    one, other = (each for each in town.nodes if each.role == "validator")
+    journal = one.station.journal
+    assert await journal.do(journal.certificates, other.key.address, 0), "judging is paid, though it names no report"
 
 
 async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_more_than_its_round(
