@@ -21,3 +21,9 @@ def test_whatever_a_stranger_writes_ends_in_an_answer_or_in_the_parsers_own_erro
 def test_memory_beyond_the_size_class_of_an_input_is_a_finding() -> None:
     with pytest.raises(MemoryError):
         measured(lambda data: print(len(bytes(400_000)), end=""))(b"small")
+
+
+def test_what_only_the_first_call_takes_is_no_finding() -> None:
+    first = [400_000]
+    measured(lambda data: print(len(bytes(first.pop() if first else 1)), end=""))(b"small")
+    assert not first
