@@ -119,7 +119,7 @@ def test_a_header_cannot_promise_more_than_is_there() -> None:
             read(data, "int8")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(EXCHANGES), st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 255)), max_size=6))
 def test_a_damaged_file_is_another_contribution_or_the_one_error(exchange: str, changes: list[tuple[int, int]]) -> None:
     data = bytearray(written(exchange))

@@ -85,7 +85,7 @@ def test_equal_tensors_cost_a_header() -> None:
 FORMS = st.sampled_from(["same", "sparse", "dense", "raw"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(0, 1000),
     before=st.integers(0, 300),

@@ -113,7 +113,7 @@ def test_padding_bits_mean_nothing_and_are_zero() -> None:
             form.decode(bytes(honest), count)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(list(FORMS)), st.integers(0, 300), st.binary(max_size=700), st.integers(0, 2**32))
 def test_any_bytes_are_finite_numbers_or_the_one_error(name: str, count: int, junk: bytes, seed: int) -> None:
     form = FORMS[name]

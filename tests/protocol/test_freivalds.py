@@ -62,7 +62,7 @@ def test_rows_of_another_seed_are_found() -> None:
         check_product(CHALLENGE, told(rows), ASKED, rows[list(ASKED)], SECRET)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.binary(min_size=32, max_size=32))
 def test_entries_are_small_and_no_two_rows_alike(seed: bytes) -> None:
     keys = Challenge(seed, 64).keys

@@ -74,7 +74,7 @@ def test_an_envelope_opens_to_what_was_sealed_or_not_at_all(data: bytes) -> None
     assert seal(b"".join(proof.encode() for proof in proofs), SUBJECT, K, ROWS) == data
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=400), mutated(FILE)))
 def test_a_rollout_file_decodes_or_is_malformed(data: bytes) -> None:
     try:

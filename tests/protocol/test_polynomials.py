@@ -16,7 +16,7 @@ def horner(coefficients: list[int], x: int) -> int:
     return value
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 140), st.booleans())
 def test_each_polynomial_goes_through_its_own_points(seed: int, count: int, k: int, high: bool) -> None:
     """k points and k coefficients: there is only one such polynomial. high: near p, where sums are largest."""
@@ -30,7 +30,7 @@ def test_each_polynomial_goes_through_its_own_points(seed: int, count: int, k: i
         assert [horner(row, place) for place in at] == values
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 300), st.integers(1, 60))
 def test_each_polynomial_is_evaluated_at_its_own_places(seed: int, count: int, k: int, places: int) -> None:
     random = np.random.default_rng(seed)

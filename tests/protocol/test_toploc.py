@@ -44,14 +44,14 @@ def naive_proof(positions: list[int], bits: list[int]) -> bytes:
     return b"".join(word.to_bytes(2) for word in [modulus, *total])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.dictionaries(st.integers(0, 200_000), st.integers(0, 0xFF80), min_size=1, max_size=12))
 def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -> None:
     positions, bits = list(points), list(points.values())
     assert proof_from_points(positions, bits) == naive_proof(positions, bits)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.sampled_from([13, 64, 100, 128]))
 def test_interpolation_at_full_size_is_the_plain_one(seed: int, k: int) -> None:
     random = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def test_interpolation_at_full_size_is_the_plain_one(seed: int, k: int) -> None:
     assert parsed.evaluate_all(positions).tolist() == (bits % PRIME).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 70), st.sampled_from([1, 3, 40, 65536]))
 def test_the_top_positions_are_those_of_a_stable_sort(seed: int, k: int, levels: int) -> None:
     """Few levels: ties everywhere. Enough values that the short cut by blocks is taken."""
@@ -84,7 +84,7 @@ def slow_errors(data: bytes, k: int, rows: np.ndarray) -> ProofErrors:
     return ProofErrors(k - len(off), sum(off) / len(off), float(off[len(off) // 2]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2**32),
     st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=20),

@@ -135,7 +135,7 @@ class Moody(Defaults):
         return super().steps(problems, transcripts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data())
 def test_rollouts_that_are_played_together_are_those_that_are_played_one_by_one(draw: DataObject) -> None:
     count = draw.draw(integers(1, 12))

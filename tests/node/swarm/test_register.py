@@ -217,7 +217,7 @@ def test_a_copy_is_told_by_the_header_and_not_by_who_came_first() -> None:
     assert heard.register.copied(original) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
