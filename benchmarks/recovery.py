@@ -22,66 +22,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from benchmarks.command import parser_of
-from cli.api import get_status, socket_of
-from cli.errors import CommandError
+from benchmarks.watching import Demo
 
-PATIENCE = 300.0
-POLL = 0.05
 WARM_STEPS = 3
 PROCESSES = ("learner", "engine", "worker", "validator", "trainer", "program", "chain")
 SPIN = "while True: pass"
 
 
-class Swarm:
-    """A running demo."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._log = (directory / "demo.log").open("w")
-        command = [sys.executable, "-m", "cli", "demo", "--dir", str(directory / "demo"), "--no-view", "--no-cheat"]
-        self.process = subprocess.Popen([*command, "--steps", "2000"], stdout=self._log, stderr=self._log)
-
-    def status(self, name: str) -> dict[str, Any] | None:
-        try:
-            return msgspec.to_builtins(get_status(socket_of(self.directory / "demo" / "nodes" / name), timeout=2.0))
-        except CommandError:
-            return None
-
-    def wait(self, done: Callable[[], Any]) -> Any:
-        """What `done` says, once it says something."""
-        limit = time.monotonic() + PATIENCE
-        while time.monotonic() < limit:
-            if self.process.poll() is not None:
-                raise SystemExit(f"the demo ended: {(self.directory / 'demo.log').read_text()[-2000:]}")
-            if value := done():
-                return value
-            time.sleep(POLL)
-        raise SystemExit("the swarm did not go on")
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-        self._log.close()
+def child(demo: Demo, node: str, name: str) -> int | None:
+    status = demo.status(node)
+    return next((each.pid for each in status.processes if each.name == name), None) if status else None
 
 
-def part(status: dict[str, Any] | None, *names: str) -> Any:
-    """A field of a status, None where any part is missing."""
-    value: Any = status
-    for name in names:
-        value = value.get(name) if value else None
-    return value
+def daemon(demo: Demo, node: str) -> int | None:
+    status = demo.status(node)
+    return status.node.pid if status else None
 
 
-def child(status: dict[str, Any] | None, name: str) -> int | None:
-    return next((each["pid"] for each in part(status, "processes") or () if each["name"] == name), None)
-
-
-def chain_of(swarm: Swarm) -> int | None:
-    family = psutil.Process(swarm.process.pid).children(recursive=True)
+def chain_of(demo: Demo) -> int | None:
+    family = psutil.Process(demo.process.pid).children(recursive=True)
     return next((each.pid for each in family if "anvil" in each.name()), None)
 
 
@@ -90,51 +52,49 @@ def guardian_of(daemon: int | None) -> int | None:
     return psutil.Process(daemon).ppid() if daemon else None
 
 
-VICTIMS: dict[str, Callable[[Swarm], int | None]] = {
-    "learner": lambda swarm: child(swarm.status("trainer"), "learner"),
-    "engine": lambda swarm: child(swarm.status("worker-1"), "engine"),
-    "worker": lambda swarm: part(swarm.status("worker-1"), "node", "pid"),
-    "validator": lambda swarm: part(swarm.status("validator"), "node", "pid"),
-    "trainer": lambda swarm: part(swarm.status("trainer"), "node", "pid"),
-    "program": lambda swarm: guardian_of(part(swarm.status("worker-1"), "node", "pid")),
+VICTIMS: dict[str, Callable[[Demo], int | None]] = {
+    "learner": lambda demo: child(demo, "trainer", "learner"),
+    "engine": lambda demo: child(demo, "worker-1", "engine"),
+    "worker": lambda demo: daemon(demo, "worker-1"),
+    "validator": lambda demo: daemon(demo, "validator"),
+    "trainer": lambda demo: daemon(demo, "trainer"),
+    "program": lambda demo: guardian_of(daemon(demo, "worker-1")),
     "chain": chain_of,
 }
+WITNESSES = {"validator": "validator", "chain": "worker-2", "learner": "trainer", "trainer": "trainer"}
 
 
-def progress(swarm: Swarm, name: str) -> tuple[Any, ...] | None:
+def progress(demo: Demo, name: str) -> tuple[int, ...] | None:
     """What changes as soon as the work of a process goes on."""
-    if name in ("engine", "worker", "program"):
-        status = swarm.status("worker-1")
-        committed = part(status, "work", "files_committed")
-        return None if committed is None else (part(status, "node", "pid"), committed)
+    status = demo.status(WITNESSES.get(name, "worker-1"))
+    if status is None:
+        return None
     if name == "validator":
-        status = swarm.status("validator")
-        counted = part(status, "verdicts", "accepted")
-        return None if counted is None else (part(status, "node", "pid"), counted)
+        return (status.node.pid, status.verdicts.accepted) if status.verdicts else None
     if name == "chain":
-        block = part(swarm.status("worker-2"), "network", "block")
-        return None if block is None else (block,)
-    step = part(swarm.status("trainer"), "training", "step")
-    return None if step is None else (step,)
+        return None if status.network.block is None else (status.network.block,)
+    if name in ("learner", "trainer"):
+        return (status.training.step,) if status.training else None
+    return (status.node.pid, status.work.files_committed) if status.work else None
 
 
-def seconds_until_it_goes_on(swarm: Swarm, name: str, *, kill: bool) -> float:
+def seconds_until_it_goes_on(demo: Demo, name: str, *, kill: bool) -> float:
     """From the kill, or from now, to the next sign of this process's work."""
-    victim = swarm.wait(lambda: VICTIMS[name](swarm))
-    before = swarm.wait(lambda: progress(swarm, name))
+    victim = demo.until(lambda: VICTIMS[name](demo))
+    before = demo.until(lambda: progress(demo, name))
     started = time.monotonic()
     if kill:
         os.kill(victim, signal.SIGKILL)
 
     def went_on() -> bool:
-        now = progress(swarm, name)
+        now = progress(demo, name)
         if now is None:
             return False
         if len(now) == 2 and now[0] != before[0]:  # another daemon, whose counters may begin anew
             return now[1] > 0
         return now[-1] > before[-1]
 
-    swarm.wait(went_on)
+    demo.until(went_on)
     return time.monotonic() - started
 
 
@@ -149,13 +109,13 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def measured(swarm: Swarm, names: tuple[str, ...], rounds: int) -> dict[str, dict[str, list[float]]]:
+def measured(demo: Demo, names: tuple[str, ...], rounds: int) -> dict[str, dict[str, list[float]]]:
     """Per process: seconds without a kill, and after one."""
     found: dict[str, dict[str, list[float]]] = {name: {"undisturbed": [], "killed": []} for name in names}
     for number in range(rounds):
         for name in names:
             for kind, kill in (("undisturbed", False), ("killed", True)):
-                took = seconds_until_it_goes_on(swarm, name, kill=kill)
+                took = seconds_until_it_goes_on(demo, name, kill=kill)
                 found[name][kind].append(round(took, 2))
                 print(f"round {number + 1}: {name} {kind}: {took:.1f} s", file=sys.stderr)
     return found
@@ -169,16 +129,12 @@ def main() -> None:
     names = tuple(arguments.only or (("learner", "engine") if arguments.quick else PROCESSES))
     rounds = 1 if arguments.quick else arguments.rounds
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
-        try:
-            swarm.wait(lambda: (part(swarm.status("trainer"), "training", "step") or 0) >= WARM_STEPS)
-            result["quiet"] = measured(swarm, names, rounds)
-            if not arguments.quick:
-                with busy_loops(2):
-                    result["two busy loops"] = measured(swarm, names, rounds)
-        finally:
-            swarm.end()
+    with tempfile.TemporaryDirectory() as folder, Demo(Path(folder) / "demo", "--steps", "2000") as demo:
+        demo.until(lambda: (progress(demo, "trainer") or (0,))[0] >= WARM_STEPS)
+        result["quiet"] = measured(demo, names, rounds)
+        if not arguments.quick:
+            with busy_loops(2):
+                result["two busy loops"] = measured(demo, names, rounds)
     if arguments.json:
         print(json.dumps(result))
         return

@@ -26,6 +26,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,13 @@ import cli.demo.prepare
 import cli.pools
 from benchmarks.command import parser_of, silence_logs, tell
 from benchmarks.live_attacks import prepare as prepare_run
-from cli.api import get_status_async, socket_of
-from cli.daemon_status import DaemonStatus
-from cli.demo.cast import DemoOptions, Scene, cast, join_command
+from benchmarks.watching import Watcher
+from cli.demo.cast import DemoOptions, Scene, cast
 from cli.demo.chain import open_chain
 from cli.demo.prepare import Stage, prepare
-from cli.demo.story import demo_environment
-from cli.demo.supervise import Program, Supervisor, open_zygote
+from cli.demo.story import demo_environment, program_of
+from cli.demo.supervise import Supervisor, open_zygote
 from cli.demo.view import PlainView
-from cli.errors import CommandError
 from cli.events import event_rows
 from node.chain.devnet import DevnetOptions
 from node.chain.profile import read_profile, write_profile
@@ -55,7 +54,7 @@ from protocol.identity import NodeKey
 STEPS = 100_000
 LEASE = 240
 WARM_STEPS = 3
-PATIENCE = 600.0
+WARM_SECONDS = 600.0
 EVERY = 1.0
 WINDOWS = 4
 """Audit windows are so many silences; stakes unbond for one more, as no window may be longer."""
@@ -122,40 +121,12 @@ async def be_bootnode() -> None:
         print(network.contacts()[0], flush=True)
 
 
-class Story:
+class Story(Watcher):
     """What happens, and what was seen of it."""
 
     def __init__(self, scene: Scene, names: list[str]) -> None:
-        self._scene = scene
-        self._names = names
-        self.seen: dict[str, DaemonStatus] = {}
+        super().__init__(scene, names, EVERY)
         self.stretches: list[dict[str, Any]] = []
-        self.refused = 0
-        """Questions for a status that were answered with an error."""
-
-    async def look(self) -> None:
-        """Ask every daemon for its status, over and over."""
-        while True:
-            for name in self._names:
-                status = await self._status(name)
-                if status is not None:
-                    self.seen[name] = status
-                else:
-                    self.seen.pop(name, None)
-            await trio.sleep(EVERY)
-
-    async def _status(self, name: str) -> DaemonStatus | None:
-        try:
-            return await get_status_async(socket_of(self._scene.state_dir(name)))
-        except CommandError as error:
-            tell(f"{name}: {error.why}")
-            self.refused += 1
-            return None
-
-    @property
-    def step(self) -> int:
-        trainer = self.seen.get("trainer")
-        return trainer.training.step if trainer and trainer.training else 0
 
     def rpc_ok(self) -> list[str]:
         return sorted(name for name, status in self.seen.items() if status.network.rpc_ok)
@@ -165,22 +136,13 @@ class Story:
         live = {name: one.node.pid for name, one in self.seen.items() if psutil.pid_exists(one.node.pid)}
         return {name: psutil.Process(pid).memory_info().rss >> 20 for name, pid in live.items()}
 
-    async def until(self, done: Callable[[], bool], patience: float = PATIENCE) -> float | None:
-        """Seconds; None where it did not come to be."""
-        began = trio.current_time()
-        with trio.move_on_after(patience):
-            while not done():  # noqa: ASYNC110 - other processes say it
-                await trio.sleep(EVERY / 4)
-            return round(trio.current_time() - began, 1)
-        return None
-
     async def stretch(self, name: str, seconds: float, meanwhile: Callable[[], Any] | None = None) -> None:
-        first, refused, began = self.step, self.refused, trio.current_time()
+        first, refused, began = self.step(), self.refused, trio.current_time()
         if meanwhile is not None:
             await meanwhile()
         await trio.sleep(max(0.0, began + seconds - trio.current_time()))
         took = trio.current_time() - began
-        row = {"stretch": name, "seconds": round(took, 1), "steps": self.step - first}
+        row = {"stretch": name, "seconds": round(took, 1), "steps": self.step() - first}
         row["steps_per_minute"] = round(60 * row["steps"] / took, 2)
         row |= {"rpc_ok": self.rpc_ok(), "memory_mib": self._memory(), "status_errors": self.refused - refused}
         self.stretches.append(row)
@@ -230,8 +192,8 @@ async def play(minutes: float, work: Path, rest: float) -> dict[str, Any]:
             async with trio.open_nursery() as nursery:
                 proxy = Proxy(int(chain.client.url.rpartition(":")[2]), nursery)
                 await proxy.open()
-                profile = _behind(proxy, stage, bootnodes, scene)
-                async with swarm(options, scene, stage, profile, environment, spawn, nursery) as story:
+                behind = replace(stage, profile=_behind(proxy, stage, bootnodes, scene))
+                async with swarm(options, scene, behind, environment, spawn, nursery) as story:
                     found = await _happen(story, proxy, bootnodes, silence)
                 rows = await event_rows(chain.client)
                 nursery.cancel_scope.cancel()
@@ -261,7 +223,6 @@ async def swarm(
     options: DemoOptions,
     scene: Scene,
     stage: Stage,
-    profile: Path,
     environment: dict[str, str],
     spawn: Any,
     nursery: trio.Nursery,
@@ -271,17 +232,16 @@ async def swarm(
     story = Story(scene, [one.name for one in cast(options)])
     try:
         for one in cast(options):
-            command = join_command(one, scene, profile, stage.pool, worker_engine=options.worker_engine)
-            await supervisor.start(Program(one.name, command, environment, scene.log(one.name), scene.directory))
+            await supervisor.start(program_of(one, scene, stage, environment, options))
         nursery.start_soon(supervisor.watch)
-        nursery.start_soon(story.look)
+        nursery.start_soon(story.watch)
         yield story
     finally:
         await supervisor.stop()
 
 
 async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: float) -> dict[str, Any]:
-    if await story.until(lambda: story.step >= WARM_STEPS) is None:
+    if await story.until(lambda: story.step() >= WARM_STEPS, WARM_SECONDS) is None:
         raise SystemExit("the swarm does not begin to train")
     short = min(max(60.0, silence / 6), LONGEST_BESIDE)
     found: dict[str, Any] = {"minutes": silence / 60}
@@ -292,7 +252,7 @@ async def _happen(story: Story, proxy: Proxy, bootnodes: Bootnodes, silence: flo
     await story.stretch("silent", silence, lambda: kill_and_watch(story, silence, found))
     restored = trio.current_time()
     await proxy.open()
-    found["all_hear_the_chain_after"] = await story.until(lambda: len(story.rpc_ok()) == len(story.seen) == 4)
+    found["all_hear_the_chain_after"] = await story.until(lambda: len(story.rpc_ok()) == 4, WARM_SECONDS)
     await story.stretch("after", max(short, 90.0 - (trio.current_time() - restored)))
     found["stretches"], found["status_errors"] = story.stretches, story.refused
     found["evicted"] = sorted(name for name, status in story.seen.items() if status.node.state == "evicted")

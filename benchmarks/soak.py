@@ -10,8 +10,6 @@ row says the mean of the first and of the last quarter of the time after warming
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,15 +22,12 @@ import numpy as np
 import psutil
 
 from benchmarks.command import parser_of
-from cli import api
-from cli.errors import CommandError
-from node.config import api_socket_path
+from benchmarks.watching import Demo
 
 FIGURES = ("mib", "files", "threads", "journal_kib", "disk_mib", "status_ms")
 WARM = 0.2
 """Share of the time that is not counted: imports, the first policy, the first epoch."""
 STEPS = 1_000_000
-STOP_SECONDS = 60.0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -44,12 +39,11 @@ class Sample(msgspec.Struct, frozen=True):
     figures: tuple[float, ...]
 
 
-def look(state: Path, at: float) -> Sample | None:
+def look(demo: Demo, node: str, at: float) -> Sample | None:
     """None where it does not answer."""
-    began = time.monotonic()
-    try:
-        told = api.get_status(api_socket_path(state), timeout=20.0)
-    except CommandError:
+    began, state = time.monotonic(), demo.state_dir(node)
+    told = demo.status(node, timeout=20.0)
+    if told is None:
         return None
     milliseconds = 1000 * (time.monotonic() - began)
     try:
@@ -62,7 +56,7 @@ def look(state: Path, at: float) -> Sample | None:
     step = told.run.step if told.run and told.run.step is not None else -1
     journal = sum(path.stat().st_size for path in state.glob("journal.sqlite*"))
     figures = (mib, files, threads, journal / 1024, _disk(state) / 2**20, milliseconds)
-    return Sample(round(at, 1), state.name, step, tuple(round(one, 2) for one in figures))
+    return Sample(round(at, 1), node, step, tuple(round(one, 2) for one in figures))
 
 
 def _disk(directory: Path) -> int:
@@ -75,11 +69,12 @@ def _disk(directory: Path) -> int:
     return total
 
 
-def watch(directory: Path, seconds: float, every: float, demo: subprocess.Popen[bytes]) -> list[Sample]:
+def watch(demo: Demo, seconds: float, every: float) -> list[Sample]:
     began, samples = time.monotonic(), list[Sample]()
-    while (at := time.monotonic() - began) < seconds and demo.poll() is None:
-        for state in sorted((directory / "nodes").glob("*")):
-            sample = look(state, at)
+    while (at := time.monotonic() - began) < seconds:
+        demo.check()
+        for node in demo.nodes:
+            sample = look(demo, node, at)
             if sample is not None:
                 samples.append(sample)
                 print(json.dumps(msgspec.to_builtins(sample)), file=sys.stderr, flush=True)
@@ -106,28 +101,8 @@ def summarise(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def soak(directory: Path, minutes: float, every: float, workers: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cli", "demo", "--dir", str(directory), "--no-cheat", "--no-view", "--no-page"]
-    log = directory.with_suffix(".log")
-    with log.open("wb") as output:
-        demo = subprocess.Popen(
-            [*command, "--steps", str(STEPS), "--workers", str(workers)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            samples = watch(directory, 60 * minutes, every, demo)
-            ended = demo.poll()
-        finally:
-            demo.send_signal(signal.SIGINT)
-            try:
-                demo.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(demo.pid, signal.SIGKILL)
-                demo.wait()
-    if ended is not None:
-        sys.exit(f"the demo ended by itself with {ended}: {log.read_text(errors='replace')[-1000:]}")
+    with Demo(directory, "--no-page", "--steps", str(STEPS), "--workers", str(workers)) as demo:
+        samples = watch(demo, 60 * minutes, every)
     steps = max((one.step for one in samples), default=-1)
     return {"minutes": minutes, "steps": steps, "load": round(os.getloadavg()[1], 1), "rows": summarise(samples)}
 

@@ -31,54 +31,38 @@ import psutil
 import trio
 
 from benchmarks.command import parser_of, save, silence_logs, tell
-from cli.api import get_status_async, socket_of
+from benchmarks.watching import PATIENCE, Watcher
 from cli.daemon_status import DaemonStatus
-from cli.demo.cast import DemoOptions, Participant, Scene, cast, join_command
+from cli.demo.cast import DemoOptions, Scene, cast
 from cli.demo.chain import open_chain
 from cli.demo.prepare import prepare
-from cli.demo.story import demo_environment
+from cli.demo.story import demo_environment, program_of
 from cli.demo.supervise import Program, Supervisor, open_zygote
 from cli.demo.view import PlainView
-from cli.errors import CommandError
 
 SILENT_AT = 5
 SILENT_SECONDS = 60.0
-PATIENCE = 300.0
 EVERY = 0.1
 LEADER, STANDBY = "trainer", "standby"
 
 
-class Swarm:
+class Swarm(Watcher):
     """The daemons of one demo, and what they say."""
 
     def __init__(self, scene: Scene, supervisor: Supervisor, programs: dict[str, Program]) -> None:
-        self._scene = scene
+        super().__init__(scene, list(programs), EVERY)
         self.supervisor = supervisor
         self.programs = programs
-        self.seen: dict[str, DaemonStatus] = {}
         self.roots: dict[int, set[str]] = defaultdict(set)
         """Step of the newest policy -> the roots that nodes said."""
 
-    async def look(self, name: str) -> None:
-        while True:
-            try:
-                status = await get_status_async(socket_of(self._scene.state_dir(name)))
-            except CommandError:
-                status = None  # it is stopped, or has just been killed
-            if status is not None:
-                self.seen[name] = status
-                if status.run is not None and status.run.policy_root:
-                    self.roots[status.run.step or 0].add(status.run.policy_root)
-            await trio.sleep(EVERY)
+    def heard(self, status: DaemonStatus) -> None:
+        if status.run is not None and status.run.policy_root:
+            self.roots[status.run.step or 0].add(status.run.policy_root)
 
-    def step(self, name: str) -> int:
-        status = self.seen.get(name)
-        return status.training.step if status and status.training else -1
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        with trio.fail_after(PATIENCE):
-            while not done():  # noqa: ASYNC110 - other processes say it
-                await trio.sleep(EVERY)
+    async def must(self, done: Callable[[], bool]) -> None:
+        if await self.until(done) is None:
+            raise SystemExit("the swarm does not go on")
 
     def family(self, name: str) -> list[psutil.Process]:
         """The daemon's process group: its children lead none."""
@@ -107,7 +91,7 @@ async def fall_silent(swarm: Swarm, way: str, cut: "Cut | None", nursery: trio.N
 
 
 async def happen(swarm: Swarm, way: str, cut: "Cut | None", steps: int) -> dict[str, Any]:
-    await swarm.until(lambda: swarm.step(LEADER) >= SILENT_AT and swarm.step(STANDBY) >= swarm.step(LEADER) - 1)
+    await swarm.must(lambda: swarm.step(LEADER) >= SILENT_AT and swarm.step(STANDBY) >= swarm.step(LEADER) - 1)
     silent_at, replayed = swarm.step(LEADER), swarm.step(STANDBY)
     tell(f"the leader is {way} at step {silent_at}; the standby has replayed {replayed}")
     began = trio.current_time()
@@ -119,16 +103,17 @@ async def happen(swarm: Swarm, way: str, cut: "Cut | None", steps: int) -> dict[
             chair = swarm.seen[STANDBY].chair
             return bool(chair and chair.leads and swarm.step(STANDBY) >= chair.from_step)
 
-        await swarm.until(led)
+        await swarm.must(led)
         found["next_policy_after"] = round(trio.current_time() - began, 1)
         tell(f"policy {swarm.step(STANDBY)} came {found['next_policy_after']} s after")
         if way == "killed":
             await swarm.supervisor.start(swarm.programs[LEADER])
-        await swarm.until(lambda: swarm.step(STANDBY) >= steps)
+        await swarm.must(lambda: swarm.step(STANDBY) >= steps)
         # The former leader is the last standby now: it drops what it had alone, and replays the rest.
-        with trio.move_on_after(PATIENCE / 2):
-            while swarm.step(LEADER) < steps or (chair := swarm.seen[LEADER].chair) is None or chair.leads:  # noqa: ASYNC110
-                await trio.sleep(EVERY)
+        await swarm.until(
+            lambda: swarm.step(LEADER) >= steps and bool((chair := swarm.seen[LEADER].chair) and not chair.leads),
+            PATIENCE / 2,
+        )
     for name in (LEADER, STANDBY):
         chair = swarm.seen[name].chair
         found[name] = {"step": swarm.step(name)}
@@ -151,24 +136,19 @@ async def play(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
         async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
             stage = await prepare(options, scene, chain, environment, spawn, view)
             supervisor = Supervisor(tell, spawn=_spawn_into(cut, spawn))
-            programs = {one.name: _program(one, scene, stage.profile, stage.pool, environment) for one in cast(options)}
+            programs = {one.name: program_of(one, scene, stage, environment, options) for one in cast(options)}
             swarm = Swarm(scene, supervisor, programs)
             try:
                 async with trio.open_nursery() as nursery:
                     for program in programs.values():
                         await supervisor.start(program)
-                        nursery.start_soon(swarm.look, program.name)
+                    nursery.start_soon(swarm.watch)
                     nursery.start_soon(supervisor.watch)
                     found = await happen(swarm, way, cut, steps)
                     nursery.cancel_scope.cancel()
             finally:
                 await supervisor.stop()
     return {"seed": seed, **found}
-
-
-def _program(one: Participant, scene: Scene, profile: Path, pool: int, environment: dict[str, str]) -> Program:
-    command = join_command(one, scene, profile, pool)
-    return Program(one.name, command, environment, scene.log(one.name), scene.directory)
 
 
 def _spawn_into(cut: "Cut | None", spawn: Any) -> Callable[[Program], Awaitable[Any]]:

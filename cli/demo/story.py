@@ -95,7 +95,7 @@ async def _perform(
         return tracker.snapshot(phase, trio.current_time() - began, supervisor.states())
 
     async def starting(one: Participant) -> None:
-        await supervisor.start(_program(one, scene, stage, environment, options))
+        await supervisor.start(program_of(one, scene, stage, environment, options))
 
     try:
         for one in participants:
@@ -207,9 +207,10 @@ async def leave_report(report: Callable[[Snapshot], Awaitable[dict[str, Any]]], 
             view.say(f"what was done so far: {summary['report']}")
 
 
-def _program(
+def program_of(
     one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], options: DemoOptions
 ) -> Program:
+    """What runs as that participant."""
     shows = "standby" if options.trainers == 2 else "standby 1" if options.trainers > 2 else "trainer"  # who lives on
     page = options.page if one.name == shows else None
     command = join_command(one, scene, stage.profile, stage.pool, page, options.worker_engine)
