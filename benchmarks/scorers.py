@@ -19,7 +19,7 @@ from benchmarks.command import parser_of, save
 from node.environments.math_scorer import final_answer
 from node.environments.programs import last_block
 from node.environments.reasoning.environment import answer_in
-from node.environments.task_types import code_output, formed, instructions
+from node.environments.task_types import code, formed, instructions
 from node.environments.task_types.json_schema import json_in
 from node.environments.task_types.math import marked_answer
 from node.environments.tools.form import parse_call
@@ -56,14 +56,14 @@ CONTROL_SIZE = 1 << 14
 
 def scorers() -> dict[str, Callable[[str], Any]]:
     """Every function that reads an answer, by what it belongs to."""
-    predicted = code_output.read_truth({"ground_truth": "3"}, {})
+    predicted = code.read_output({"ground_truth": "3"}, {})
     found: dict[str, Callable[[str], Any]] = {
         "prime_rl_code, verifiable_code": last_block,
         "verifiable_math": final_answer,
         "marked_math": marked_answer,
         "json_schema": json_in,
         "reasoning_gym": answer_in,
-        "code_output_prediction": lambda text: code_output.reward(text, predicted),
+        "code_output_prediction": lambda text: code.output_reward(text, predicted),
         "unscrambling, unscramble_sentence": lambda text: formed.ordered(text, ("1. One.\n2. Two.",)),
         "ascii_tree_formatting": lambda text: formed.tree(text, ("a\n+-- b",)),
         "formatask": lambda text: formed.formed(text, ("**three**",)),

@@ -18,7 +18,7 @@ from node.environments.machine import TOOLS, Machine, check_files
 from node.environments.programs import Opener, finished
 from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.runtime import opener_for
-from node.environments.task_types.comparison import same_output
+from node.environments.task_types.code import same_output
 from node.environments.tools.form import how_to_call, parse_call
 from node.errors import Finding, Findings
 from node.recent import Recent

@@ -3,15 +3,16 @@
 Tests feed standard input, or call a function. Each runs in a fresh copy of the sandbox; what is expected stays here.
 """
 
+import ast
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
-from node.environments.task_types.base import Question, Row, Truth, key_of, read
-from node.environments.task_types.comparison import printed_value, same_output, same_value
+from node.environments.task_types.base import PureScorer, Question, Row, Truth, key_of, read, said
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
 
@@ -161,3 +162,118 @@ class CodeScorer:
 
     def close(self) -> None:
         """The runner is somebody else's."""
+
+
+# What a program printed or returned is compared as the judges of the published data do. Printed text: line by line
+# without blanks at the ends, then token by token, numbers within a tolerance (as numpy's allclose). Returned values: as
+# JSON. Those judges also accept lines in any order; that is left out, because it pays for wrong orders.
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+MAX_DEPTH = 64
+MAX_PRINTED = 64 * 1024
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether two texts say the same."""
+    lines, wanted = _lines(printed), _lines(expected)
+    if lines == wanted:
+        return True
+    return len(lines) == len(wanted) and all(_same_line(a, b) for a, b in zip(lines, wanted, strict=True))
+
+
+def same_value(value: Any, expected: Any) -> bool:
+    """Whether two JSON values are equal. An expected list of one may stand for its only element."""
+    if _equal(value, expected, 0):
+        return True
+    return isinstance(expected, list) and len(expected) == 1 and _equal(value, expected[0], 0)
+
+
+def printed_value(text: str) -> Any:
+    """The JSON value that Python prints as this text; the text itself where it is none."""
+    if len(text) > MAX_PRINTED or text.count("[") + text.count("(") + text.count("{") > MAX_DEPTH:
+        return text
+    try:
+        value = ast.literal_eval(text.strip())
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def _equal(value: Any, expected: Any, depth: int) -> bool:
+    if depth > MAX_DEPTH:
+        return False
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(
+            _equal(a, b, depth + 1) for a, b in zip(value, expected, strict=True)
+        )
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(_equal(value[key], expected[key], depth + 1) for key in value)
+    if isinstance(value, float) or isinstance(expected, float):
+        return isinstance(value, int | float) and isinstance(expected, int | float) and _close(value, expected)
+    return type(value) is type(expected) and value == expected
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _same_line(line: str, wanted: str) -> bool:
+    tokens, others = line.split(), wanted.split()
+    return len(tokens) == len(others) and all(_same_token(a, b) for a, b in zip(tokens, others, strict=True))
+
+
+def _same_token(token: str, wanted: str) -> bool:
+    if token == wanted:
+        return True
+    try:
+        return _close(float(token), float(wanted))
+    except ValueError:
+        return False
+
+
+def _close(value: float, expected: float) -> bool:
+    try:
+        return math.isfinite(value) and abs(value - expected) <= _ABSOLUTE + _RELATIVE * abs(expected)
+    except OverflowError:  # a whole number beyond all floats
+        return value == expected
+
+
+MAX_CHARACTERS = 64 * 1024
+MAX_TRIED = 64
+"""Opening braces from the end at which an object is looked for."""
+
+
+def read_output(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
+    if info.get("ground_truth") is None:
+        raise ValueError("verification_info needs ground_truth: what the program prints or returns")
+    return (json.dumps(info["ground_truth"]),)
+
+
+def output_reward(answer: str, truth: Truth) -> float:
+    """1 for the predicted output, else 0."""
+    found = last_object(said(answer)[-MAX_CHARACTERS:]) or {}
+    told = [found[name] for name in ("output", "code_output") if name in found]
+    return float(len(told) == 1 and same_value(told[0], json.loads(truth[0])))
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that ends last, the outermost of those; None if there is none."""
+    decoder = json.JSONDecoder()
+    best: tuple[int, dict[str, Any]] | None = None
+    place = len(text)
+    for _ in range(MAX_TRIED):
+        place = text.rfind("{", 0, place)
+        if place < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and (best is None or end >= best[0]):
+            best = (end, value)
+    return best[1] if best else None
+
+
+def open_output(runner: ProgramRunner) -> PureScorer:  # noqa: ARG001 - runs no programs
+    return PureScorer(output_reward)

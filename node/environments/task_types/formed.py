@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import PureScorer, Row, Truth, said
-from node.environments.task_types.code_output import last_object
-from node.environments.task_types.comparison import same_value
+from node.environments.task_types.code import last_object, same_value
 
 MAX_CHARACTERS = 256 * 1024
 _SENTENCE = re.compile(r"\*?\d{1,6}\*?[.:][ \t]+(\S.*)")

@@ -1,17 +1,12 @@
 """The task types that can be scored: one table."""
 
-from node.environments.task_types import (
-    code,
-    code_output,
-    formed,
-    instructions,
-    json_schema,
-    judged,
-    math,
-    reasoning_gym,
-)
-from node.environments.task_types.base import TaskType
+from collections.abc import Sequence
 
+from node.environments.programs import ProgramRunner
+from node.environments.task_types import code, formed, instructions, json_schema, math, reasoning_gym
+from node.environments.task_types.base import Question, Row, TaskType, Truth
+
+_MAX_JUDGED = 64 * 1024
 _CODE = "a Python program that passes tests, run in the sandbox"
 _FOLLOWED = "an answer that follows instructions on length, words and form"
 _MARKED = "a mathematical answer in a box, or behind #### or Answer:"
@@ -25,6 +20,33 @@ _FORM = "a text in exactly the form that is asked for"
 _DIFF = "a unified diff with exactly the changes that are asked for"
 _OBJECT = "a JSON object equal to the right one"
 
+
+def _read_judged(info: Row, row: Row) -> Truth:
+    solution = row.get("gold_standard_solution") or info.get("gold_standard_solution") or info.get("ground_truth")
+    told = info.get("judging_instructions") or ""
+    if not isinstance(solution, str) or not isinstance(told, str) or len(solution) + len(told) > _MAX_JUDGED:
+        raise ValueError("it needs gold_standard_solution: a text, not too long")
+    return (solution, told) if told else (solution,)
+
+
+class _Unjudged:
+    """How good an answer is, judges say. Here nothing is decided: it gives up on every answer."""
+
+    def __init__(self) -> None:
+        self.gave_up = 0
+
+    def score(self, questions: Sequence[Question]) -> list[float]:
+        self.gave_up += len(questions)
+        return [0.0] * len(questions)
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def _open_judged(runner: ProgramRunner) -> _Unjudged:  # noqa: ARG001 - runs no programs
+    return _Unjudged()
+
+
 TASK_TYPES = {
     one.name: one
     for one in (
@@ -32,12 +54,12 @@ TASK_TYPES = {
         TaskType("marked_math", _MARKED, "bounded", math.read_truth, math.open_marked),
         TaskType("prime_rl_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
         TaskType("verifiable_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
-        TaskType("code_output_prediction", _PREDICTED, "exact", code_output.read_truth, code_output.open_scorer),
+        TaskType("code_output_prediction", _PREDICTED, "exact", code.read_output, code.open_output),
         TaskType("ifeval", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
         TaskType("instruction_following", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
         TaskType("json_schema", _SCHEMA, "bounded", json_schema.read_truth, json_schema.SchemaScorer, programs=True),
         TaskType("reasoning_gym", _GYM, "bounded", reasoning_gym.read_truth, reasoning_gym.open_scorer),
-        TaskType("llm_judgeable_groundtruth_similarity", _JUDGED, "judged", judged.read_truth, judged.open_scorer),
+        TaskType("llm_judgeable_groundtruth_similarity", _JUDGED, "judged", _read_judged, _open_judged),
         TaskType("unscrambling", _ORDER, "exact", formed.read_sentences, formed.opener("unscrambling")),
         TaskType("unscramble_sentence", _ORDER, "exact", formed.read_sentences, formed.opener("unscrambling")),
         TaskType("ascii_tree_formatting", _TREE, "exact", formed.read_truth, formed.opener("ascii_tree_formatting")),

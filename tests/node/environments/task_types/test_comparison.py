@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from node.environments.task_types.comparison import same_output, same_value
+from node.environments.task_types.code import same_output, same_value
 
 DEEP: list[Any] = []
 for _ in range(200):

@@ -12,7 +12,7 @@ from node.environments.errors import DatasetError, EnvironmentFault
 from node.environments.errors import Undecided as Slow
 from node.environments.programs import ProgramRunner
 from node.environments.registry import load_environment, needs_runtime
-from node.environments.task_types import code_output, instructions, json_schema, judged, reasoning_gym
+from node.environments.task_types import code, instructions, json_schema, reasoning_gym, table
 from node.environments.task_types.table import TASK_TYPES
 from node.sandbox import Limits, Undecided
 from protocol.run import EnvironmentSpec
@@ -122,7 +122,7 @@ def test_a_data_set_is_as_dependable_as_its_least_row_and_says_whether_it_runs_p
     ],
 )
 def test_a_predicted_output_stands_in_the_last_object(answer: str, truth: Any, reward: float) -> None:
-    assert code_output.reward(answer, code_output.read_truth({"ground_truth": truth}, {})) == reward
+    assert code.output_reward(answer, code.read_output({"ground_truth": truth}, {})) == reward
 
 
 FOLLOWED = [
@@ -309,6 +309,6 @@ def test_rows_of_reasoning_gym_that_cannot_be_scored_are_refused(info: dict[str,
 
 def test_judges_are_told_what_a_good_answer_is() -> None:
     info = {"judging_instructions": "Look at the units."}
-    assert judged.read_truth(info, {"gold_standard_solution": "5 m"}) == ("5 m", "Look at the units.")
+    assert table._read_judged(info, {"gold_standard_solution": "5 m"}) == ("5 m", "Look at the units.")
     with pytest.raises(ValueError, match="gold_standard_solution"):
-        judged.read_truth({}, {"gold_standard_solution": None})
+        table._read_judged({}, {"gold_standard_solution": None})
