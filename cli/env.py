@@ -36,7 +36,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a working environment in one file, ready to be changed."""
-    from node.environments.names import nearest
+    from node.environments.errors import nearest
     from node.environments.package.manifest import is_name
     from node.environments.package.templates import KINDS, template
 
@@ -75,9 +75,8 @@ def check(
     """
     import secrets
 
-    from node.environments.package.check import check_package
-    from node.environments.package.source import read_source
-    from node.environments.package.ways import all_ways
+    from node.environments.package.archive import read_source
+    from node.environments.package.check import all_ways, check_package
 
     seed = seed or secrets.token_hex(8)
     known = _kept(package)

@@ -35,7 +35,7 @@ def install(
 
     Packages run with all that you may do, as with any pip install: read what you install.
     """
-    from node.environments.verifiers.place import PYTHON_VARIABLE, VERSION, own_place
+    from node.environments.verifiers.environment import PYTHON_VARIABLE, VERSION, own_place
 
     place = own_place()
     interpreter = place / "bin" / "python"
@@ -73,7 +73,7 @@ def serve(
     """
     import json
 
-    from node.environments.verifiers.place import python
+    from node.environments.verifiers.environment import python
 
     try:
         settings = json.loads(config)

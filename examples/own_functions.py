@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.environments.own_reward import Row
+from node.environments.registry import Row
 from node.training.functions import Samples
 from node.training.losses.registry import LossInputs
 from protocol.recipe import Objective

@@ -195,10 +195,9 @@ def of_package(package: Path, scratch: Path, sizes: Sizes, units: int) -> Wish:
 
     Raises SandboxError where this machine has no interpreter for it.
     """
-    from node.environments.package.archive import pack
+    from node.environments.package.archive import pack, read_source
     from node.environments.package.manifest import read_manifest
-    from node.environments.package.source import read_source
-    from node.environments.runtime import sandbox_files
+    from node.environments.programs import sandbox_files
     from node.state.files import write_whole
     from protocol.tasks import COPIES, TaskSpec
 

@@ -7,7 +7,9 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeVar
+
+from blake3 import blake3
 
 from node.environments.errors import Undecided
 from protocol.audit import MAX_ANSWER_CHARACTERS
@@ -244,3 +246,20 @@ class Environment(Protocol):
     def close(self) -> None:
         """Stop helper processes, if there are any."""
         ...
+
+
+T = TypeVar("T")
+_CONTEXT = "intellect-node held-back problems v1"
+
+
+def is_held_back(problem_id: str, share: float) -> bool:
+    """Whether the hash of the id falls into the lowest `share` of all hashes."""
+    digest = blake3(problem_id.encode(), derive_key_context=_CONTEXT).digest(8)
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def numbered(items: Sequence[T], number: int) -> T:
+    """Item `number`; raises IndexError for a number that there is not, negative ones too."""
+    if not 0 <= number < len(items):
+        raise IndexError(f"problem {number} of {len(items)}")
+    return items[number]

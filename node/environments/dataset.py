@@ -18,14 +18,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, answer_of
-from node.environments.errors import DatasetError
+from node.environments.base import (
+    Determinism,
+    Environment,
+    OneTurn,
+    Problem,
+    Tokenizer,
+    Transcript,
+    answer_of,
+    is_held_back,
+)
+from node.environments.errors import DatasetError, nearest
 from node.environments.mix import least_dependable
-from node.environments.names import nearest
-from node.environments.programs import ProgramRunner
+from node.environments.programs import ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.environments.runtime import opener_for
-from node.environments.split import is_held_back
 from node.environments.task_types.base import Scorer
 from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.shapes.base import Published

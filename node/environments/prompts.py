@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from node.environments.base import Problem, Said, Tokenizer
-from node.environments.split import is_held_back, numbered
+from node.environments.base import Problem, Said, Tokenizer, is_held_back, numbered
 
 MAX_CHARACTERS = 1 << 20
 MAX_MESSAGES = 64

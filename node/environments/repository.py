@@ -15,9 +15,8 @@ from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Tr
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.machine import TOOLS, Machine, check_files
-from node.environments.programs import Opener, finished
+from node.environments.programs import Opener, finished, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.environments.runtime import opener_for
 from node.environments.task_types.code import same_output
 from node.environments.tools.form import how_to_call, parse_call
 from node.errors import Finding, Findings

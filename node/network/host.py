@@ -24,7 +24,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from node.network import hardening, wire, yamux
+from node.network import hardening, requests, yamux
 from node.network.circuit.circuits import Circuits, circuit_contact
 from node.network.circuit.punching import Punching
 from node.network.circuit.rules import Limits
@@ -318,8 +318,8 @@ class Libp2pNetwork:
         self._tally.add(requests_out=1)
         with trio.move_on_after(timeout):
             status, body = await self._requests.ask(peer, protocol, data, max_response)
-            if status != wire.OK:
-                raise RequestRefused(peer, wire.REASONS.get(status, "it could not answer"))
+            if status != requests.OK:
+                raise RequestRefused(peer, requests.REASONS.get(status, "it could not answer"))
             self._tally.add(bytes_out=len(data), bytes_in=len(body))
             return body
         raise RequestTimedOut(peer, timeout)

@@ -13,7 +13,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from node.network import wire, yamux
+from node.network import yamux
 from node.network.budget import Budgets, TokenBucket
 from node.network.errors import PeerMisbehaved, PeerUnavailable
 from node.network.interface import Answer, Handler, Tally
@@ -127,12 +127,12 @@ class Requests:
             if kept is not None:
                 try:
                     return await self._ask_on(kept, peer, protocol, data, limit)
-                except (wire.Ended, MuxedStreamError):
+                except (Ended, MuxedStreamError):
                     # The peer may have closed it for idleness at this very moment: asked again, once, on a new stream.
                     log.debug("network.kept_stream_gone", peer=peer)  # nothing of an answer had come
             opened = _Kept(await self._links.open_stream(peer, protocol, bulk=limit > BULK))
             return await self._ask_on(opened, peer, protocol, data, limit)
-        except wire.WireError as error:
+        except WireError as error:
             # It announced more than we take, which an honest peer never does; anything else may be a bad line.
             if error.announced >= 0:
                 raise PeerMisbehaved(peer, str(error)) from error
@@ -146,11 +146,11 @@ class Requests:
         try:
             # To the size of the largest answer: with the first window of 256 KiB a transfer would wait a round trip for
             # each.
-            await on.muxed.widen(min(limit + wire.RESPONSE_HEADER, MAX_WINDOW))
+            await on.muxed.widen(min(limit + RESPONSE_HEADER, MAX_WINDOW))
             answer, taken = await _converse(on.muxed, data, limit)
             # After a refusal the other side closes; and what it has not read of a request would be taken for the next
             # one's beginning.
-            clean, kept = True, taken and answer[0] == wire.OK
+            clean, kept = True, taken and answer[0] == OK
             return answer
         finally:
             # A stream through a relay is not kept once there is a direct way: all later requests would go the long one.
@@ -181,22 +181,22 @@ class Requests:
         # Before the request is read: its bytes would be memory that a stranger fills.
         if stranger and not self._stranger_may_ask(asker):
             with trio.fail_after(SERVE_SECONDS):
-                await wire.write_response(stream, wire.BUSY, b"")
+                await write_response(stream, BUSY, b"")
             return False
         try:
             with trio.fail_after(patience):
-                request, keep = await wire.read_request(stream, max_request)
-        except wire.Ended:
+                request, keep = await read_request(stream, max_request)
+        except Ended:
             return False
         except trio.TooSlowError:
             if patience == KEEP_SECONDS:
                 return False  # nobody asked again
             raise
-        except wire.WireError as error:
+        except WireError as error:
             if error.announced < 0:
                 raise
             with trio.fail_after(SERVE_SECONDS):
-                await wire.write_response(stream, wire.TOO_LARGE, b"")
+                await write_response(stream, TOO_LARGE, b"")
             return False
         self._tally.add(requests_in=1, bytes_in=len(request))
         with trio.fail_after(SERVE_SECONDS):
@@ -214,7 +214,7 @@ class Requests:
                 # honest stranger.
                 self._stranger_bytes.charge(len(answer.body))
             self._tally.add(bytes_out=len(answer.body))
-            await wire.write_response(stream, wire.OK, answer.body, bulk=answer.bulk)
+            await write_response(stream, OK, answer.body, bulk=answer.bulk)
             delivered = True
         finally:
             # In `finally`: whoever counts what is on its way must hear of a failure too, or the count never falls.
@@ -251,7 +251,7 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tupl
     async def send() -> None:
         nonlocal sent
         try:
-            await wire.write_request(stream, data, keep=True)
+            await write_request(stream, data, keep=True)
             sent = True
         except Exception as error:  # the answer, or its absence, says more
             log.debug("network.request_cut", error=repr(error))
@@ -259,14 +259,14 @@ async def _converse(stream: yamux.Stream, data: bytes, limit: int) -> tuple[tupl
     # It cannot block, so that no second task is needed: most requests are a few hundred bytes.
     if len(data) <= SENT_AT_ONCE:
         await send()
-        return await wire.read_response(stream, limit), sent
+        return await read_response(stream, limit), sent
     failure: Exception | None = None
-    answer = (wire.FAILED, b"")
+    answer = (FAILED, b"")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         try:
-            answer = await wire.read_response(stream, limit)
-        except (wire.WireError, MuxedStreamError) as error:
+            answer = await read_response(stream, limit)
+        except (WireError, MuxedStreamError) as error:
             failure = error
         taken = sent
         nursery.cancel_scope.cancel()
@@ -290,3 +290,80 @@ MOST_KEPT = 8
 MAX_PLACES = 1024
 IDLE_SECONDS = 10.0
 """After which a stream is not used any more: well before the other side closes it (wire: KEEP_SECONDS)."""
+
+
+# Requests and responses on one stream, one after the other, with bounds before allocation.
+# request:  u32be length, its highest bit set if the stream is kept for a further request | body
+# response: u8 status | u32be length | body
+# Knows bytes and limits; knows nothing of who asks or what it means.
+# most of what a new stream costs is negotiation; who asks the old way finds the stream closed after the answer
+KEEP = 1 << 31
+
+OK = 0
+BUSY = 1
+TOO_LARGE = 2
+FAILED = 3
+REASONS = {BUSY: "it is busy, or we asked too much", TOO_LARGE: "the request is larger than it accepts"}
+RESPONSE_HEADER = 5
+
+
+class Stream(Protocol):
+    """What this module needs of a stream."""
+
+    async def read_exactly(self, n: int) -> bytes: ...
+    async def write(self, data: bytes | memoryview, *, head: bytes = b"", bulk: bool = False) -> None: ...
+
+
+class WireError(Exception):
+    """The other side closed early, or announced more than the limit. `announced` is that length, or -1."""
+
+    def __init__(self, message: str, announced: int = -1) -> None:
+        super().__init__(message)
+        self.announced = announced
+
+
+class Ended(WireError):
+    """The other side closed, and nothing of what we wait for had come."""
+
+
+async def _read(stream: Stream, count: int) -> bytes:
+    data = await stream.read_exactly(count) if count else b""
+    if len(data) < count:
+        raise WireError(f"the stream ended after {len(data)} of {count} bytes")
+    return data
+
+
+async def _begin(stream: Stream, count: int) -> bytes:
+    """The first `count` bytes of something. Raises Ended if there is nothing."""
+    data = await stream.read_exactly(count)
+    if not data:
+        raise Ended("the stream ended")
+    return data + await _read(stream, count - len(data))
+
+
+async def _read_body(stream: Stream, length: int, limit: int) -> bytes:
+    if length > limit:
+        raise WireError(f"{length} bytes announced, at most {limit} allowed", length)
+    return await _read(stream, length)
+
+
+async def write_request(stream: Stream, body: bytes, *, keep: bool = False) -> None:
+    """keep: further requests may come on this stream, so that it is not closed after the answer."""
+    await stream.write(body, head=(len(body) | (KEEP if keep else 0)).to_bytes(4))
+
+
+async def read_request(stream: Stream, limit: int) -> tuple[bytes, bool]:
+    """(body, keep). Raises Ended if the stream ended before it, WireError for one that is cut or too long."""
+    head = int.from_bytes(await _begin(stream, 4))
+    return await _read_body(stream, head & ~KEEP, limit), bool(head & KEEP)
+
+
+async def write_response(stream: Stream, status: int, body: bytes, *, bulk: bool = False) -> None:
+    """bulk: what else is to be said over the connection goes first."""
+    await stream.write(body, head=bytes([status]) + len(body).to_bytes(4), bulk=bulk)
+
+
+async def read_response(stream: Stream, limit: int) -> tuple[int, bytes]:
+    """(status, body). Raises as `read_request` does."""
+    head = await _begin(stream, RESPONSE_HEADER)
+    return head[0], await _read_body(stream, int.from_bytes(head[1:]), limit)

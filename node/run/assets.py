@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from node.blobs.interface import Blobs
-from node.environments.runtime import own_copy
+from node.environments.programs import own_copy
 from node.errors import RunFileError
 from node.run.file import CompiledRun, describe_file
 from protocol.errors import IntellectError

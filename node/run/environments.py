@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from node.environments.builtin import BUILTIN
-from node.environments.package.source import asset_name
+from node.environments.package.archive import asset_name
+from node.environments.programs import sandbox_files
 from node.environments.registry import check_arguments, needs_runtime
-from node.environments.runtime import sandbox_files
 from node.errors import RunFileError
 from node.run import packages
 from node.run.own_code import compiled

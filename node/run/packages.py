@@ -13,9 +13,8 @@ import msgspec
 from node.blobs.store import BlobStore
 from node.config import NodeConfig, default_home
 from node.environments.errors import PackageError
-from node.environments.package.archive import MAX_BYTES, pack, root_of, unpack
+from node.environments.package.archive import MAX_BYTES, pack, read_source, root_of, unpack
 from node.environments.package.manifest import Manifest, read_manifest
-from node.environments.package.source import read_source
 from node.state.directory import StateDir
 from node.state.files import write_whole
 

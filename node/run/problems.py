@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from node.environments.base import Determinism, Environment, Problem
 from node.environments.dataset import Rows
 from node.environments.mix import MixEnvironment
-from node.environments.package.source import asset_name
+from node.environments.package.archive import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
 from node.errors import Finding, Findings, RunFileError
 from node.inference.tokenizer import LocalTokenizer

@@ -14,7 +14,7 @@ import msgspec
 from node.environments.errors import PackageError
 from node.environments.package.archive import unpack
 from node.environments.package.check import Report, Way, check_package
-from node.environments.runtime import opener_for
+from node.environments.programs import opener_for
 from node.sandbox import SandboxError
 from protocol.blobs import describe
 from protocol.tasks import TaskId

@@ -8,7 +8,7 @@ import pytest
 
 from cli.errors import RUN, USAGE
 from cli.main import main
-from node.environments.package import ways
+from node.environments.package import check
 from node.environments.package.archive import root_of
 from node.environments.package.check import Way
 from node.environments.package.templates import KINDS
@@ -19,7 +19,7 @@ from tests.node.environments.sandboxes import OpenSandbox
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ways, "all_ways", lambda **_: [Way("here", "one", OpenSandbox)])
+    monkeypatch.setattr(check, "all_ways", lambda **_: [Way("here", "one", OpenSandbox)])
     return tmp_path
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from node.environments.verifiers import place
+from node.environments.verifiers import environment
 
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment that is there already, whose python writes down what it is asked."""
-    monkeypatch.setattr(place, "own_place", lambda: tmp_path)
+    monkeypatch.setattr(environment, "own_place", lambda: tmp_path)
     program = tmp_path / "bin" / "python"
     program.parent.mkdir()
     program.write_text(
@@ -28,7 +28,7 @@ def test_packages_are_installed_beside_a_pinned_verifiers(
 ) -> None:
     assert main(["verifiers", "install", "./mine", "other==1", "--json"]) == 0
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked == [f"-m pip install verifiers=={place.VERSION} ./mine other==1", "-c import verifiers.v1"]
+    assert asked == [f"-m pip install verifiers=={environment.VERSION} ./mine other==1", "-c import verifiers.v1"]
     out, err = capfd.readouterr()
     assert json.loads(out)["python"] == str(interpreter) and "progress" in err
     assert sys.executable not in "".join(asked)

@@ -1,5 +1,5 @@
 """Environments that anybody writes: one file or a small directory, named by the root of its archive.
 
-`archive` and `source` say what a package is, `manifest` what it declares, `loaded` runs its code in the sandbox, and
-`environment` is what the rest of the program sees.
+`archive` says what a package is, `manifest` what it declares, `loaded` runs its code in the sandbox, and `environment`
+is what the rest of the program sees.
 """

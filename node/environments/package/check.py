@@ -4,8 +4,10 @@ The golden answer must get 1; nothing, garbage, and answers that attack the grad
 drawn garbage in every row (`sweep`). Who knows the seed before knows the rows: it is drawn, or follows from a task.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +16,10 @@ from node.environments.package.loaded import Item, LoadedPackage
 from node.environments.package.manifest import Manifest
 from node.environments.package.scoring import FLOOR, PackageScorer, Played, play
 from node.environments.package.sweep import EMPTY, Spread, drawn, garbage, spread, sweep
-from node.environments.programs import Opener, ProgramRunner
+from node.environments.programs import Opener, ProgramRunner, opener_for
 from node.environments.prompts import read_prompt
+from node.sandbox import Limits, Sandbox, open_confined
+from node.sandbox.confined import walls
 
 MAX_FINDINGS = 50
 LEAST_FOREIGN = 8
@@ -300,3 +304,43 @@ def _pairs(players: Sequence[_Player]) -> Iterator[tuple[_Player, _Player]]:
 
 
 _SAME = "use nothing but the arguments: no set order, no clock, no randomness without a seed from the row"
+
+
+# The processes in which `env check` plays a package: what must not depend on them is compared.
+# Both settings of the sandbox's compiler must come to the same. Where the kernel can confine a native Python, the
+# package also runs under two hash seeds, which shows an order of a set that leaks into a reward.
+SEEDS = ("1", "2")
+
+
+def all_ways(*, native: bool = True) -> list[Way]:
+    """The first is the sandbox as runs have it. native: whether the package can run there; one that imports from the
+    shelf cannot. For a program of its own: it changes this process's environment."""
+    ways = [
+        Way("WASI", "wasi", opener_for()),
+        Way("WASI, other compiler settings", "wasi", opener_for(optimised=False)),
+    ]
+    if native and walls.missing() is None:
+        ways += [Way(f"native, hash seed {seed}", "native", _native(seed)) for seed in SEEDS]
+    return ways
+
+
+def _native(seed: str) -> Opener:
+    def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
+        with _hash_seed(seed):
+            return open_confined(files, entry, limits)
+
+    return opened
+
+
+@contextmanager
+def _hash_seed(seed: str) -> Iterator[None]:
+    """Of the processes that are started meanwhile."""
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = seed
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before

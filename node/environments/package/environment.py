@@ -15,12 +15,11 @@ from blake3 import blake3
 
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
 from node.environments.errors import PackageError, Undecided
+from node.environments.package.archive import in_run
 from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
 from node.environments.package.scoring import PackageScorer, Question
-from node.environments.package.source import in_run
-from node.environments.programs import Opener, ProgramRunner
+from node.environments.programs import Opener, ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.environments.runtime import opener_for
 from node.recent import Recent
 from protocol.audit import MAX_ANSWER_CHARACTERS
 

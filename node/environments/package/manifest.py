@@ -9,8 +9,7 @@ import msgspec
 
 from node.environments.base import Determinism
 from node.environments.builtin import BUILTIN
-from node.environments.errors import PackageError
-from node.environments.names import nearest
+from node.environments.errors import PackageError, nearest
 from node.sandbox import Limits
 from node.sandbox.base import MAX_FUEL
 

@@ -4,7 +4,7 @@ Of each of the 106, eight problems of one seed were made under two hash seeds an
 and 22 pieces of garbage ("0", "nan", "[]", "9**9**9" ...). What was found: docs/environments.md.
 """
 
-from node.environments.names import nearest
+from node.environments.errors import nearest
 
 VERSION = "0.1.25"
 

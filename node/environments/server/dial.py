@@ -1,4 +1,4 @@
-"""Connections to a server that a run names, and the bounds that they have.
+"""Connections to a server that a run names, their bounds, and what a server says, whatever protocol it speaks.
 
 A run's owner chooses the address, and every member connects to it. So only addresses of the public internet are
 dialled, compared after the name is resolved: a run must not reach what stands beside a member. LOCAL_SERVERS lifts that
@@ -13,7 +13,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
+
+from node.environments.errors import Undecided
 
 LOCAL_SERVERS = "INTELLECT_NODE_LOCAL_SERVERS"
 PROGRAM = "INTELLECT_NODE_MCP_"
@@ -65,3 +69,28 @@ def _cut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # it is over already
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """shown: what the model is told; done: whether the rollout is over; reward: so far, None for none yet."""
+
+    shown: str
+    done: bool
+    reward: float | None
+
+
+FAILED = Heard("", True, None)
+"""What was said made the server fail: the rollout is over and worth nothing."""
+
+
+class Episode(Protocol):
+    """One rollout at a server. All raise Undecided where it does not answer, or not in form, or not in time."""
+
+    def begin(self, reset: dict[str, Any]) -> None: ...
+    def say(self, answer: str) -> Heard: ...
+    def close(self) -> None: ...
+
+
+def silent(why: str) -> Undecided:
+    return Undecided("a server does not answer as it should", why[:200], "see whether it is up and reached from here")

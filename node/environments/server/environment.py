@@ -19,8 +19,7 @@ from node.environments.base import Defaults, Determinism, Problem, Reply, Tokeni
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.prompts import ListedProblems, check_template, read_prompt
-from node.environments.server.base import Episode, Heard
-from node.environments.server.dial import split_url
+from node.environments.server.dial import Episode, Heard, split_url
 from node.environments.server.mcp import SCHEMES as HTTP
 from node.environments.server.mcp import STDIO, McpEpisode
 from node.environments.server.openenv import SCHEMES as WEBSOCKET

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from node.environments.server.base import FAILED, Heard, silent
-from node.environments.server.dial import MAX_REPLY_BYTES, PROGRAM, dial, split_url, within
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url, within
 from node.environments.tools.form import parse_call
 
 SCHEMES = ("http", "https")

@@ -14,8 +14,7 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from node.environments.server.base import FAILED, Heard, silent
-from node.environments.server.dial import MAX_REPLY_BYTES, dial, split_url, within
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url, within
 
 SCHEMES = ("ws", "wss")
 _ITS_OWN_TROUBLE = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from node.environments.names import nearest
+from node.environments.errors import nearest
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import PureScorer, Row, Truth, said
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from node.environments.errors import nearest
 from node.environments.guests import guest
-from node.environments.names import nearest
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import Question, Row, Truth, key_of, read, said
 from node.recent import Recent

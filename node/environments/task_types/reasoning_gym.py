@@ -9,8 +9,7 @@ from typing import Any
 
 from node.environments.errors import Undecided
 from node.environments.programs import ProgramRunner
-from node.environments.reasoning.environment import answer_in, score_row
-from node.environments.reasoning.process import ReasoningGym
+from node.environments.reasoning.environment import ReasoningGym, answer_in, score_row
 from node.environments.reasoning.table import refusal
 from node.environments.task_types.base import Question, Row, Truth, key_of, read
 from node.recent import Recent

@@ -21,15 +21,62 @@ from node.environments.base import (
     last_answer,
     one_answer,
 )
-from node.environments.errors import EnvironmentFault, Undecided
-from node.environments.names import nearest
-from node.environments.runtime import opener_for
-from node.environments.tools import corpus, python
+from node.environments.errors import EnvironmentFault, Undecided, nearest
+from node.environments.guests import guest
+from node.environments.programs import Opener, opener_for
+from node.environments.tools import corpus
 from node.environments.tools.form import Tool, how_to_call, parse_call, tell_result
-from node.sandbox import Limits
+from node.sandbox import Limits, Outcome, Sandbox, Status
+
+NAME = "python"
+_ENTRY = "intellect_session"
+
+
+class PythonTool:
+    """Opened when first called. most: characters of a result that are looked at."""
+
+    about = "runs Python and tells what it prints; nothing is kept from one call to the next"
+
+    def __init__(self, opener: Opener, limits: Limits, most: int) -> None:
+        self._opener = opener
+        self._limits = limits
+        self._most = most
+        self._sandbox: Sandbox | None = None
+
+    def answer(self, text: str) -> str:
+        """Raises Undecided."""
+        return _told(self._opened().call("run", NAME, text, self._most))
+
+    def answers(self, texts: Sequence[str]) -> list[str | Undecided]:
+        """Equal calls are made once: they have one result."""
+        different = list(dict.fromkeys(texts))
+        outcomes = self._opened().call_all("run", [(NAME, text, self._most) for text in different])
+        found = dict(zip(different, outcomes, strict=True))
+        return [one if isinstance(one, Undecided) else _told(one) for one in (found[text] for text in texts)]
+
+    def another(self) -> "PythonTool":
+        return PythonTool(self._opener, self._limits, self._most)
+
+    def _opened(self) -> Sandbox:
+        if self._sandbox is None:
+            self._sandbox = self._opener({f"{_ENTRY}.py": guest(_ENTRY)}, _ENTRY, self._limits)
+        return self._sandbox
+
+    def close(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+
+def _told(outcome: Outcome) -> str:
+    """What the model is told: of a call that did not come to its end, only how that was."""
+    if outcome.status is Status.OK and isinstance(outcome.value, str):
+        return outcome.value
+    return f"the call ended early: {outcome.status.value}"
+
 
 MOST_CALLS = 64
-KNOWN = (python.NAME, corpus.NAME)
+KNOWN = (NAME, corpus.NAME)
 
 
 class Arguments(dataset.Arguments, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +84,7 @@ class Arguments(dataset.Arguments, frozen=True, forbid_unknown_fields=True):
     through, below the run's assets; calls: most of one rollout; result_characters: most of one result; call_fuel: most
     instructions of one call of `python`; instructions: put before each prompt, {tools} says how tools are called."""
 
-    tools: str = python.NAME
+    tools: str = NAME
     corpus: str = ""
     calls: int = 3
     result_characters: int = 2000
@@ -137,7 +184,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
 
 def calls_python(args: Mapping[str, int | float | str]) -> bool:
     """Whether a run file's arguments ask for the tool that needs the sandbox's interpreter."""
-    return python.NAME in str(args.get("tools", python.NAME)).split()
+    return NAME in str(args.get("tools", NAME)).split()
 
 
 def _checked(arguments: Arguments) -> list[str]:
@@ -164,7 +211,7 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
         limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise _unusable(str(error), "change call_fuel or memory_mib") from None
-    return python.PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
+    return PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
 
 
 def _corpus_file(arguments: Arguments, assets: Path) -> Path:

@@ -9,8 +9,15 @@ import pytest
 
 from node.environments.base import one_answer
 from node.environments.errors import EnvironmentFault, Undecided
-from node.environments.reasoning.environment import Arguments, ReasoningGymEnvironment, answer_in, load, score_row
-from node.environments.reasoning.process import PYTHON_VARIABLE, ReasoningGym
+from node.environments.reasoning.environment import (
+    PYTHON_VARIABLE,
+    Arguments,
+    ReasoningGym,
+    ReasoningGymEnvironment,
+    answer_in,
+    load,
+    score_row,
+)
 from node.environments.reasoning.table import ALLOWED, DENIED, FLOORS, VERSION
 
 LITTLE = """

@@ -8,8 +8,7 @@ import pytest
 
 from node.environments.base import Segment
 from node.environments.errors import EnvironmentFault, Undecided
-from node.environments.verifiers.environment import Arguments, VerifiersEnvironment, load
-from node.environments.verifiers.place import PYTHON_VARIABLE, python
+from node.environments.verifiers.environment import PYTHON_VARIABLE, Arguments, VerifiersEnvironment, load, python
 from node.inference.tokenizer import LocalTokenizer
 
 INSTALLED = python().exists()

@@ -17,7 +17,7 @@ from node.environments.errors import Undecided
 from node.environments.server.dial import LOCAL_SERVERS
 from node.environments.server.environment import ServerEnvironment
 from node.environments.verifiers import serve
-from node.environments.verifiers.place import PYTHON_VARIABLE, python
+from node.environments.verifiers.environment import PYTHON_VARIABLE, python
 from tests.node.environments.test_server import play, told
 from tests.node.environments.tokens import Characters
 

@@ -3,7 +3,7 @@
 import pytest
 
 from node.blobs.transfer import FIRST_BAN, LONGEST_BAN, Reputation
-from node.network import wire
+from node.network import requests
 from node.network.budget import Budgets, TokenBucket
 from node.network.contacts import MAX_CONTACT, Contact, parse_bootnode, parse_contact
 from node.network.errors import BadContact
@@ -141,29 +141,29 @@ class Pipe:
 async def test_requests_and_responses_survive_the_wire(size: int, keep: bool) -> None:
     body = bytes(size)
     pipe = Pipe()
-    await wire.write_request(pipe, body, keep=keep)
-    assert await wire.read_request(pipe, size) == (body, keep)
-    await wire.write_response(pipe, wire.BUSY, body)
-    assert await wire.read_response(pipe, size) == (wire.BUSY, body)
+    await requests.write_request(pipe, body, keep=keep)
+    assert await requests.read_request(pipe, size) == (body, keep)
+    await requests.write_response(pipe, requests.BUSY, body)
+    assert await requests.read_response(pipe, size) == (requests.BUSY, body)
     assert not pipe.data
 
 
 async def test_an_announced_length_above_the_limit_is_refused_before_reading() -> None:
     pipe = Pipe(b"\xff\xff\xff\xff" + bytes(100))
-    with pytest.raises(wire.WireError) as caught:
-        await wire.read_request(pipe, 1000)
+    with pytest.raises(requests.WireError) as caught:
+        await requests.read_request(pipe, 1000)
     assert caught.value.announced == 0x7FFFFFFF
     assert len(pipe.data) == 100
 
 
 async def test_a_stream_that_ends_early_is_an_error() -> None:
     for data, error in (
-        (b"", wire.Ended),
-        (b"\x00\x00", wire.WireError),
-        (b"\x00\x00\x00\x09abc", wire.WireError),
+        (b"", requests.Ended),
+        (b"\x00\x00", requests.WireError),
+        (b"\x00\x00\x00\x09abc", requests.WireError),
     ):
-        with pytest.raises(wire.WireError) as caught:
-            await wire.read_request(Pipe(data), 1000)
+        with pytest.raises(requests.WireError) as caught:
+            await requests.read_request(Pipe(data), 1000)
         assert type(caught.value) is error
 
 

@@ -7,8 +7,8 @@ import trio
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
-from node.environments import runtime
-from node.environments.runtime import RUNTIME
+from node.environments import programs
+from node.environments.programs import RUNTIME
 from node.run.assets import obtain_run
 from node.sandbox import RuntimeMissing
 from protocol.blobs import describe
@@ -43,7 +43,7 @@ async def test_only_the_very_same_interpreter_is_not_fetched(
         (tmp_path / "own.wasm").write_text(own)
         return tmp_path / "own.wasm"
 
-    monkeypatch.setattr(runtime, "find_runtime", find_runtime)
+    monkeypatch.setattr(programs, "find_runtime", find_runtime)
     content = b"the interpreter"
     asset = Asset(path=RUNTIME, root=describe(content).root.hex(), size=len(content))
     encoded = encode_run(RunSpec(name="r", environment=EnvironmentSpec(name="sort"), assets=(asset,)))
@@ -62,7 +62,7 @@ async def test_an_interpreter_that_is_not_here_comes_from_a_peer_over_libp2p(
     def find_runtime() -> Path:
         raise RuntimeMissing("none", "it is not here", "install it")
 
-    monkeypatch.setattr(runtime, "find_runtime", find_runtime)
+    monkeypatch.setattr(programs, "find_runtime", find_runtime)
     content = bytes(range(256)) * 8192  # several pieces
     asset = Asset(path=RUNTIME, root=describe(content).root.hex(), size=len(content))
     run = encode_run(RunSpec(name="r", environment=EnvironmentSpec(name="sort"), assets=(asset,)))

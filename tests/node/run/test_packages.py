@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.environments import runtime
+from node.environments import programs
 from node.environments.errors import PackageError
 from node.environments.package.archive import pack, unpack
 from node.environments.package.templates import template
@@ -24,7 +24,7 @@ model = "model"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(runtime, "find_runtime", lambda: interpreter(tmp_path))
+    monkeypatch.setattr(programs, "find_runtime", lambda: interpreter(tmp_path))
     return tmp_path / "home"
 
 

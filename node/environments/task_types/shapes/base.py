@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from node.environments.names import nearest
+from node.environments.errors import nearest
 
 MAX_REPR_CHARACTERS = 256 * 1024
 MAX_REPR_DEPTH = 32

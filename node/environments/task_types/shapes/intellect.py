@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from node.environments.errors import nearest
 from node.environments.math_scorer import last_box
-from node.environments.names import nearest
 from node.environments.task_types.shapes.base import (
     MOST_WORDS,
     Published,

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from node.environments.errors import PackageError
-from node.environments.package.check import Finding, Report, Way, check_package
+from node.environments.package.check import Finding, Report, Way, _hash_seed, check_package
 from node.environments.package.sweep import drawn, garbage, spread
 from node.environments.package.templates import KINDS, template
-from node.environments.package.ways import _hash_seed
 from node.sandbox import Undecided
 from tests.node.environments.package.honesty import DISHONEST, HONEST
 from tests.node.environments.sandboxes import OpenSandbox

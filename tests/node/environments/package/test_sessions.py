@@ -14,7 +14,7 @@ from node.environments.package.check import Way, check_package
 from node.environments.package.environment import Arguments, PackageEnvironment, load
 from node.environments.package.manifest import read_manifest
 from node.environments.package.templates import template
-from node.environments.runtime import opener_for
+from node.environments.programs import opener_for
 from node.sandbox import Limits, RuntimeMissing, find_runtime
 from protocol.rollout import STATE_BYTES
 from tests.node.environments.sandboxes import OpenSandbox

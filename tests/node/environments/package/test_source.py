@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from node.environments.errors import PackageError
-from node.environments.package import source
-from node.environments.package.archive import pack
-from node.environments.package.source import read_source
+from node.environments.package import archive
+from node.environments.package.archive import pack, read_source
 
 
 def test_a_module_a_directory_and_an_archive_are_read_alike(tmp_path: Path) -> None:
@@ -44,10 +43,10 @@ def test_links_devices_and_pipes_are_refused_wherever_they_lie(tmp_path: Path) -
 def test_the_bounds_hold_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("environment.py", "a.py", "b.py"):
         (tmp_path / name).write_bytes(b"#" * 10)
-    monkeypatch.setattr(source, "MAX_BYTES", 25)
+    monkeypatch.setattr(archive, "MAX_BYTES", 25)
     with pytest.raises(PackageError, match="at most 25 bytes"):
         read_source(tmp_path)
-    monkeypatch.setattr(source, "MAX_FILES", 2)
+    monkeypatch.setattr(archive, "MAX_FILES", 2)
     with pytest.raises(PackageError, match="more than 2 files"):
         read_source(tmp_path)
 

@@ -255,7 +255,7 @@ def test_schemas_that_are_not_checked_are_refused(schema: Any, why: str) -> None
 
 
 class Gym:
-    """As node.environments.reasoning.process.ReasoningGym. Pays for what stands in the entry."""
+    """As node.environments.reasoning.environment.ReasoningGym. Pays for what stands in the entry."""
 
     asked = 0
 
@@ -286,7 +286,7 @@ def test_a_member_without_reasoning_gym_learns_it_when_it_loads_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INTELLECT_NODE_REASONING_GYM_PYTHON", sys.executable)
-    monkeypatch.setattr("node.environments.reasoning.process._CHILD", tmp_path / "missing.py")
+    monkeypatch.setattr("node.environments.reasoning.environment._CHILD", tmp_path / "missing.py")
     entry = {"question": "1 + 1", "answer": "2", "metadata": {"source_dataset": "chain_sum"}}
     with pytest.raises(EnvironmentFault, match="needs reasoning-gym"):
         load(tmp_path, [entry | {"question": str(number)} for number in range(30)])

@@ -15,8 +15,8 @@ from node.environments.guests import intellect_session
 from node.environments.registry import load_environment
 from node.environments.tools import environment as tools
 from node.environments.tools.corpus import Corpus, Passage, SearchTool, load_corpus, log2, words
+from node.environments.tools.environment import PythonTool
 from node.environments.tools.form import MAX_CALL, ToolCall, parse_call, tell_result
-from node.environments.tools.python import PythonTool
 from node.sandbox import Limits, Outcome, RuntimeMissing, Status, find_runtime, open_wasi
 from protocol.run import EnvironmentSpec
 from tests.node.environments.test_environments import Characters, row
