@@ -29,8 +29,7 @@ from node.sandbox.runtime import cache_directory, compiled
 from node.sandbox.shelf import PACKAGES
 from node.sandbox.wasi.channel import Finished
 from node.sandbox.wasi.engine import load_module
-from node.sandbox.wasi.guest import Guest
-from node.sandbox.wasi.host import _stack_is_enough
+from node.sandbox.wasi.host import Guest, _stack_is_enough
 from node.sandbox.wasi.settings import OPTIMISED, STACK_BYTES, Settings
 
 LIMITS = Limits(fuel=30_000_000, memory_mib=128, output_bytes=1 << 16, disk_bytes=1 << 18)

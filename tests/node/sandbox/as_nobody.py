@@ -3,15 +3,15 @@
 import json
 import sys
 
-from node.sandbox import Call, attacks, trial
+from node.sandbox import Call, attacks
 from node.sandbox.opening import open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
 
 kind, *names = sys.argv[1:]
 opened = (
-    open_wasi(attacks.FILES, attacks.ENTRY, trial.LIMITS, find_runtime())
+    open_wasi(attacks.FILES, attacks.ENTRY, attacks.LIMITS, find_runtime())
     if kind == "wasi"
-    else open_confined(attacks.FILES, attacks.ENTRY, trial.LIMITS)
+    else open_confined(attacks.FILES, attacks.ENTRY, attacks.LIMITS)
 )
 with opened as sandbox:
     got = {name: attacks.breach(outcome) for name in names for outcome in sandbox.run([Call(name)])}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Call, Outcome, Undecided, attacks, open_confined, open_wasi, trial
+from node.sandbox import Call, Outcome, Undecided, attacks, open_confined, open_wasi
 from node.sandbox.base import Sandbox, Status
 from node.sandbox.confined import walls
 from node.sandbox.runtime import child_environment, compiled
@@ -26,7 +26,7 @@ OF_A_USER = {"read_secrets", "read_proc", "look_around", "write_files", "symlink
 
 @pytest.fixture(scope="module")
 def behind_wasi(interpreter: Path) -> Iterator[Sandbox]:
-    with open_wasi(attacks.FILES, attacks.ENTRY, trial.LIMITS, interpreter) as sandbox:
+    with open_wasi(attacks.FILES, attacks.ENTRY, attacks.LIMITS, interpreter) as sandbox:
         yield sandbox
 
 
@@ -35,7 +35,7 @@ def behind_walls() -> Iterator[Sandbox]:
     lacking = walls.missing()
     if lacking:
         pytest.skip(lacking)
-    with open_confined(attacks.FILES, attacks.ENTRY, trial.LIMITS) as sandbox:
+    with open_confined(attacks.FILES, attacks.ENTRY, attacks.LIMITS) as sandbox:
         yield sandbox
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.sandbox import Call, Limits, SandboxError, Status, Undecided, open_confined
-from node.sandbox.confined import landlock, seccomp, walls
+from node.sandbox.confined import walls
 from node.sandbox.process import ProcessSandbox
 from tests.node.sandbox.test_wasi import SOURCE
 
@@ -73,16 +73,16 @@ def test_an_entry_that_does_not_load_is_named(confined: Opener) -> None:
 
 
 def test_a_wall_that_is_missing_is_said_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    monkeypatch.setattr(walls, "abi", lambda: 0)
     with pytest.raises(Undecided, match="Landlock"):
         open_confined({"entry.py": b""}, "entry", Limits())
-    monkeypatch.setattr(seccomp, "supported", lambda: False)
+    monkeypatch.setattr(walls, "supported", lambda: False)
     assert "x86-64" in (walls.missing() or "")
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_refuses_what_it_does_not_know_and_jumps_stay_within_it(machine: str) -> None:
-    steps = seccomp.program(machine)
+    steps = walls.program(machine)
     returns = {constant for code, _, _, constant in steps if code == 0x06}
     assert steps[-1] == (0x06, 0, 0, 0x00050001)
     assert returns == {0x80000000, 0x7FFF0000, 0x00050001}
@@ -100,7 +100,7 @@ HEADERS = {
 def says(machine: str, number: int, second: int = 0, architecture: int | None = None) -> int:
     """What the filter's steps come to, by the rules of classic BPF."""
     words = {0: number, 4: HEADERS[machine][0] if architecture is None else architecture, 24: second}
-    steps, place, held = seccomp.program(machine), 0, 0
+    steps, place, held = walls.program(machine), 0, 0
     while True:
         code, true, false, constant = steps[place]
         place += 1
@@ -123,9 +123,9 @@ def test_the_filter_allows_the_calls_that_the_kernels_headers_number_so_and_no_o
     numbers = {name: int(number) for name, number in found}
     numbers.setdefault("newfstatat", numbers.get("fstatat", -1))  # the generic table's name for it
     allowed = {number for number in range(1024) if says(machine, number) == ALLOWED}
-    named = {numbers[name] for name in seccomp._CALLS if name in numbers}
+    named = {numbers[name] for name in walls._CALLS if name in numbers}
     assert allowed == named | {numbers["fcntl"]}  # with its second argument 0, duplicate
-    lacking = {name for name in seccomp._CALLS if name not in numbers}
+    lacking = {name for name in walls._CALLS if name not in numbers}
     assert lacking == (set() if machine == "x86_64" else {"open", "stat", "lstat", "access", "readlink", "time"})
     assert {says(machine, numbers["futex"], second) for second in (1, 129)} == {ALLOWED}
     assert {says(machine, numbers["futex"], second) for second in (0, 128, 9)} == {REFUSED}
@@ -142,7 +142,7 @@ def test_a_call_of_another_architecture_ends_the_process(machine: str) -> None:
 
 
 def test_the_kernel_takes_the_filter_of_the_other_architecture_and_ends_who_is_none() -> None:
-    if not seccomp.supported() or walls.missing():
+    if not walls.supported() or walls.missing():
         pytest.skip("this machine has no seccomp filters")
     for machine, ends in (("own", 0), ("other", -signal.SIGSYS)):
         lines = (

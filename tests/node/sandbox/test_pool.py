@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.sandbox import Outcome, SandboxError, Status, Undecided
-from node.sandbox.pool import SandboxPool
+from node.sandbox.opening import SandboxPool
 
 UNDECIDED = Undecided("no outcome", "busy", "wait")
 

@@ -4,7 +4,7 @@ import pytest
 
 from node.sandbox import wire
 from node.sandbox.base import Status
-from node.sandbox.replies import MalformedReply, decode_reply, outcome, replied
+from node.sandbox.wire import MalformedReply, decode_reply, outcome, replied
 
 
 @pytest.mark.parametrize(

