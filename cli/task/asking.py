@@ -122,7 +122,7 @@ class Bench:
 
 def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, sizes: Sizes) -> Wish:
     """A task over the run's own problems. problems: 0 for all of that part, where they have an end."""
-    from node.inference.shards import problems_in
+    from node.inference.tasks import problems_in
     from protocol.tasks import TaskSpec
 
     environment = bench.environment(bench.run.environment, bench.assets)
@@ -147,7 +147,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
     import tempfile
 
     from node.environments.dataset import count_bad_rows
-    from node.inference.shards import problems_in
+    from node.inference.tasks import problems_in
     from protocol.run import EnvironmentSpec
     from protocol.tasks import TaskSpec
 

@@ -89,7 +89,7 @@ class EngineProcess:
 
     @property
     def used(self) -> dict[str, float]:
-        """Seconds of the running child's engine that each kind of work has had (node.inference.fair)."""
+        """Seconds of the running child's engine that each kind of work has had (node.inference.owner)."""
         return self._link.used if self._link else {}
 
     def check_permitted(self, rules: VerificationSpec, role: str = "worker") -> None:

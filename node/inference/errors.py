@@ -1,5 +1,7 @@
 """What can be wrong with an engine, its model or its process."""
 
+from dataclasses import dataclass
+
 from protocol.errors import IntellectError
 
 
@@ -24,3 +26,35 @@ class EngineCrashed(EngineError):
     def __init__(self, what: str, why: str, remedy: str, *, blameless: bool = False) -> None:
         super().__init__(what, why, remedy)
         self.blameless = blameless
+
+
+# Errors after which an engine's process is of no use any more, in words for its owner.
+_NO_MEMORY = ("OutOfMemoryError", "MemoryError")
+_LOST = ("CUDA error", "CUDA driver", "HIP error", "NCCL error", "AcceleratorError")
+NO_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""Of errors that torch has no type for: the CPU's allocators, CUDA's for page-locked memory, its libraries' for their
+workspaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    what: str
+    why: str
+    remedy: str
+
+
+def reason_to_end(error: Exception) -> Reason | None:
+    """None if the process can go on with other requests. Torch's errors are known by name and text: it is not loaded
+    for this."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    text = f"{type(error).__name__}: {error}"[:300]
+    if any(name in _NO_MEMORY for name in names) or _says(error, text, NO_MEMORY_TEXTS):
+        remedy = "give the engine a smaller --batch-tokens, or the machine more memory or less else to do"
+        return Reason("the engine ran out of memory", text, remedy)
+    if _says(error, text, _LOST):
+        return Reason("the engine lost its GPU", text, "see dmesg and nvidia-smi; a driver that hangs needs a restart")
+    return None
+
+
+def _says(error: Exception, text: str, parts: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(part in text for part in parts)

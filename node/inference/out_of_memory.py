@@ -3,8 +3,7 @@
 import structlog
 import torch
 
-from node.inference.endings import NO_MEMORY_TEXTS
-from node.inference.errors import EngineError
+from node.inference.errors import NO_MEMORY_TEXTS, EngineError
 
 _log = structlog.get_logger(__name__)
 

@@ -194,7 +194,7 @@ class Ping(_Message, frozen=True):
 
 class Pong(_Message, frozen=True):
     """beats: grows with everything that the engine's thread ends; busy: what it does now, empty for nothing; used:
-    seconds of the engine that each kind of work has had (node.inference.fair)."""
+    seconds of the engine that each kind of work has had (node.inference.owner)."""
 
     beats: int
     busy: str = ""

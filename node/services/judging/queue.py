@@ -15,7 +15,7 @@ Place = tuple[int, int, bytes]
 URGENT = 256
 PATIENCE = 10.0
 MOST_BEHIND = 2
-"""Authors. Beside their looks and the one that is waited for, an engine has a thread left (node.inference.jobs)."""
+"""Authors. Beside their looks and the one that is waited for, an engine has a thread left (node.inference.process)."""
 MOST_WAITING = 64
 """Looks at one author's files."""
 

@@ -1,7 +1,7 @@
 """The worker's part in tasks: claim a shard, do it, commit to its file; take over what others left.
 
 A file (of a review: a report) is committed like a rollout file, so what becomes of it (verdicts, pay) is followed where
-those are. The engine itself sees to it that rollouts come first (node.inference.fair). A shard that somebody else took
+those are. The engine itself sees to it that rollouts come first (node.inference.owner). A shard that somebody else took
 over meanwhile is dropped: it would earn nothing.
 """
 

@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from node.inference.endings import reason_to_end
 from node.inference.engines import torch_engine
-from node.inference.errors import EngineError
+from node.inference.errors import EngineError, reason_to_end
 from node.inference.process import Child
 from node.inference.server import Server
 from node.inference.session import Session

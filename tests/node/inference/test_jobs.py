@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.inference.jobs import Jobs
 from node.inference.owner import Ticket
+from node.inference.process import Jobs
 from node.inference.wire import Evaluate, Evaluated, Failed, LoadPolicy, Produce, Reply, Request, ShardOrder
 
 PATIENCE = 20.0
@@ -102,7 +102,7 @@ def test_a_request_that_is_cancelled_while_it_waits_is_answered_at_once(office: 
 
 
 def test_a_child_takes_only_so_many(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.inference.jobs.MOST_WAITING", 3)
+    monkeypatch.setattr("node.inference.process.MOST_WAITING", 3)
     for number in (1, 2, 3, 4):
         office.ask(rollout(number))
     assert [reply.id for reply in office.said] == [4] and isinstance(office.said[0], Failed)

@@ -9,7 +9,7 @@ import pytest
 from node.environments.base import OneTurn
 from node.inference.errors import EngineError
 from node.inference.guarded import MOST_LANES, Guarded
-from node.inference.kept import KeptPolicies
+from node.inference.session import KeptPolicies
 
 KEY = bytes(32)
 

@@ -12,7 +12,7 @@ from node.inference.inspect import inspect
 from node.inference.opinions import NO_OPINION, agreed, load_opinions, read_score
 from node.inference.produce import produce
 from node.inference.session import Session
-from node.inference.shards import problem_of, problems_in
+from node.inference.tasks import problem_of, problems_in
 from node.inference.wire import Inspect, Inspected, Produce, ShardOrder
 from protocol.audit import MAX_ANSWER_CHARACTERS
 from protocol.checks import Reason
@@ -102,7 +102,7 @@ def test_answers_of_another_policy_or_other_numbers_are_found(
     session: Session, tiny_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("node.inference.shards.shard_seed", lambda *place: bytes(32))
+        patch.setattr("node.inference.tasks.shard_seed", lambda *place: bytes(32))
         made = make(session, tiny_assets, tmp_path / "lucky")
     assert judge(session, made).reason == Reason.SAMPLING
 

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from node.inference.engines import torch_engine
-from node.inference.jobs import share_of
 from node.inference.owner import Owner, Ticket
+from node.inference.process import share_of
 from node.inference.server import Server
 from node.inference.session import Session
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
