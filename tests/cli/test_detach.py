@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.detach import start_detached
 from cli.errors import CommandError
+from cli.join import start_detached
 from cli.main import main
 from node.config import api_socket_path
 from node.state.locks import FileLock
@@ -36,7 +36,7 @@ FAILS = "import sys; print('error: no stake\\n  why: it has none\\n  do:  bond s
 
 def pretend(monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> None:
     monkeypatch.setattr("node.preflight.early.refuse_early", lambda config: None)  # tried in test_refusals
-    monkeypatch.setattr("cli.detach.own_command", lambda: [sys.executable, "-c", program, *words])
+    monkeypatch.setattr("cli.join.own_command", lambda: [sys.executable, "-c", program, *words])
 
 
 def test_it_returns_once_the_daemon_is_in_and_the_daemon_stays(
