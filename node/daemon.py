@@ -52,7 +52,7 @@ from node.services.claiming import Claiming
 from node.services.clearing import Clearing
 from node.services.court.tabling import Tabling
 from node.services.ending import Ending
-from node.services.engine import Engine
+from node.services.engine import Engine, Following
 from node.services.gateway import Serving
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
@@ -60,13 +60,10 @@ from node.services.judging.judge import Validator
 from node.services.jury import Counting
 from node.services.membership.events import Events
 from node.services.membership.lan import Lan
-from node.services.membership.lease import Lease
-from node.services.membership.participant import ensure_participant
-from node.services.membership.peers import Peers
+from node.services.membership.participant import Lease, ensure_participant
+from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
-from node.services.membership.remembered import forget, recall, remember
 from node.services.paying import Paying
-from node.services.policies import Following
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging

@@ -45,7 +45,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.claiming",
         "node.services.ending",
         "node.services.engine",
-        "node.services.policies",
         "node.services.jury",
         "node.services.gateway",
         "node.services.heartbeat",

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from node.calibration import alternatives
+from node.calibration import measure
 from node.inference import process, server
 from node.inference.produce import produce
 from node.inference.session import Session
@@ -73,20 +73,20 @@ _ENDS = _objective(Reason.TERMINATION, Reason.MALFORMED)
 
 CHEATS: dict[str, Cheat] = {
     "other weights": Cheat("weights with 5 % noise", STATISTICAL, OtherWeights),
-    "int8": Cheat("weights in int8, per channel", STATISTICAL, with_weights(alternatives.int8)),
+    "int8": Cheat("weights in int8, per channel", STATISTICAL, with_weights(measure.int8)),
     "int8, says bf16": Cheat("int8 weights; the header says bfloat16", STATISTICAL, SaysBfloat16),
-    "int4": Cheat("weights in int4, groups of 128", STATISTICAL, with_weights(alternatives.int4)),
-    "fp8": Cheat("weights in fp8 e4m3, per tensor", STATISTICAL, with_weights(alternatives.fp8)),
+    "int4": Cheat("weights in int4, groups of 128", STATISTICAL, with_weights(measure.int4)),
+    "fp8": Cheat("weights in fp8 e4m3, per tensor", STATISTICAL, with_weights(measure.fp8)),
     "step k-1": Cheat("the previous step's weights", STATISTICAL, stale(1), older=1),
     "step k-4": Cheat("the weights of four steps ago", STATISTICAL, stale(4), older=4),
     "small model": Cheat("half of the layers decode, the policy prefills", STATISTICAL, SmallModel),
-    "garbage": Cheat("random tokens, the policy prefills", STATISTICAL, with_sampler(alternatives.garbage)),
+    "garbage": Cheat("random tokens, the policy prefills", STATISTICAL, with_sampler(measure.garbage)),
     "hostile answer": Cheat("answers that are made to hold up scorers", STATISTICAL, HostileAnswers),
     "changed prompt": Cheat("one prompt token differs", STATISTICAL, with_sampler(sessions.changed_prompt)),
     "best of many": Cheat("four tries, the best reward is handed over", STATISTICAL, BestOfMany),
-    "other seed": Cheat("own random numbers", STATISTICAL, with_sampler(alternatives.other_draw)),
-    "temperature 0.9": Cheat("samples colder", STATISTICAL, with_sampler(alternatives.at_temperature(0.9))),
-    "greedy": Cheat("takes the likeliest token", STATISTICAL, with_sampler(alternatives.greedy)),
+    "other seed": Cheat("own random numbers", STATISTICAL, with_sampler(measure.other_draw)),
+    "temperature 0.9": Cheat("samples colder", STATISTICAL, with_sampler(measure.at_temperature(0.9))),
+    "greedy": Cheat("takes the likeliest token", STATISTICAL, with_sampler(measure.greedy)),
     "early stop": Cheat("ends answers half-way", STATISTICAL, with_sampler(sessions.early_stop)),
     "NaN activations": Cheat("activations that are not numbers", STATISTICAL, with_sampler(sessions.nan_activations)),
     "moved proofs": Cheat("proofs of another sample, sealed anew", STATISTICAL, tamper=tampering.moved_proofs),

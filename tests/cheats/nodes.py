@@ -20,10 +20,9 @@ from node import daemon
 from node.daemon import EVERYBODY, Services
 from node.network.host import Libp2pNetwork
 from node.services.base import Service
-from node.services.engine import Engine
+from node.services.engine import Engine, Following
 from node.services.generating import Generating
 from node.services.paying import Paying
-from node.services.policies import Following
 from node.services.station import Station
 from node.services.workplace import Workplace
 from protocol.identity import Address

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from node.calibration import alternatives
-from node.calibration.alternatives import Sampler
+from node.calibration import measure
+from node.calibration.measure import Sampler
 from node.environments.base import Problem, one_answer
 from node.inference.engine import MOST_IN_FLIGHT, Completion, Engine, Request, Weights, generate
 from node.inference.session import EngineFactory, Session
@@ -92,7 +92,7 @@ class SaysBfloat16(Session):
         self.engine = Renamed(self.engine, with_arithmetic(own, ("bfloat16", arithmetic(own)[1])))
 
     def adjust(self, weights: Weights) -> Weights:
-        return alternatives.int8(weights)
+        return measure.int8(weights)
 
 
 class Renamed:
@@ -133,7 +133,7 @@ class SmallModel(Session):
         engine.load(half_of_the_layers(self._right))
         drawn = generate(engine, requests, temperature)
         engine.load(self._right)
-        return alternatives.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
+        return measure.prefilled(engine, requests, [completion.output for completion in drawn], temperature)
 
 
 CHARACTERS_OF_A_TOKEN = 32
@@ -151,7 +151,7 @@ class HostileAnswers(Session):
     def _say(self, engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
         texts = cycle(HOSTILE.values())
         outputs = [self._tokens(text, len(request.uniforms)) for text, request in zip(texts, requests, strict=False)]
-        return alternatives.prefilled(engine, requests, outputs, temperature)
+        return measure.prefilled(engine, requests, outputs, temperature)
 
     def _tokens(self, text: Callable[[int], str], limit: int) -> list[int]:
         """As long as the run allows, and ended: what is cut off is not scored. The model may know none of it."""
@@ -227,7 +227,7 @@ def runs_on(engine: Engine, requests: Sequence[Request], temperature: float) -> 
     """Goes on after the end of every answer, to be paid for more tokens."""
     made = generate(engine, requests, temperature)
     outputs = [[*c.output, c.output[-1]] for c in made]
-    return alternatives.prefilled(engine, requests, outputs, temperature)
+    return measure.prefilled(engine, requests, outputs, temperature)
 
 
 def nan_activations(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:

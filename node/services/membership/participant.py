@@ -4,6 +4,7 @@ The provider's key stakes and is never needed by a running daemon. On a devnet a
 beside the node's own, so that one command is enough there. Elsewhere what is missing is waited for.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -18,7 +19,10 @@ from node.config import NodeConfig
 from node.preflight.chain import Standing, check_gas, check_stake, look, read_powers, who_takes_what
 from node.preflight.finding import Finding
 from node.progress import ProgressRecord
+from node.services.base import Service
 from node.state.keystore import load_key, load_or_create, read_password
+from node.swarm.membership import Membership
+from protocol.errors import IntellectError
 from protocol.identity import NodeKey
 
 log = structlog.get_logger()
@@ -94,3 +98,60 @@ def _provider_key(config: NodeConfig, directory: Path) -> NodeKey:
     if config.provider_key_file is not None:
         return load_key(config.provider_key_file, password)
     return load_or_create(directory / "provider-key.json", password)
+
+
+RENEWALS_PER_LEASE = 3
+UNKNOWN_LEASE = 20.0
+TRY_EVERY = 5.0
+
+
+class Lease(Service):
+    """contact: where others reach this node now, as the chain tells them; joined: False for a node that came back
+    while the chain was silent, which joins again once it answers."""
+
+    name = "lease"
+
+    def __init__(
+        self,
+        chain: ChainClient,
+        pool: int,
+        membership: Membership,
+        contact: Callable[[], str],
+        progress: ProgressRecord | None = None,
+        *,
+        joined: bool = True,
+    ) -> None:
+        self._chain = chain
+        self._pool = pool
+        self._membership = membership
+        self._contact = contact
+        self._progress = progress or ProgressRecord()
+        self._joined = joined
+
+    async def run(self) -> None:
+        while not self._joined:
+            await self._join_again()
+        while True:
+            pause = UNKNOWN_LEASE
+            try:
+                pool = await self._chain.pool(self._pool)
+                pause = pool.lease_seconds / RENEWALS_PER_LEASE
+                await trio.sleep(pause)
+                if self._membership.is_member(self._membership.own):
+                    await self._chain.join(self._pool, self._contact())
+            except IntellectError as error:
+                log.warning("lease.not_renewed", why=error.why)
+                self._progress.trouble(f"the membership was not renewed: {error.why}")
+                await trio.sleep(min(pause, UNKNOWN_LEASE))
+
+    async def _join_again(self) -> None:
+        try:
+            await self._chain.connect()
+            await self._chain.join(self._pool, self._contact())
+        except IntellectError as error:
+            log.info("pool.not_rejoined", why=error.why)
+            await trio.sleep(TRY_EVERY)
+        else:
+            self._joined = True
+            told = f"the chain answers again: in pool {self._pool}, reached at {self._contact()}"
+            self._progress.tell("joined", told)

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 
+from contracts.bindings import PoolInfo
 from node.member import Member
 from node.recent import Recent
 from node.services.base import Service
@@ -111,3 +113,37 @@ class Peers(Service):
             if signed is not None:
                 self._member.membership.moved(signed.author, signed.message)
             await trio.lowlevel.checkpoint()  # a signature each
+
+
+# What a node that was in a pool remembers of it, to come back while the chain does not answer. Blocking.
+# Only its own join, seen in a block, counts here, never the word of peers. Who was thrown out meanwhile learns it
+# when the chain answers.
+REMEMBERED = "pool.json"
+MAX_BYTES = 1 << 20
+
+
+class Remembered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """label: chain, contract and number of the pool; pool: as the chain had it when this node joined."""
+
+    label: str
+    pool: PoolInfo
+
+
+def remember(directory: Path, label: str, pool: PoolInfo) -> None:
+    """This node is in the pool. Raises OSError."""
+    write_whole(directory / REMEMBERED, msgspec.json.encode(Remembered(label, pool)))
+
+
+def forget(directory: Path) -> None:
+    """This node has left. Raises OSError."""
+    (directory / REMEMBERED).unlink(missing_ok=True)
+
+
+def recall(directory: Path, label: str) -> PoolInfo | None:
+    """The pool that this node is still in, as far as it knows; None where it is in none, or in another one."""
+    try:
+        raw = (directory / REMEMBERED).read_bytes()
+        found = msgspec.json.decode(raw, type=Remembered) if len(raw) <= MAX_BYTES else None
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found.pool if found is not None and found.label == label else None

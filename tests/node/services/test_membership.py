@@ -17,8 +17,7 @@ from node.network.memory import MemoryHub, MemoryNetwork
 from node.preflight.chain import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.lease import Lease
-from node.services.membership.participant import ensure_participant
+from node.services.membership.participant import Lease, ensure_participant
 from node.services.membership.reach import Reach
 from node.swarm.dialback import Look
 from node.swarm.membership import EXPIRED_AT_ONCE, Membership

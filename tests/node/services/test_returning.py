@@ -14,8 +14,9 @@ from node.daemon import Daemon
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
-from node.services.membership.lease import Lease
-from node.services.membership.remembered import NAME, forget, recall, remember
+from node.services.membership.participant import Lease
+from node.services.membership.peers import REMEMBERED as NAME
+from node.services.membership.peers import forget, recall, remember
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 
