@@ -18,8 +18,7 @@ from cli.output import rounded
 from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
 from node.training.spool import Spool
-from node.weights.adapter import holds_adapter, write_both
-from node.weights.export import CONFIG_NAME
+from node.weights.export import CONFIG_NAME, holds_adapter, write_both
 
 SCHEMA_VERSION = 1
 

@@ -1,7 +1,7 @@
 """Measure honest differences and cheats on a run's model, and derive cuts and tables from them.
 
 Every class of engine that the run permits makes honest work; the first one also cheats, in every way that
-node.calibration.alternatives lists; every class looks at all of it. Cuts and honest tables are kept per pair of
+node.calibration.measure lists; every class looks at all of it. Cuts and honest tables are kept per pair of
 classes: a verifier computes as the worker says that it did, and then hardly anything is forgiven. Half of the samples
 make the tables, the other half checks what the tables promise; the tables that are kept count all of them. Computes
 for minutes: call from a thread or a process of its own. Knows nothing of files beyond the model directory.
@@ -17,9 +17,19 @@ import msgspec
 import numpy as np
 import torch
 
-from node.calibration.alternatives import OTHER_DRAWS, Weights, adapter_for, other_weights
 from node.calibration.cuts import draw_files, hard_cuts
-from node.calibration.measure import Progress, Stage, Work, hand_over, look_at, most_samples
+from node.calibration.measure import (
+    OTHER_DRAWS,
+    Progress,
+    Stage,
+    Weights,
+    Work,
+    adapter_for,
+    hand_over,
+    look_at,
+    most_samples,
+    other_weights,
+)
 from node.environments.base import Environment, Problem
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine

@@ -1,18 +1,23 @@
-"""One worker's work and one verifier's look at it, without files: the raw statistics that decisions rest on."""
+"""One worker's work and one verifier's look at it, without files: the raw statistics that decisions rest on.
 
-from collections.abc import Callable, Iterator, Sequence
+And what a cheat could run instead of the policy: cheaper weights, older ones, other ways of computing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from node.calibration.alternatives import OTHER_DRAWS, other_weights
-from node.inference.engine import Engine, Finished, Prefill, Request
+from node.inference.engine import Completion, Engine, Finished, Prefill, Request, generate
 from node.inference.proofs import compare_all, prove_all
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model, image_names
 from node.inference.turns import Rollout
 from protocol.decision import SampleStatistics
+from protocol.lora import WEIGHT, Lora, tensors_of
 from protocol.run import RunSpec
 from protocol.sampling import distance
 from protocol.toploc import Proof, proof_count, split_proofs
@@ -98,4 +103,139 @@ def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: St
             routing=None if prefill.routing is None else float(prefill.routing.max()),
         )
         for proofs, drawn, prefill in zip(work.proofs, work.uniforms, prefills, strict=True)
+    ]
+
+
+# What a cheat could run instead of the policy: cheaper weights, older weights, other ways of drawing tokens.
+# Weights are maps of tensor name -> bf16 tensor, as an engine reads them; every change gives float32 tensors of the
+# same names and shapes.
+Weights = Mapping[str, Tensor]
+GROUP = 128
+_E4M3_LARGEST = 448.0
+
+
+def int8(weights: Weights) -> dict[str, Tensor]:
+    """Symmetric int8 with one scale per output channel."""
+    return _matrices(weights, lambda w: _rounded(w, w.abs().amax(dim=1, keepdim=True) / 127))
+
+
+def int4(weights: Weights) -> dict[str, Tensor]:
+    """Symmetric int4 in groups of 128 along the input (the rest of a row is a smaller group)."""
+    return _matrices(weights, _int4)
+
+
+def fp8(weights: Weights) -> dict[str, Tensor]:
+    """e4m3 with one scale per tensor."""
+
+    def cast(matrix: Tensor) -> Tensor:
+        scale = (matrix.abs().amax() / _E4M3_LARGEST).clamp(min=1e-12)
+        return (matrix / scale).to(torch.float8_e4m3fn).float() * scale
+
+    return _matrices(weights, cast)
+
+
+def stepped(weights: Weights, learning_rate: float, steps: int = 1, seed: int = 0) -> dict[str, Tensor]:
+    """Weights some optimiser steps away: every step moves each weight by +-learning_rate, as Adam's do, then bf16."""
+    random = torch.Generator().manual_seed(seed)
+    moved = {name: tensor.float() for name, tensor in weights.items()}
+    for _ in range(steps):
+        for name, tensor in moved.items():
+            sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
+            moved[name] = tensor + learning_rate * sign
+    return {name: tensor.to(torch.bfloat16).float() for name, tensor in moved.items()}
+
+
+def adapter_for(weights: Weights, lora: Lora, learning_rate: float, steps: int = 10) -> dict[str, Tensor]:
+    """An adapter as it may be after some optimiser steps; the same on every machine."""
+    random = np.random.default_rng(0)
+    made: dict[str, Tensor] = {}
+    for name in sorted(weights):
+        if name.endswith(tuple(f".{target}{WEIGHT}" for target in lora.targets)) and weights[name].ndim == 2:
+            rows, columns = weights[name].shape
+            a, b = tensors_of(name)
+            made[a] = torch.from_numpy(random.standard_normal((lora.rank, columns)) / columns**0.5).to(torch.bfloat16)
+            moved = steps * learning_rate * lora.scale * random.uniform(-1, 1, (rows, lora.rank))
+            made[b] = torch.from_numpy(moved).to(torch.bfloat16)
+    return made
+
+
+def _matrices(weights: Weights, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Experts are a stack of them."""
+
+    def changed(tensor: Tensor) -> Tensor:
+        if tensor.ndim == 3:
+            return torch.stack([change(matrix.float()) for matrix in tensor])
+        return change(tensor.float()) if tensor.ndim == 2 and min(tensor.shape) > 1 else tensor.float()
+
+    return {name: changed(tensor) for name, tensor in weights.items()}
+
+
+def _rounded(values: Tensor, scale: Tensor) -> Tensor:
+    scale = scale.clamp(min=1e-12)
+    return (values / scale).round() * scale
+
+
+def _int4(matrix: Tensor) -> Tensor:
+    parts = [_rounded(part, part.abs().amax(dim=1, keepdim=True) / 7) for part in matrix.split(GROUP, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+Sampler = Callable[[Engine, Sequence[Request], float], list[Completion]]
+
+
+def at_temperature(factor: float) -> Sampler:
+    """Sample at `factor` times the run's temperature."""
+    return lambda engine, requests, temperature: generate(engine, requests, max(0.01, temperature * factor))
+
+
+def greedy(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Always (nearly) the likeliest token."""
+    return generate(engine, requests, 0.01)
+
+
+def other_draw(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Another seed's tokens, as somebody submits who tries many and picks the best."""
+    random = np.random.default_rng(0)
+    drawn = [Request(request.prompt, random.random(len(request.uniforms))) for request in requests]
+    return generate(engine, drawn, temperature)
+
+
+def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
+    """Random tokens with an honest prefill over them: proofs in order, nothing was generated."""
+    random = np.random.default_rng(0)
+    ordinary = np.setdiff1d(np.arange(engine.vocabulary), list(engine.eos))
+    outputs = [random.choice(ordinary, len(request.uniforms)).tolist() for request in requests]
+    return prefilled(engine, requests, outputs, temperature)
+
+
+OTHER_DRAWS: dict[str, Sampler] = {
+    "temperature-0.9": at_temperature(0.9),
+    "temperature-1.1": at_temperature(1.1),
+    "greedy": greedy,
+    "other-draw": other_draw,
+    "garbage": garbage,
+}
+"""Name -> a way to draw tokens with the right weights."""
+
+
+def other_weights(weights: Weights, learning_rate: float) -> dict[str, Callable[[], Weights]]:
+    """Name -> what makes the weights to sample with. Each is a whole model: make one at a time."""
+    return {
+        "int8": lambda: int8(weights),
+        "int4": lambda: int4(weights),
+        "fp8": lambda: fp8(weights),
+        "stale-1": lambda: stepped(weights, learning_rate),
+        "stale-4": lambda: stepped(weights, learning_rate, 4),
+    }
+
+
+def prefilled(
+    engine: Engine, requests: Sequence[Request], outputs: Sequence[list[int]], temperature: float
+) -> list[Completion]:
+    """Somebody else's tokens, with the activations of this engine's prefill."""
+    sequences = [Finished(request.prompt, output) for request, output in zip(requests, outputs, strict=True)]
+    prefills = engine.prefill(sequences, temperature)
+    return [
+        Completion(output, output[-1] in engine.eos, prefill.heads, experts=prefill.experts)
+        for output, prefill in zip(outputs, prefills, strict=True)
     ]

@@ -20,9 +20,9 @@ from node.run.file import (
     load_run_file,
     model_files,
     remedy_of,
+    unknown_keys,
     with_fitting_proofs,
 )
-from node.run.keys import unknown_keys
 from node.run.problems import RunFacts, look_at
 from node.run.text import TextTokenizer, compile_part
 from protocol.errors import IntellectError

@@ -20,9 +20,8 @@ from starlette.routing import BaseRoute, Route
 from node.config import NodeConfig, api_socket_path
 from node.errors import StateError
 from node.metrics.prometheus import render
-from node.web.guard import host_name
 from node.web.host import HttpHost, bind_path
-from node.web.listener import Listener
+from node.web.listener import Listener, host_name
 from node.web.page import page
 
 log = structlog.get_logger()

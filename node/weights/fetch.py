@@ -22,8 +22,7 @@ from node.swarm.policies import COMPARED, Fork, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.records import PolicyRecords
-from node.weights.ways import Way, ways_to
+from node.weights.records import PolicyRecords, Way, ways_to
 from protocol.blobs import BlobInfo, describe
 from protocol.delta import PatchError
 from protocol.errors import IntellectError

@@ -26,8 +26,7 @@ from node.weights.images import (
     write_patch,
 )
 from node.weights.keeper import HeldPolicy, PolicyShelf
-from node.weights.records import PolicyRecords
-from node.weights.ways import next_chain
+from node.weights.records import PolicyRecords, next_chain
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
 from protocol.manifest import PolicyStatement

@@ -16,8 +16,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from node.blobs.errors import SourceFailed
-from node.blobs.http.listing import MAX_LISTING_BYTES, PolicyRow, decode_listing
-from node.blobs.http.sources import HttpSource
+from node.blobs.http.sources import MAX_LISTING_BYTES, HttpSource, PolicyRow, decode_listing
 from node.blobs.store import BlobStore, Partial
 from protocol.blobs import MAX_INFO_BYTES, BlobInfo, decode_info
 from protocol.errors import ProtocolError

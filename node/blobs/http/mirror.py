@@ -13,9 +13,8 @@ import trio
 
 from node.blobs.errors import SourceFailed
 from node.blobs.http.fetch import HttpBlobs, fetch_listing
-from node.blobs.http.listing import PolicyRow
 from node.blobs.http.server import ServedPolicy
-from node.blobs.http.sources import HttpSource
+from node.blobs.http.sources import HttpSource, PolicyRow
 from node.blobs.store import BlobStore
 from node.network.errors import NetworkError
 from node.recent import Recent

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from node.blobs.http.certificate import Certificate
-from node.blobs.http.listing import PolicyRow, encode_listing
+from node.blobs.http.sources import PolicyRow, encode_listing
 from node.recent import Recent
 from node.web.listener import Listener
 from protocol.blobs import BlobInfo, encode_info

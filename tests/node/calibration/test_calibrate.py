@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from node.calibration import alternatives
 from node.calibration.calibrate import Calibration, Measured, Plan, calibrate, hard_cuts, measure
-from node.calibration.measure import most_samples
+from node.calibration.measure import fp8, int4, int8, most_samples, stepped
 from node.calibration.write import plot, write_cuts
 from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings
@@ -143,12 +142,12 @@ def test_cheaper_weights_are_near_the_right_ones_and_not_equal() -> None:
     random = torch.Generator().manual_seed(0)
     weights = {"a.weight": torch.randn(64, 200, generator=random), "norm.weight": torch.ones(64)}
     errors = {}
-    for name, change in (("int8", alternatives.int8), ("fp8", alternatives.fp8), ("int4", alternatives.int4)):
+    for name, change in (("int8", int8), ("fp8", fp8), ("int4", int4)):
         cheap = change(weights)
         assert torch.equal(cheap["norm.weight"], weights["norm.weight"])
         errors[name] = float((cheap["a.weight"] - weights["a.weight"]).abs().mean())
     assert 0 < errors["int8"] < errors["fp8"] < errors["int4"] < 0.3
-    moved = alternatives.stepped(weights, 1e-2)["a.weight"] - weights["a.weight"]
+    moved = stepped(weights, 1e-2)["a.weight"] - weights["a.weight"]
     assert 0.008 < float(moved.abs().mean()) < 0.02
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from node.web.guard import OwnHosts, host_name
+from node.web.listener import OwnHosts, host_name
 
 
 async def hello(_: Request) -> Response:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cli.demo.report import copy_model
-from node.weights.adapter import holds_adapter
-from node.weights.export import export_model, verify_directory
+from node.weights.export import export_model, holds_adapter, verify_directory
 from node.weights.records import PolicyRecord
 from protocol.lora import adapted_weight
 from protocol.policy import bf16_bits, bf16_values, decode_image, encode_image, root_at

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from node.blobs.store import BlobStore
-from node.weights import fetch, images, ways
+from node.weights import fetch, images, records
 from node.weights.errors import WeightsDiskError
 from node.weights.publish import StepWord
 from node.weights.records import PolicyRecords
@@ -54,7 +54,7 @@ async def test_followers_receive_patches_and_hold_the_very_same_bytes(run, origi
 async def test_who_comes_late_gets_the_newest_from_the_others_while_the_trainer_is_down(
     run, origin, peer, wire, monkeypatch
 ) -> None:
-    monkeypatch.setattr(ways, "SOON", 0)  # as if the image were too big to be fetched before the next one comes
+    monkeypatch.setattr(records, "SOON", 0)  # as if the image were too big to be fetched before the next one comes
     trainer = origin()
     early = peer("early", trainer.key.address)
     async with trio.open_nursery() as nursery:

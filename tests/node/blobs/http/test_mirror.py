@@ -10,10 +10,16 @@ import pytest
 import trio
 
 from node.blobs.http.fetch import HttpBlobs, fetch_listing
-from node.blobs.http.listing import MalformedListing, PolicyRow, decode_listing, encode_listing
 from node.blobs.http.mirror import Mirror, root_of_image
 from node.blobs.http.server import Gateway, ServedPolicy
-from node.blobs.http.sources import HttpSource, parse_source
+from node.blobs.http.sources import (
+    HttpSource,
+    MalformedListing,
+    PolicyRow,
+    decode_listing,
+    encode_listing,
+    parse_source,
+)
 from node.blobs.store import BlobStore
 from node.web.host import bind
 from node.web.listener import Listener

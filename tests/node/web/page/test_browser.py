@@ -15,9 +15,8 @@ import trio
 from node.web.host import bind
 from node.web.listener import Listener
 from node.web.page import page as page_module
-from node.web.page.history import History
 from node.web.page.page import HISTORY, Page
-from node.web.page.series import Point
+from node.web.page.series import History, Point
 from scripts.browser import find_browser
 from tests.chromium import Chromium, Tab, open_tab
 from tests.swarms import status

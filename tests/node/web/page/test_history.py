@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.web.page import history as history_module
-from node.web.page.history import MAX_BYTES, History, Recorder
+from node.web.page import series
 from node.web.page.page import Page
-from node.web.page.series import Curves, Point
+from node.web.page.series import MAX_BYTES, Curves, History, Point, Recorder
 from tests.swarms import status
 
 RUN = "ab" * 32
@@ -62,7 +61,7 @@ async def test_a_damaged_file_is_begun_anew(damage: bytes, tmp_path: Path) -> No
 async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_module, "MAX_BYTES", 3 * 4096)
+    monkeypatch.setattr(series, "MAX_BYTES", 3 * 4096)
     curves = fed(Curves(), 300)
     recorder = Recorder(tmp_path / "h.sqlite", curves)
     await recorder.belong_to(RUN)
@@ -70,7 +69,7 @@ async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_
     assert recorder.fault and "full" in recorder.fault
     assert len(curves.steps.points) == 301, "what is shown is not lost with it"
     await recorder.close()
-    monkeypatch.setattr(history_module, "MAX_BYTES", MAX_BYTES)
+    monkeypatch.setattr(series, "MAX_BYTES", MAX_BYTES)
     await recorder.keep()
     assert recorder.fault is None
     await recorder.close()

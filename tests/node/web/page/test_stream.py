@@ -13,7 +13,7 @@ import trio
 
 from node.web.host import bind
 from node.web.listener import Listener
-from node.web.page import page, stream
+from node.web.page import page
 from node.web.page.assets import load_assets
 from tests.swarms import status
 
@@ -83,7 +83,7 @@ async def until(following: Following, step: int) -> tuple[dict[str, Any], str]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "SEEN", 0.02)
-    monkeypatch.setattr(stream, "PULSE", 0.2)
+    monkeypatch.setattr(page, "PULSE", 0.2)
 
 
 async def test_the_documents_are_served_under_a_policy_that_lets_nothing_else_in(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_who_hears_nothing_new_hears_that(tmp_path: Path) -> None:
 
 
 async def test_one_viewer_too_many_is_told_to_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_VIEWERS", 2)
+    monkeypatch.setattr(page, "MAX_VIEWERS", 2)
     async with serving(Swarm(), tmp_path) as url:
         async with watching(url) as one, watching(url) as two:
             await until(one, 20)
