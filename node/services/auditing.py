@@ -3,13 +3,13 @@
 A step is drawn by the secret that draws groups, so nobody knows beforehand who looks at what, and everybody can repeat
 the draw. What an audit takes is fetched from whoever has it; a child of low priority, bounded in time and memory,
 replays it. A verdict is in the journal before it is said. What cannot be decided is counted, and accuses nobody. Nodes
-without lots audit by hand only.
+without lots audit by hand only. What standbys are paid by is looked at beside all that, at once: their pay has a date.
 """
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -60,6 +60,10 @@ AUDIT_SECONDS = 900.0
 FETCH_TIMEOUT = 60.0
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
+SHOWN_PATIENCE = 2.0
+"""Likewise where it was held back: it was written long before."""
+FETCHERS = 8
+"""Files and reports on their way at once."""
 NEXT_PATIENCE = 300.0
 """Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart."""
 MOST_REPLAYED = 64
@@ -67,6 +71,7 @@ MOST_REPLAYED = 64
 MOST_BYTES = 4 << 30
 """Of files and reports of one audit."""
 WAITING = 16
+_Found = tuple[Ruling | None, Audit | None]
 REFUTED = 2
 """Accusations of one validator that this one could not follow, after which it follows no more of them."""
 
@@ -79,22 +84,24 @@ class Unavailable(IntellectError):
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """pledge: by which the step was drawn; accuser: None if nobody accused it; standing: where standbys are paid by
-    it."""
+    """pledge: by which the step was drawn; accuser: None if nobody accused it."""
 
     statement: PolicyStatement
     pledge: LotPledge | None = None
     accuser: Address | None = None
-    standing: Drawn | None = None
 
-    @property
-    def name(self) -> bytes:
-        return self.statement.struct_hash + (b"standing" if self.standing else b"")
+
+class _Desk:
+    """Where one child at a time replays."""
+
+    def __init__(self, directory: Path) -> None:
+        self.spool = Spool(directory)
+        self.one = trio.Lock()
 
 
 class Auditing(Service):
-    """lots: this validator's, None for nodes that audit by hand only; directory: for the child; certify: is given what
-    standbys have earned."""
+    """lots: this validator's, None for nodes that audit by hand only; directory: for the children; certify: is given
+    what standbys have earned, and when that was to be known, unix seconds."""
 
     name = "auditing"
 
@@ -105,17 +112,17 @@ class Auditing(Service):
         lots: OwnLots | None,
         directory: Path,
         starter: Starter,
-        certify: Callable[[Accepted], object] = lambda _: None,
+        certify: Callable[[Accepted, float], object] = lambda _, at: None,
     ) -> None:
         self._certify = certify
         self._standbys = StandbyBook(station.run.spec, station.jury.policies, station.membership.terms)
         self._station = station
         self._store = store
         self._lots = lots
-        self._spool = Spool(directory)
+        self._desk, self._standing_desk = _Desk(directory), _Desk(directory / "standing")
         self._starter = starter
-        self._one = trio.Lock()
         self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
+        self._send_drawn, self._drawn = trio.open_memory_channel[tuple[Drawn, float]](WAITING)
         self._begun: Recent[bytes, None] = Recent(1024)
         self._send_dropped, self._dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](WAITING)
         self._speaking = trio.Lock()
@@ -127,7 +134,7 @@ class Auditing(Service):
     async def open(cls, place: Workplace) -> Self:
         judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
-        certify = place.certifying.replayed if lots is not None else lambda _: None
+        certify = place.certifying.replayed if lots is not None else lambda _, at: None
         found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter, certify)
         tracing = next((one for one in place.crew.services if isinstance(one, Tracing)), None)
         if tracing is not None and lots is not None:
@@ -142,6 +149,7 @@ class Auditing(Service):
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
                 nursery.start_soon(self._hear_standbys)
+                nursery.start_soon(self._pay_standbys)
                 nursery.start_soon(self._say_dropped)
             async for wanted in self._wanted:
                 await self._judge(wanted)
@@ -181,7 +189,13 @@ class Auditing(Service):
                 self.counts["proofs_late"] += not self._standbys.told(of_kind(signed, StepReplayed))
             for drawn in self._standbys.draw():
                 if self._station.jury.lots.steps_rate(self._station.key.address):
-                    self._want(_Wanted(drawn.statement, standing=drawn))
+                    self._send_in_time(drawn)
+
+    def _send_in_time(self, drawn: Drawn) -> None:
+        try:
+            self._send_drawn.send_nowait((drawn, self._station.time.now()))
+        except trio.WouldBlock:
+            self.counts["skipped"] += 1
 
     def _on_accused(self, signed: Signed[StepJudged]) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
@@ -208,11 +222,12 @@ class Auditing(Service):
                 await self._say(_Wanted(statement), ruled, "")
 
     def _want(self, wanted: _Wanted) -> None:
-        if wanted.name in self._begun:
+        name = wanted.statement.struct_hash
+        if name in self._begun:
             return
         try:
             self._send.send_nowait(wanted)
-            self._begun[wanted.name] = None
+            self._begun[name] = None
         except trio.WouldBlock:
             self.counts["skipped"] += 1
 
@@ -226,35 +241,65 @@ class Auditing(Service):
         """Say what an audit finds, once and for ever."""
         journal, slot = self._station.journal, wanted.statement.struct_hash
         known = await journal.do(journal.said, KIND, slot)
-        if known is not None and wanted.standing is None:
+        if known is not None:
             return await self._station.board.post_raw(known)
+        found = await self._tried(wanted.statement, lambda: self._audited(wanted.statement, NEXT_PATIENCE))
+        return await self._conclude(wanted, *found) if found is not None else None
+
+    async def _tried(self, statement: PolicyStatement, look: Callable[[], Awaitable[_Found]]) -> _Found | None:
+        """What an audit finds; None, and why, where it cannot be made."""
         if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
         try:
-            if self._statement(wanted.statement.step) != wanted.statement:
+            if self._statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
-            found = await self._audited(wanted.statement, NEXT_PATIENCE, wanted.standing)
+            return await look()
         except IntellectError as error:
             self.counts["undecided"] += 1
-            self.undecided = f"step {wanted.statement.step - 1}: {error.why}"
-            return log.info("step.undecided", step=wanted.statement.step - 1, why=error.why)
-        ruled, audit = found
-        if wanted.standing is not None and audit is not None:
-            self._pay(wanted.standing, audit)
-        if known is not None:
-            return None
+            self.undecided = f"step {statement.step - 1}: {error.why}"
+            return log.info("step.undecided", step=statement.step - 1, why=error.why)
+
+    async def _conclude(self, wanted: _Wanted, ruled: Ruling | None, audit: Audit | None) -> None:
         if wanted.accuser is not None and (ruled is None or ruled.outcome == Outcome.ACCEPT):
             self._refuted[wanted.accuser] += 1
         if ruled is None:
             self.counts["undecided"] += 1
             told = [f"{one.test}: {one.text}" for one in audit.findings if one.says is not Says.HOLDS] if audit else []
             self.undecided = f"step {wanted.statement.step - 1}: {'; '.join(told)}"
-            self._want_earlier(audit)
-            return None
+            return self._want_earlier(audit)
         self.counts["held" if ruled.outcome == Outcome.ACCEPT else "bad"] += 1
-        await self._say(wanted, ruled, audit.own if audit else "")
+        return await self._say(wanted, ruled, audit.own if audit else "")
 
-    def _pay(self, drawn: Drawn, audit: Audit) -> None:
+    # what standbys are paid by
+
+    async def _pay_standbys(self) -> None:
+        async for drawn, at in self._drawn:
+            found = await self._tried(drawn.statement, lambda drawn=drawn: self._stood(drawn))
+            if found is not None and found[1] is not None:
+                self._pay(drawn, found[1], at)
+                log.info("standing.audited", step=drawn.statement.step, seconds=self._station.time.now() - at)
+
+    async def _stood(self, drawn: Drawn) -> _Found:
+        """With the proofs that those who replayed the drawn policy told: from its checkpoint, where that is offered,
+        else from a replay, which is an audit as any."""
+        step = drawn.statement.step - 1
+        keys: dict[str, bytes] = {one: replay_key(drawn.statement.struct_hash, one) for one in drawn.told}
+        await self._wait_for(lambda: step + 1 in self._offered(), SHOWN_PATIENCE)
+        wanted, name = _Wanted(drawn.statement), drawn.statement.struct_hash
+        if step + 1 in self._offered():
+            with suppress(IntellectError):  # what cannot be had can be made
+                found = await self._look_at_state(step, keys)
+                self._want(wanted)
+                return found
+        ruled, audit = await self._look(step, keys=keys, desk=self._standing_desk)
+        if ruled is None:
+            self._want(wanted)  # which has the time to wait for more
+        elif name not in self._begun:
+            self._begun[name] = None
+            await self._conclude(wanted, ruled, audit)
+        return ruled, audit
+
+    def _pay(self, drawn: Drawn, audit: Audit, at: float) -> None:
         """Certify the window of each standby that told what came out here. An audit that did not come to the stated
         state tells of nobody's."""
         for standby, told in drawn.told.items() if audit.proofs else ():
@@ -262,7 +307,7 @@ class Auditing(Service):
             self.counts["proofs_right" if right else "proofs_wrong"] += 1
             if right:
                 spec, pool = self._station.run.spec, self._station.pool
-                self._certify(of_standing(spec, pool, standby, drawn.window, drawn.epoch))
+                self._certify(of_standing(spec, pool, standby, drawn.window, drawn.epoch), at)
             else:
                 log.warning("standby.told_another_state", standby=standby, step=drawn.statement.step)
 
@@ -309,49 +354,56 @@ class Auditing(Service):
         told = msgspec.json.encode({"audit": audit, "verdict": outcome})
         return Response(told, media_type="application/json")
 
-    async def _audited(
-        self, statement: PolicyStatement, patience: float = 0.0, standing: Drawn | None = None
-    ) -> tuple[Ruling | None, Audit | None]:
+    async def _audited(self, statement: PolicyStatement, patience: float = 0.0) -> _Found:
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
-        patience: seconds for a later checkpoint, where it takes that; standing: whose proofs are wanted, too."""
-        step, told = statement.step - 1, standing.told if standing is not None else {}
-        keys: dict[str, bytes] = {one: replay_key(statement.struct_hash, one) for one in told}
-        held = statement.step + held_back(self._station.run.spec, self._station.membership.terms)
-        await self._wait_for(lambda: self._station.jury.policies.newest_step >= held, patience)
+        patience: seconds for a later checkpoint, where it takes that."""
+        step, back = statement.step - 1, held_back(self._station.run.spec, self._station.membership.terms)
+        await self._wait_for(lambda: self._station.jury.policies.newest_step >= statement.step + back, patience)
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await self._wait_for(lambda: step + 1 in self._offered(), CHECKPOINT_PATIENCE)
-        ruled, audit = await self._look(step, keys=keys)
+        await self._wait_for(lambda: step + 1 in self._offered(), SHOWN_PATIENCE if back else CHECKPOINT_PATIENCE)
+        ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
             await self._wait_for(lambda: any(at > step for at in self._offered()), patience)
             if beyond := checkpoint_beyond(step, self._offered()):
-                ruled, audit = await self._look(step, beyond, keys)
+                ruled, audit = await self._look(step, beyond)
         return ruled, audit
 
     async def _look(
-        self, step: int, beyond: int = 0, keys: Mapping[str, bytes] = {}
-    ) -> tuple[Ruling | None, Audit | None]:
-        async with self._one:
+        self, step: int, beyond: int = 0, keys: Mapping[str, bytes] = {}, desk: _Desk | None = None
+    ) -> _Found:
+        desk = desk or self._desk
+        async with desk.one:
             with self._pinning() as pins:
                 order, named = await self._gather(step, beyond, pins)
                 order = msgspec.structs.replace(order, keys=keys)
                 fault = self._misnamed(named)
                 if fault is not None:
                     return Ruling(Outcome.REJECT, Reason.RULE, fault), None
-                audit = await self._replay(order)
+                audit = await self._replay(order, desk.spool)
         return ruling(audit), audit
+
+    async def _look_at_state(self, step: int, keys: Mapping[str, bytes]) -> _Found:
+        """The proofs alone, from the checkpoint after a step."""
+        async with self._standing_desk.one:
+            with self._pinning() as pins:
+                _, named = await self._fetch_manifest(step, pins)
+                states = {step + 1: await self._fetch_state(self._offered()[step + 1], pins)}
+                claims, where = {step: self._claim(step, named)}, (self._station.run.root, self._station.pool)
+                order = StepOrder(*where, step, step + 1, claims, {}, {}, {}, states, 2 * self._memory, keys=keys)
+                return None, await self._replay(order, self._standing_desk.spool)
 
     async def _wait_for(self, true: Callable[[], bool], seconds: float) -> None:
         with trio.move_on_after(seconds):
             while not true():  # noqa: ASYNC110 - the board is asked, which keeps few
                 await trio.sleep(0.5)
 
-    async def _replay(self, order: StepOrder) -> Audit:
+    async def _replay(self, order: StepOrder, spool: Spool) -> Audit:
         """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
         run = self._station.run
-        await trio.to_thread.run_sync(self._spool.prepare, run.encoded, run.assets)
-        (self._spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
-        await trio.to_thread.run_sync(write_whole, self._spool.root / ORDER, msgspec.msgpack.encode(order))
-        command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(self._spool.root)]
+        await trio.to_thread.run_sync(spool.prepare, run.encoded, run.assets)
+        (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        await trio.to_thread.run_sync(write_whole, spool.root / ORDER, msgspec.msgpack.encode(order))
+        command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(spool.root)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         child = await self._starter.start(command, environment, heard=False)
         try:
@@ -360,14 +412,14 @@ class Auditing(Service):
         finally:
             with trio.CancelScope(shield=True):
                 await end_child(child)
-        found = await trio.to_thread.run_sync(read_result, self._spool.root)
+        found = await trio.to_thread.run_sync(read_result, spool.root)
         if found is None:
-            raise Unavailable(await trio.to_thread.run_sync(self._given_up))
+            raise Unavailable(await trio.to_thread.run_sync(self._given_up, spool))
         return found
 
-    def _given_up(self) -> str:
+    def _given_up(self, spool: Spool) -> str:
         try:
-            return str(msgspec.json.decode(self._spool.error_path.read_bytes(), type=dict[str, str])["why"])
+            return str(msgspec.json.decode(spool.error_path.read_bytes(), type=dict[str, str])["why"])
         except (OSError, KeyError, msgspec.MsgspecError):
             return f"the replay did not end within {AUDIT_SECONDS:g} s, or not with the memory that it may have"
 
@@ -408,25 +460,31 @@ class Auditing(Service):
     async def _gather(self, step: int, beyond: int, pins: list[bytes]) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
         IntellectError."""
-        offered, spec = self._offered(), self._station.run.spec
+        offered = self._offered()
         base = max((at for at in offered if at <= step), default=0)
         if step - base > MOST_REPLAYED:
             raise Unavailable(f"the newest checkpoint before step {step} is of step {base}")
         manifests: dict[int, str] = {}
         named: dict[int, BatchManifest] = {}
         for at in range(base, beyond or step + 1):
-            after = self._announced(at + 1).message
-            path = await self._fetch(after.batch_root, MAX_MANIFEST_BYTES, pins)
-            manifests[at] = str(path)
-            named[at] = await trio.to_thread.run_sync(lambda path=path: decode_manifest(path.read_bytes()))
+            manifests[at], named[at] = await self._fetch_manifest(at, pins)
         blobs = await self._fetch_blobs(list(named.values()), pins)
         states = {at: await self._fetch_state(offered[at], pins) for at in (base, step + 1, beyond) if at in offered}
         claims = {at: self._claim(at, named[at]) for at in named}
         clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
-        memory = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
-        order = StepOrder(run_root, pool, step, base, claims, policies, manifests, blobs, states, 2 * memory, beyond)
+        where = (run_root, pool, step, base)
+        order = StepOrder(*where, claims, policies, manifests, blobs, states, 2 * self._memory, beyond)
         return order, named[step]
+
+    @property
+    def _memory(self) -> int:
+        spec = self._station.run.spec
+        return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
+
+    async def _fetch_manifest(self, step: int, pins: list[bytes]) -> tuple[str, BatchManifest]:
+        path = await self._fetch(self._announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, pins)
+        return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
 
     async def _fetch_blobs(self, manifests: list[BatchManifest], pins: list[bytes]) -> dict[str, str]:
         """Files and reports, from those who made them."""
@@ -436,9 +494,22 @@ class Auditing(Service):
             wanted[root] = size, address_from_bytes(author) if author else trainer
         if sum(size for size, _ in wanted.values()) > MOST_BYTES:
             raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
-        return {
-            root.hex(): str(await self._fetch(root, size, pins, [author])) for root, (size, author) in wanted.items()
-        }
+        found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(FETCHERS)
+
+        async def fetch(root: bytes, size: int, author: Address) -> None:
+            async with fetchers:
+                try:
+                    found[root.hex()] = str(await self._fetch(root, size, pins, [author]))
+                except IntellectError as error:
+                    failed.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for root, (size, author) in wanted.items():
+                nursery.start_soon(fetch, root, size, author)
+        if failed:
+            raise failed[0]
+        return found
 
     async def _fetch_state(self, offer: CheckpointOffered, pins: list[bytes]) -> tuple[str, tuple[str, ...]]:
         async def fetch(root: bytes, size: int) -> Path:

@@ -82,7 +82,7 @@ class Certifying(Service):
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
         self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
-        self._standing: list[Accepted] = []
+        self._standing: list[tuple[Accepted, float]] = []
         self.certified = 0
         station.jury.register.follow(self._wait_for)
 
@@ -109,8 +109,10 @@ class Certifying(Service):
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
         replayed, self._standing = self._standing, []
-        for statement in found + self._trained() + replayed:
+        for statement in found + self._trained():
             await self._sign(statement)
+        for statement, at in replayed:
+            await self._sign(statement, at)
         for claim in self._to_be_paid():
             await self._sign(claim.statement, claim.at)
 
@@ -124,9 +126,11 @@ class Certifying(Service):
         for claim in claims:
             self._shown.setdefault(claim.validator, Recent(WAITING))[claim.work.id] = claim
 
-    def replayed(self, statement: Accepted) -> None:
-        """An audit came to the state that a standby told of a window's drawn policy."""
-        self._standing.append(statement)
+    def replayed(self, statement: Accepted, at: float) -> None:
+        """An audit came to the state that a standby told of a window's drawn policy. at: when the lot was told, unix
+        seconds: all that counts was said by then, so an audit may take its time as long as no table covers the epoch.
+        """
+        self._standing.append((statement, at))
 
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a

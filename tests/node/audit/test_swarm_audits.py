@@ -4,6 +4,7 @@ The child is done in a thread here, but for one test; gossip has no network belo
 """
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,7 +107,7 @@ class Bench:
                 lots,
                 desk.directory / f"audit-{number}",
                 starter or InThread(),
-                self.certified[number].append,
+                lambda one, at, number=number: self.certified[number].append(one),
             )
             for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
         ]
@@ -317,9 +318,13 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["the trainer's class", "another class"])
+@pytest.mark.parametrize(
+    ("dtype", "offered"),
+    [("float32", True), ("bfloat16", True), ("float32", False)],
+    ids=["the trainer's class", "another class", "no checkpoint of the step"],
+)
 async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_late_by_nobody(
-    desk: Desk, tiny_assets: Path, dtype: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+    desk: Desk, tiny_assets: Path, dtype: Literal["float32", "bfloat16"], offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The auditors compute in float32. What comes out otherwise there they know from the checkpoint."""
     desk.train(TrainerSettings(checkpoint_every=1, keep_checkpoints=9, dtype=dtype))
@@ -343,14 +348,17 @@ async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_
                 other.membership.joined(one.key.address, one.network.contacts()[0])
         await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
         statement = bench.audits[0]._statement(1)
+        proof = {key: _proof(desk, statement, key, 1 + (key is ahead)) for key in keys}
+        if not offered:
+            shutil.rmtree(desk.spool.checkpoints / "step-000001")
 
         async def tell(by: NodeKey, proof: bytes) -> None:
             await standbys[by].board.post(StepReplayed(pool=POOL, term=0, step=1, proof=proof))
 
-        await tell(honest, _proof(desk, statement, honest, 1))
-        await tell(copier, _proof(desk, statement, honest, 1))
+        await tell(honest, proof[honest])
+        await tell(copier, proof[honest])
         await tell(liar, bytes(32))
-        await tell(ahead, _proof(desk, statement, ahead, 2))
+        await tell(ahead, proof[ahead])
         told = lambda: [len(audit._standbys._told) for audit in bench.audits]  # noqa: E731
         await bench.until(lambda: told() == [4] * 3)
         assert not bench.trainer.board.messages(CheckpointOffered), "its bytes would make the proof"
@@ -360,18 +368,23 @@ async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_
             nursery.start_soon(lots.run)
             lots.policy(3)
             await bench.until(lambda key=key: all((key.address, 2) in one.jury.lots._pledged for one in bench.seats))
-        await tell(slow, _proof(desk, statement, slow, 1))
+        await tell(slow, proof[slow])
         await bench.until(lambda: told() == [5] * 3)
         await bench.invent(4)
         await bench.until(lambda: all(one.jury.policies.newest_step == 4 for one in bench.seats))
         await bench.showing.look()
-        await tell(late, _proof(desk, statement, late, 1))
+        await tell(late, proof[late])
         await bench.until(lambda: [audit.counts["proofs_late"] for audit in bench.audits] == [1] * 3)
         await bench.until(lambda: [audit.counts["proofs_wrong"] for audit in bench.audits] == [3] * 3)
         for found in bench.certified:
             assert sorted(one.node for one in found) == sorted([honest.address, slow.address])
             assert {one.units for one in found} == {standing_units(desk.run)} and found[0].units > 0
         assert bench.certified[0] == bench.certified[1] == bench.certified[2], "a quorum signs the same"
+        if dtype == "float32":
+            await bench.until(lambda: len(bench.said()) == 3)
+            assert {one[:2] for one in bench.said()} == {(0, Outcome.ACCEPT)}, (
+                "the drawn step is audited by all as well"
+            )
         nursery.cancel_scope.cancel()
 
 
