@@ -85,7 +85,7 @@ class Tab:
         self._asked += 1
         number = self._asked
         await self._socket.send_message(json.dumps({"id": number, "method": method, "params": parameters}))
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with self._news:
                 while number not in self._answers:
                     await self._news.wait()

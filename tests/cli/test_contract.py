@@ -126,13 +126,13 @@ def leave_unfinished(scene: Any, amount: int) -> None:
     """What a process leaves that was killed between sending and seeing the receipt."""
     profile = load_profile(NETWORK, home=scene.home)
     key = load_key(scene.home / "keys" / "me.json", "rehearsal")
-    limits = SendLimits(poll=0.01, give_up=0.1, bump_after=60)
 
     async def die() -> None:
-        chain = ChainClient(profile, key, outbox=scene.home / "outbox" / f"{CHAIN_ID}.sqlite", limits=limits)
+        chain = ChainClient(profile, key, outbox=scene.home / "outbox" / f"{CHAIN_ID}.sqlite")
         vault = profile.contracts.vault
         await chain.execute(Step("approve tokens", chain.contracts.approve(vault, 10**27)), key)
         chain._sender._look = lambda _: None  # type: ignore[method-assign]
+        chain._sender._limits = SendLimits(poll=0.01, give_up=0.1, bump_after=60)
         with pytest.raises(TransactionUnconfirmed):
             await chain.bond(key.address, amount * TOKEN)
         chain.close()

@@ -46,7 +46,7 @@ class Swarm:
 
     async def gossip_settles(self, sender: Network, receive: "trio.MemoryReceiveChannel", topic: str) -> None:
         """Wait until what `sender` publishes arrives at `receive`; subscriptions travel after connections."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while True:
                 await sender.publish(topic, b"settle")
                 with trio.move_on_after(2.0):  # who subscribed meanwhile is told what came before, and once is enough

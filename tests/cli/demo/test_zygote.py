@@ -33,7 +33,7 @@ def program(here: Path, *words: str) -> Program:
 
 
 async def status_of(child: Process) -> int:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while (status := child.poll()) is None:  # noqa: ASYNC110 - a process ends
             await trio.sleep(0.01)
     return status
@@ -56,7 +56,7 @@ async def test_the_supervisor_stops_what_was_forked(tmp_path: Path) -> None:
         await supervisor.start(program(tmp_path, "http.server", "0", "--bind", "127.0.0.1"))
         pid = supervisor.states()["node"].pid
         assert pid is not None and not supervisor.has_ended("node")
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while Path(psutil.Process(pid).cwd()) != tmp_path:  # noqa: ASYNC110 - another process goes there
                 await trio.sleep(0.01)
             await supervisor.stop()

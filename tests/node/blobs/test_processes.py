@@ -39,7 +39,7 @@ class Peer:
         """Close its stdin and wait for a clean exit."""
         assert self.process.stdin
         await self.process.stdin.aclose()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await self.process.wait() == 0, self.errors.read_text()
 
 
@@ -67,7 +67,7 @@ async def start_peer(
     assert process.stdout
     try:
         line = b""
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not line.endswith(b"\n"):
                 part = await process.stdout.receive_some()
                 assert part, errors.read_text()
@@ -87,7 +87,7 @@ async def _ready(real, received: "trio.MemoryReceiveChannel", network: Network, 
     """Connected with all, and hearing all on the topic."""
     network.set_contacts(contacts)
     heard: set[Address] = set()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while heard != set(contacts):
             await network.publish("chat", b"say ready?")
             with trio.move_on_after(0.3):

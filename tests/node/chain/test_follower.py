@@ -38,7 +38,7 @@ async def following(people: Any, path: Path, **options: Any) -> AsyncIterator[Ev
 async def take(follower: EventFollower, count: int) -> list[Delivery]:
     """Without the first bench, which every pool begins with."""
     found: list[Delivery] = []
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while len(found) < count:
             delivery = await follower.events.receive()
             found += [] if isinstance(delivery, ValidatorsSet) else [delivery]
@@ -69,7 +69,7 @@ async def test_events_come_in_order_and_once(people: Any, tmp_path: Path) -> Non
 
 async def test_who_takes_office_is_told_too(people: Any, tmp_path: Path) -> None:
     async with following(people, tmp_path / "f.sqlite") as follower:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             _, seated = await follower.events.receive(), await follower.events.receive()
         assert isinstance(seated, ValidatorsSet) and seated.validators == (await people.client.pool(1)).validators
 
@@ -130,7 +130,7 @@ async def test_an_outage_is_seen_and_survived(people: Any, tmp_path: Path, monke
         provider = people.client._provider
         urls = provider._urls
         provider._urls = ("http://127.0.0.1:9",)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while follower.healthy:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         provider._urls = urls
@@ -147,12 +147,12 @@ async def test_a_start_while_the_chain_is_silent_tells_what_was_known(people: An
     urls, provider._urls = provider._urls, ("http://127.0.0.1:9",)
     async with following(people, tmp_path / "f.sqlite") as follower:
         assert await take(follower, 2) == first
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not follower.unanswered:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         assert follower.block is None
         provider._urls = urls
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while follower.block is None:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         assert not follower.unanswered

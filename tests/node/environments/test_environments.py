@@ -176,7 +176,7 @@ def test_the_final_answer_is_the_last_box_or_what_follows_the_thinking(text: str
 
 def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
     pytest.importorskip("math_verify")
-    pool = ScoringPool(3.0, "math_verify")
+    pool = ScoringPool(60.0, "math_verify")
     scorer = MathScorer(pool)
     try:
         assert scorer.match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
@@ -185,14 +185,16 @@ def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
         questions = [
             ("\\frac{2}{4}", ("0.5",)),
             ("x+1", ("y", "1+x")),
-            (tower, ("2",)),  # stuck: a new child takes the place of this one
             ("x+2", ("1+x",)),
             ("\\frac{", ("0.5",)),
             ("\\sqrt{4}", ("2",)),
         ]
-        assert scorer.match(questions) == [True, True, False, False, False, True]
+        assert scorer.match(questions) == [True, True, False, False, True]
+        pool._deadline = 2.0  # noqa: SLF001 - a busy machine takes longer for first answers
+        assert scorer.match([(tower, ("2",))]) == [False]
         assert scorer.gave_up == 1
-        assert scorer.match(questions[:3]) == [True, True, False]
-        assert scorer.gave_up == 2  # it still does not know, though it remembers
+        pool._deadline = 60.0  # noqa: SLF001
+        assert scorer.match([*questions[:2], (tower, ("2",)), ("y+3", ("3+y",))]) == [True, True, False, True]
+        assert scorer.gave_up == 2  # it still does not know, though it remembers; a new child answers the rest
     finally:
         pool.close()

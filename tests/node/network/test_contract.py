@@ -82,7 +82,7 @@ async def test_gossip_reaches_others_through_a_third_and_names_its_publisher(swa
     await swarm.until(lambda: right.address in middle.connected())
     await swarm.gossip_settles(left, received[2], "news")
     await left.publish("news", b"hello")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         assert await received[2].receive() == (left.address, b"hello")
     assert right.address not in left.connected()
     with pytest.raises(trio.WouldBlock):
@@ -101,7 +101,7 @@ async def test_gossip_that_a_subscriber_rejects_goes_no_further_and_its_errors_e
     await swarm.gossip_settles(one, received, "news")
     for data in (b"crash", b"bad", b"good"):
         await one.publish("news", data)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         assert await received.receive() == (one.address, b"good")
     assert two.stats().rejected == 2
 
@@ -115,7 +115,7 @@ async def test_a_muted_member_is_not_heard_for_a_while_and_is_answered_all_the_s
     assert await one.request(two.address, "/double/1", b"x", max_response=10, timeout=10) == b"xx"
     await trio.sleep(0.6)
     await one.publish("news", b"heard")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         assert (await heard.receive())[1] == b"heard"
 
 

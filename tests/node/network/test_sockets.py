@@ -40,7 +40,7 @@ async def test_a_writer_whose_peer_always_has_room_lets_others_run_now_and_then(
 
 
 async def test_who_waits_to_read_is_told_that_the_socket_was_closed_here() -> None:
-    with pair() as (ours, _), trio.fail_after(5):
+    with pair() as (ours, _), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ours.close)
             assert await ours.read() == b""

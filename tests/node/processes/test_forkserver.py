@@ -28,7 +28,7 @@ async def fork_server() -> AsyncIterator[ForkServer]:
 
 async def said(child: Child) -> dict:
     assert child.stdout is not None
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         data = b""
         while not data.endswith(b"\n"):
             data += await child.stdout.receive_some()
@@ -55,7 +55,7 @@ async def test_a_forked_child_is_like_a_program_that_was_just_started() -> None:
         assert seen["session"] == child.pid != os.getsid(0)
         assert child.poll() is None
         await close_input(child)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await child.wait() == 7 == child.poll()
 
 
@@ -66,7 +66,7 @@ async def test_children_of_a_killed_server_die_and_a_new_server_forks_the_next()
         first = children.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await child.wait() == -signal.SIGKILL
             while children.pid in (None, first):  # noqa: ASYNC110 - another process ends
                 await trio.sleep(0.01)
@@ -74,7 +74,7 @@ async def test_children_of_a_killed_server_die_and_a_new_server_forks_the_next()
         assert isinstance(again, ForkedChild)
         await said(again)
         os.kill(again.pid, signal.SIGTERM)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await again.wait() == -signal.SIGTERM
     assert has_ended(child.pid) and has_ended(again.pid)
 
@@ -85,7 +85,7 @@ async def test_other_programs_are_started_anew(command: list[str]) -> None:
         child = await children.start(command, os.environ, heard=False)
         assert not isinstance(child, ForkedChild) and child.stdout is None
         os.kill(child.pid, signal.SIGKILL)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await child.wait()
 
 
@@ -96,7 +96,7 @@ async def test_where_there_is_no_server_children_are_started_anew() -> None:
         child = await children.start([*MIRROR, "3"], os.environ, heard=True)
         assert (await said(child))["argv"] == ["3"]
         await close_input(child)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await child.wait() == 3
         nursery.cancel_scope.cancel()
 
@@ -111,6 +111,6 @@ async def test_a_server_ends_with_its_daemon_and_takes_its_children_along() -> N
         await said(child)
         nursery.cancel_scope.cancel()
     assert server.process.poll() is not None
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not has_ended(child.pid):  # noqa: ASYNC110 - another process ends
             await trio.sleep(0.01)

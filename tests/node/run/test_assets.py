@@ -73,6 +73,6 @@ async def test_an_interpreter_that_is_not_here_comes_from_a_peer_over_libp2p(
     await real.introduce(*networks)
     root = (await stores[0].add(run)).root
     await stores[0].add(content)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         obtained = await obtain_run(root, exchanges[1], lambda: [networks[0].address], tmp_path / "runs")
     assert (obtained.assets / RUNTIME).read_bytes() == content

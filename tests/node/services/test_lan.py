@@ -97,6 +97,6 @@ async def test_more_than_anybody_looks_at_is_dropped() -> None:
 
 async def test_what_one_announces_is_heard_on_the_same_network() -> None:
     contact = f"/ip4/127.0.0.1/tcp/4001/p2p/{OTHER.peer_id}"
-    with trio.fail_after(15):
+    with trio.fail_after(60):
         async with neighbourhood([contact]) as heard:
             assert await heard.receive() == contact

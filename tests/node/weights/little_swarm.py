@@ -160,7 +160,7 @@ class Run:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks bring about."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
             await trio.sleep(0.002)
 

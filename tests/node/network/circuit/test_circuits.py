@@ -171,7 +171,7 @@ async def test_what_began_through_a_relay_moves_to_a_direct_connection_and_nothi
     two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
     lines = [(each._gossip._lines, _raw(other).to_bytes()) for each, other in ((one, two), (two, one))]
     said: list[bytes] = []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not all(is_direct(lines[peer].stream) for lines, peer in lines):
             said.append(b"%d" % len(said))
             await one.publish("news", said[-1])

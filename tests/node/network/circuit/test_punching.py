@@ -57,7 +57,7 @@ async def test_only_members_on_a_circuit_are_answered(real) -> None:
     await real.introduce(one, two)
     for each in (one, two):
         each.told_host("127.0.0.1")
-    with pytest.raises((wire.Malformed, MuxedStreamError, StreamFailure)), trio.fail_after(5):
+    with pytest.raises((wire.Malformed, MuxedStreamError, StreamFailure)), trio.fail_after(60):
         stream = await one._host.new_stream(ID.from_base58(two.peer_id), [TProtocol(DCUTR)])
         below = yamux.stream_below(stream)
         here = Multiaddr("/ip4/127.0.0.1/tcp/4001").to_bytes()
@@ -89,7 +89,7 @@ async def test_what_is_no_invitation_ends_the_try(real) -> None:
     one, two = await _carried(real, ("127.0.0.77", "127.0.0.78"))
     stream = await two._host.new_stream(ID.from_base58(one.peer_id), [TProtocol(DCUTR)])
     below = yamux.stream_below(stream)
-    with pytest.raises((wire.Malformed, MuxedStreamError)), trio.fail_after(5):
+    with pytest.raises((wire.Malformed, MuxedStreamError)), trio.fail_after(60):
         await wire.write(below, HolePunch(type=HolePunch.SYNC))
         await wire.read(below, HolePunch)
     assert one.relayed() == {two.address}

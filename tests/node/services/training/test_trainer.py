@@ -270,7 +270,7 @@ class House:
     async def live(self, until: int, last: int) -> Trainer:
         """Run until the batch of step `until` stands and step `last` is on record, then die."""
         trainer, journal = self.open(last)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
                 while not (self.spool.batch_path(until).exists() and trainer.latest.get("step") == last):
@@ -346,7 +346,7 @@ async def test_a_policy_is_published_before_it_is_evaluated_and_on_record_after(
     house.swarm.submit(0, 0, VARIED)
     house.swarm.submit(0, 1, VARIED)
     trainer, journal = house.open(last=2, examined=1)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
             while trainer.step < 2 or trainer.latest.get("step") != 0:
@@ -426,7 +426,7 @@ class OfTheLoop(deque[StepMetrics]):
 async def test_the_status_never_reads_the_steps_while_a_thread_adds_to_them(tmp_path: Path) -> None:
     trainer, journal = House(tmp_path / "house", RUN).open(0)
     trainer.metrics = OfTheLoop()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run)
             while not trainer.metrics:
