@@ -73,7 +73,7 @@ def test_an_entry_that_does_not_load_is_named(confined: Opener) -> None:
 
 
 def test_a_wall_that_is_missing_is_said_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walls, "abi", lambda: 0)
+    monkeypatch.setattr(walls, "landlock_abi", lambda: 0)
     with pytest.raises(Undecided, match="Landlock"):
         open_confined({"entry.py": b""}, "entry", Limits())
     monkeypatch.setattr(walls, "supported", lambda: False)
@@ -146,11 +146,11 @@ def test_the_kernel_takes_the_filter_of_the_other_architecture_and_ends_who_is_n
         pytest.skip("this machine has no seccomp filters")
     for machine, ends in (("own", 0), ("other", -signal.SIGSYS)):
         lines = (
-            "from node.sandbox.confined import libc, seccomp; import os",
+            "from node.sandbox.confined import libc, walls; import os",
             "own = libc.machine(); other = 'aarch64' if own == 'x86_64' else 'x86_64'",
-            f"made = seccomp.program({machine})",
-            "seccomp.program = lambda _: made",
-            "libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1); seccomp.confine(); os.getpid(); os._exit(0)",
+            f"made = walls.program({machine})",
+            "walls.program = lambda _: made",
+            "libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1); walls.filter_calls(); os.getpid(); os._exit(0)",
         )
         done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False, timeout=60)
         assert done.returncode == ends, machine
