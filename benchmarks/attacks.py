@@ -32,8 +32,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.command import parser_of, save
+from benchmarks.honest import REGIMES, rules, show, under
 from benchmarks.proof_models import WORK, Subject, subjects
-from benchmarks.verification_lab import REGIMES, rules, show, under
 from node.inference.engines import torch_engine
 from node.inference.inspect import inspect
 from node.inference.session import Session

@@ -3,10 +3,12 @@
 import argparse
 import json
 import logging
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 
 def parser_of(doc: str | None, quick: str, json: Literal["file", "line"] = "file") -> argparse.ArgumentParser:
@@ -42,3 +44,31 @@ def tell(text: str) -> None:
     """What happens now, for whoever waits: on standard error, with the time of day."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
     sys.stderr.flush()
+
+
+class Child:
+    """A process, for a program that does nothing else while it waits for an answer."""
+
+    def __init__(self, command: Sequence[str], errors: IO[bytes] | None = None) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+
+    def hear(self) -> Any:
+        """What it says next. Raises SystemExit once it has ended."""
+        assert self._process.stdout is not None  # noqa: S101 - as it was started
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process ended: {self._process.wait()}")
+        return json.loads(line)
+
+    def ask(self, order: Any) -> Any:
+        self.tell(order)
+        return self.hear()
+
+    def tell(self, order: Any) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - as it was started
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -36,8 +36,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from benchmarks.children import Child
-from benchmarks.command import parser_of, save, silence_logs
+from benchmarks.command import Child, parser_of, save, silence_logs
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.host import PING, Libp2pNetwork

@@ -24,8 +24,7 @@ from typing import Any
 
 import trio
 
-from benchmarks.children import Child
-from benchmarks.command import parser_of, silence_logs
+from benchmarks.command import Child, parser_of, silence_logs
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord

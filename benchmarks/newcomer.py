@@ -33,8 +33,7 @@ import msgspec
 import trio
 from web3.contract.contract import ContractFunction
 
-from benchmarks.children import Child
-from benchmarks.command import parser_of, silence_logs
+from benchmarks.command import Child, parser_of, silence_logs
 from benchmarks.healing import beating
 from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams

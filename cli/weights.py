@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
-from cli.merging import Density, Method, Scale, Seed, Weight, numbers_of
+from cli.options import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
 from cli.places import NetworkName, PoolNumber, state_dir_option
 

@@ -15,10 +15,16 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
 
 from benchmarks.command import parser_of, silence_logs
 from benchmarks.simulation import EPOCH
+from benchmarks.simulation.seats import Seat
 from benchmarks.simulation.swarm import Swarm
 
 
@@ -70,7 +76,6 @@ def main() -> None:
         again = [sys.executable, "-m", "benchmarks.simulation", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - ourselves
 
-    from benchmarks.simulation.report import described, table
     from benchmarks.simulation.scenario import Scenario
     from benchmarks.simulation.simulate import simulate
 
@@ -118,6 +123,201 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--picture", type=Path, help="where to draw it (PNG)")
     return parser
+
+
+Row = dict[str, Any]
+
+
+def described(swarm: Swarm) -> dict[str, Row]:
+    """Section -> name -> value. Per node and second where nothing else is said."""
+    found = {"members": _members(swarm), "gossip": _gossip(swarm), "catching up": _catching_up(swarm)}
+    found["exchange"] = _exchange(swarm)
+    if swarm.learning is not None:
+        found |= {"training": _training(swarm), "cheats": _cheats(swarm)}
+    if swarm.cut is not None:
+        found["partition"] = _partition(swarm)
+    return found
+
+
+def _members(swarm: Swarm) -> Row:
+    known = [one.members for one in swarm.newcomers if one.members is not None]
+    policy = [one.policy for one in swarm.newcomers if one.policy is not None]
+    return {
+        "at the end": len(swarm.nodes),
+        "came": swarm.came,
+        "went": swarm.went,
+        "all known to all after, s": swarm.all_live,
+        "newcomers looked at": len(swarm.newcomers),
+        "a newcomer knows 95 % after, s": _median(known),
+        "and holds a policy after, s": _median(policy),
+        "heartbeat every, s": _interval(swarm),
+        "dead but listed as living": _ghosts(swarm),
+    }
+
+
+def _interval(swarm: Swarm) -> float:
+    return round(max(one.beat.interval for one in swarm.hosts[0].membership.table.all() if one.beat), 1)
+
+
+def _ghosts(swarm: Swarm) -> float:
+    """Share of those that a node takes for living, the mean over all that have a table."""
+    now = swarm.scenario.seconds
+    shares: list[float] = []
+    for seat in swarm.seats:
+        live = seat.membership.table.live(now)
+        shares.append(sum(one not in swarm.nodes for one in live) / max(len(live), 1))
+    return round(fmean(shares), 4)
+
+
+def _gossip(swarm: Swarm) -> Row:
+    ether, seconds = swarm.ether, swarm.scenario.seconds
+    there = ether.heard[: swarm.scenario.nodes]
+    stayed = there >= np.median(there) / 2
+    heard = float(there[stayed].mean())
+    delays = sorted(ether.delays) or [0.0]
+    kinds = _kinds(swarm.hosts[0])
+    return {
+        "messages": round(heard / seconds, 2),
+        **{f"  of them {kind}": round(count / seconds, 2) for kind, count in kinds.most_common(4)},
+        "copies of each (from gossip.py)": ether.costs.copies,
+        "kB in": round(float(ether.bytes_in[: len(there)][stayed].mean()) / seconds / 1e3, 1),
+        "kB of IHAVE": round(ether.bytes_ihave / seconds / 1e3, 1),
+        "delay, median, ms": round(1000 * delays[len(delays) // 2]),
+        "delay, 99 %, ms": round(1000 * delays[int(0.99 * len(delays))]),
+        "CPU, % of a core": round(100 * fmean(ether.busy[1:] or [0.0]), 1),
+        "lost, %": round(100 * ether.lost / max(ether.offered, 1), 2),
+    }
+
+
+def _kinds(seat: Seat) -> Counter[str]:
+    counts = seat.station.board.counts
+    return Counter({kind: count for kind, count in counts.items() if kind[0].isupper()})
+
+
+def _catching_up(swarm: Swarm) -> Row:
+    """Of the nodes that have a board."""
+    ether, seats = swarm.ether, swarm.seats
+    everybody = swarm.scenario.seconds * max(len(seats), 1)
+    boards = [seat.station.board for seat in seats]
+    return {
+        "requests": round(ether.asked["requests"] / everybody, 2),
+        "kB": round(ether.asked["bytes"] / everybody / 1e3, 1),
+        "messages that gossip had not brought": sum(board.counts["caught_up"] for board in boards),
+        "kept on a board": round(fmean(len(board._shelf) for board in boards)),
+        "kB kept": round(fmean(_bytes_kept(seat) for seat in seats) / 1e3),
+        "works known": round(fmean(len(seat.station.jury.register._works) for seat in seats)),
+        "muted members": sum(board.counts["muted"] for board in boards),
+    }
+
+
+def _bytes_kept(seat: Seat) -> int:
+    return sum(len(one.signed.raw) for one in seat.station.board._shelf._kept.values())
+
+
+def _training(swarm: Swarm) -> Row:
+    learning = swarm.learning
+    assert learning is not None  # noqa: S101 - asked for only where there is one
+    batches = learning.batches
+    ages: Counter[int] = Counter()
+    for batch in batches:
+        ages.update(batch.staleness)
+    groups = sum(ages.values())
+    made = sum(node.worker.works.done.units for node in swarm.nodes.values() if node.worker) // 64_000
+    used = {stage for batch in batches for stage in batch.stages}
+    journey = {stage: fmean(b.stages[stage] for b in batches if stage in b.stages) for stage in used}
+    times = [batch.at for batch in batches]
+    return {
+        "steps": learning.step,
+        "seconds per step": _median([b - a for a, b in zip(times, times[1:], strict=False)]),
+        "longest without a batch, s": round(max((b - a for a, b in zip(times, times[1:], strict=False)), default=0)),
+        "from policy to batch, s": round(sum(journey.values()), 1),
+        **{f"  {stage}": round(journey[stage], 1) for stage in ("commit", "verify", "fetch", "queue") if stage in used},
+        "staleness, mean": round(sum(age * n for age, n in ages.items()) / max(groups, 1), 2),
+        **{f"  {age} steps, %": round(100 * ages[age] / groups, 1) for age in sorted(ages)},
+        "groups too old": learning.dropped,
+        "groups waiting": learning.waiting,
+        "files made": made,
+        "files decided a minute": _decided(swarm),
+        "groups recomputed, %": _recomputed(swarm),
+        "groups trained on, of all made, %": round(100 * groups / max(8 * made, 1), 1),
+    }
+
+
+def _decided(swarm: Swarm) -> float:
+    """Files of which a quorum has spoken, by the trainer's ballots, a minute from the first to the last."""
+    ballots = swarm.seats[0].station.jury.ballots
+    heard = sorted(case.heard for case in ballots._cases.values() if len(case.votes) >= swarm.rules.quorum)
+    return round(60 * len(heard) / max(heard[-1] - heard[0], 1.0), 1) if heard else 0.0
+
+
+def _exchange(swarm: Swarm) -> Row:
+    scenario = swarm.scenario
+    return {
+        "a policy's patch, MB": None if scenario.policy_seconds is not None else scenario.policy_bytes / 1e6,
+        "with a node after, s, median": round(median(swarm.fetch), 1),
+        "with everybody after, s": round(max(swarm.fetch), 1),
+    }
+
+
+def _recomputed(swarm: Swarm) -> float | None:
+    """Share of the groups that at least one validator put through the model."""
+    lots, jury = [], swarm.seats[0].station.jury
+    for window in range(jury.lots.last_full_window() + 1):
+        lots += jury.lots.powers(window)
+    groups = sum(row.groups for row in lots)
+    return round(100 * sum(row.checked for row in lots) / groups, 1) if groups else None
+
+
+def _cheats(swarm: Swarm) -> Row:
+    learning = swarm.learning
+    assert learning is not None  # noqa: S101 - asked for only where there is one
+    began = swarm.truth.began
+    blatant = [node for node in began if swarm.kinds.get(node) == "blatant"]
+    took = [at - began[node] for node, at in swarm.slashed.items() if node in began]
+    counts: Counter[str] = Counter()
+    for validator in swarm.validators:
+        counts.update(validator.outcomes)
+    return {
+        "that cheated blatantly": len(blatant),
+        "of them slashed": sum(node in swarm.slashed for node in blatant),
+        "slashed after their first file, s": _median(took),
+        "that cheated subtly": len(began) - len(blatant),
+        "honest ones slashed": sum(not swarm.kinds.get(node) for node in swarm.slashed),
+        "verdicts": counts["accepted"] + counts["rejected"],
+        "  of them rejections": counts["rejected"],
+        "files that validators skipped": counts["skipped"],
+        "cheated groups trained on": sum(batch.cheated for batch in learning.batches),
+        "validators quarantined": len(swarm.seats[0].station.jury.ballots.quarantined),
+    }
+
+
+def _partition(swarm: Swarm) -> Row:
+    assert swarm.cut is not None  # noqa: S101 - asked for only where there was one
+    began, ended = swarm.cut
+    inside = [(at, many) for at, many in swarm.waiting if began <= at <= ended]
+    after = [at for at, many in swarm.waiting if at > ended and many == 0]
+    batches = swarm.learning.batches if swarm.learning else []
+    return {
+        "seconds": round(ended - began),
+        "workers cut off that wait, most": max((many for _, many in inside), default=0),
+        "first of them waits after, s": next((round(at - began) for at, many in inside if many), None),
+        "newest policy known again after, s": None if swarm.healed is None else round(swarm.healed, 1),
+        "nobody waits any more after, s": round(min(after) - ended) if after else None,
+        "batches meanwhile": sum(began <= batch.at <= ended for batch in batches),
+    }
+
+
+def _median(values: list[float]) -> float | None:
+    return round(median(values), 1) if values else None
+
+
+def table(found: dict[str, Row]) -> str:
+    """As text."""
+    lines: list[str] = []
+    for section, rows in found.items():
+        lines.append(f"\n{section}")
+        lines += [f"  {name:42} {'-' if value is None else value}" for name, value in rows.items()]
+    return "\n".join(lines).lstrip()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import USAGE, CommandError
-from cli.merging import Density, Method, Scale, Seed, Weight, numbers_of
-from cli.options import Options, command_of
+from cli.options import Density, Method, Options, Scale, Seed, Weight, command_of, numbers_of
 from cli.output import clean, console, print_json, short
 from cli.places import StateDir, chosen_directory
 

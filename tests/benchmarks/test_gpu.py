@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.__main__ import merge, parser, parts_named
+from benchmarks.gpu.__main__ import merge, parser, parts_named, read_rows, run_part
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.result import merged, new, read, tables, write
-from benchmarks.gpu.running import read_rows, run_part
 
 DEVICE = {"name": "NVIDIA Example", "versions": {"torch": "2"}, "python": "3.11", "cuda": "13.0", "driver": "600"}
 

@@ -10,12 +10,12 @@ import pytest
 import structlog
 
 from benchmarks.simulation import fetching
+from benchmarks.simulation.__main__ import described, table
 from benchmarks.simulation.ether import MOST, Mesh
 from benchmarks.simulation.exchange import Case
 from benchmarks.simulation.exchange import measure as fetch
 from benchmarks.simulation.gossip import Swarm
 from benchmarks.simulation.one_node import measure
-from benchmarks.simulation.report import described, table
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.simulate import computed_once, simulate
 from node.swarm import board

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.gpu.job import Job, Rows, Skipped
-from benchmarks.gpu.machine import REPOSITORY
+from benchmarks.gpu.result import REPOSITORY
 from benchmarks.measuring import peak, reset_peak
 from benchmarks.recipe import Clock, rollouts
 from node.environments.base import Environment

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks.gpu.job import Job, Rows, Skipped
-from benchmarks.gpu.machine import REPOSITORY
+from benchmarks.gpu.result import REPOSITORY
 
 TESTS = "tests/node/inference/test_every_engine.py"
 
