@@ -150,13 +150,7 @@ def try_cheat(name: str, subject: Subject, regime: str, validator: Session, file
 
 
 def produce_files(
-    name: str,
-    subject: Subject,
-    verification: VerificationSpec,
-    regime: str,
-    guise: Guise,
-    folder: Path,
-    files: int,
+    name: str, subject: Subject, verification: VerificationSpec, regime: str, guise: Guise, folder: Path, files: int
 ) -> list[Produced]:
     """One worker's files, cheating in the way of this name."""
     cheat = KINDS[name]

@@ -223,8 +223,4 @@ def read(model: LanguageModel, length: int, device: str = "cpu") -> dict[str, fl
     started = clock()
     prefiller.prefill([Finished(tokens[:512], tokens[512:])], 1.0)
     spent = clock() - started
-    return {
-        "tokens": length,
-        "tokens_per_s": round(length / spent, 1),
-        "peak_mib": round(peak(device) - before, 1),
-    }
+    return {"tokens": length, "tokens_per_s": round(length / spent, 1), "peak_mib": round(peak(device) - before, 1)}

@@ -103,11 +103,7 @@ def large(work: Path) -> Subject:
         name="english",
         environment=EnvironmentSpec(name="dataset", args={"path": "data/prompts.jsonl"}),
         rollout=RolloutSpec(
-            group_size=4,
-            prompts_per_step=16,
-            prompts_per_file=4,
-            max_prompt_tokens=PROMPT,
-            max_output_tokens=ANSWER,
+            group_size=4, prompts_per_step=16, prompts_per_file=4, max_prompt_tokens=PROMPT, max_output_tokens=ANSWER
         ),
         recipe=Recipe(learning_rate=_MIDDLE_LR),
     )

@@ -30,13 +30,7 @@ from eth_hash.auto import keccak
 from benchmarks.command import parser_of, save
 from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
-from node.chain.cases import (
-    CommitmentContradiction,
-    FileCase,
-    VerdictContradiction,
-    Vote,
-    write_case,
-)
+from node.chain.cases import CommitmentContradiction, FileCase, VerdictContradiction, Vote, write_case
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.chain.rpc import certificates, rpc

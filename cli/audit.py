@@ -37,8 +37,7 @@ def command(
     ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="With `step`: the directory of a `train`.")] = None,
     seat: Annotated[
-        int | None,
-        typer.Option(min=0, help="With `step K --dir`, of several trainers: whose contribution to round K."),
+        int | None, typer.Option(min=0, help="With `step K --dir`, of several trainers: whose contribution to round K.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
     state_dir: Annotated[

@@ -131,10 +131,7 @@ def publish(
     return console().print(f'in a run file: [environment] package = "{known.root}"', markup=False, soft_wrap=True)
 
 
-@app.command(
-    "fetch",
-    epilog="Example:  intellect-node env fetch 4b68a0fc... --from https://example.org/environments",
-)
+@app.command("fetch", epilog="Example:  intellect-node env fetch 4b68a0fc... --from https://example.org/environments")
 def fetch(
     root: Annotated[str, typer.Argument(help="64 hex digits.")],
     url: Annotated[str, typer.Option("--from", help="Where somebody published it with --mirror: a URL.")],
@@ -222,8 +219,7 @@ def search(
 
 
 @app.command(
-    "show",
-    epilog="Examples:  intellect-node env show capitals   |   intellect-node env show capitals@4b68a0fc --json",
+    "show", epilog="Examples:  intellect-node env show capitals   |   intellect-node env show capitals@4b68a0fc --json"
 )
 def show(
     text: Annotated[str, typer.Argument(help="NAME, ROOT (or how it begins) or NAME@ROOT, as `search` tells it.")],

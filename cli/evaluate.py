@@ -197,14 +197,7 @@ def _show(compiled: "CompiledRun", rows: Sequence[dict[str, Any]], pairs: Sequen
     first = {pair["to"]: pair for pair in pairs if pair["from"] == rows[0]["model"]}
     lengths = bool(compiled.spec.length_budget.targets)
     table = Table(box=None, header_style="dim", padding=(0, 1), show_edge=False)
-    for name in (
-        "model",
-        "reward",
-        "length",
-        *(["off by", "r"] if lengths else []),
-        "difference",
-        "up/down",
-    ):
+    for name in ("model", "reward", "length", *(["off by", "r"] if lengths else []), "difference", "up/down"):
         named = name == "model"
         table.add_column(name, justify="left" if named else "right", overflow="fold", no_wrap=not named)
     for row in rows:

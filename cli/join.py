@@ -131,8 +131,7 @@ def command(
         typer.Option("--metrics-log", help="Trainer: also send metrics to wandb, tensorboard (comma between)."),
     ] = None,
     wait: Annotated[
-        bool | None,
-        typer.Option("--wait/--no-wait", help="Where stake or gas is missing: wait for it. Default: wait."),
+        bool | None, typer.Option("--wait/--no-wait", help="Where stake or gas is missing: wait for it. Default: wait.")
     ] = None,
     preflight: Annotated[
         bool | None, typer.Option("--preflight/--no-preflight", help="Look at what can fail before joining.")

@@ -33,9 +33,7 @@ def read_password(
         return from_environment
     if not sys.stdin.isatty():
         raise CommandError(
-            "no password for the key",
-            "there is no terminal to ask at",
-            f"give --password-file, or set {variable}",
+            "no password for the key", "there is no terminal to ask at", f"give --password-file, or set {variable}"
         )
     with asking():
         return typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from protocol.identity import NodeKey
 
 app = typer.Typer(
-    help="Node and provider keys (keystore v3). One key gives the node's address and its peer id.",
-    no_args_is_help=True,
+    help="Node and provider keys (keystore v3). One key gives the node's address and its peer id.", no_args_is_help=True
 )
 
 Name = Annotated[

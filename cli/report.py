@@ -144,10 +144,7 @@ PANELS = (
         "environments",
         "Reward by environment",
         "mean reward",
-        (
-            Curve("reward_by_environment", "", table=True),
-            Curve("eval_reward_by_environment", "held-back", table=True),
-        ),
+        (Curve("reward_by_environment", "", table=True), Curve("eval_reward_by_environment", "held-back", table=True)),
     ),
     Panel(
         "solved",

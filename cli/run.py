@@ -45,10 +45,7 @@ class Learning(StrEnum):
     "validate",
     epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
 )
-def validate(
-    file: Annotated[Path, typer.Argument(help="The run file.")],
-    as_json: AsJson = False,
-) -> None:
+def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
     Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
@@ -97,10 +94,7 @@ def tell_findings(
 
 
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
-def show(
-    file: Annotated[Path, typer.Argument(help="The run file.")],
-    as_json: AsJson = False,
-) -> None:
+def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
     """Every setting of a run in effect, and where its value comes from: the file, the recipe's preset, a default."""
     rows = effective(file)
     if as_json:

@@ -52,8 +52,7 @@ def command(
         str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")
     ] = None,
     peers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of a run with [diloco]: trainers that meet once a round. Default: 1."),
+        int | None, typer.Option(min=1, help="Of a run with [diloco]: trainers that meet once a round. Default: 1.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,

@@ -85,8 +85,7 @@ def fetch(
     ] = None,
     quota: Annotated[float, typer.Option(min=0.001, help="Room for blobs, GB.")] = 200.0,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Stay until the run's last step: OUT/newest leads to the newest model."),
+        bool, typer.Option("--follow", help="Stay until the run's last step: OUT/newest leads to the newest model.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -139,12 +138,7 @@ def _fetch_to(
     record = PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest)
     task = bars.add_task("writing", total=policy.manifest.image_size, peers="")
     exported = export_model(
-        policy.path,
-        record,
-        visit.assets,
-        out,
-        shard_bytes=shard_bytes,
-        told=lambda count: bars.advance(task, count),
+        policy.path, record, visit.assets, out, shard_bytes=shard_bytes, told=lambda count: bars.advance(task, count)
     )
     bars.remove_task(task)
     _show_export(exported, as_json, trainer=visit.trainer, fetched_bytes=view.fetched, run=visit.run.name)
@@ -510,14 +504,7 @@ def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
 def _bars(as_json: bool) -> "Iterator[Bars]":
     """Progress bars on standard error: bytes, rate, peers, time left; none where nobody looks."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     out = Console(stderr=True)
     with Progress(

@@ -13,12 +13,7 @@ from typing import Literal
 
 import platformdirs
 from pydantic import Field
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]

@@ -7,16 +7,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from benchmarks.simulation.doubles import (
-    Blobs,
-    Chain,
-    Checker,
-    Generator,
-    Pins,
-    Policies,
-    Truth,
-    held_policy,
-)
+from benchmarks.simulation.doubles import Blobs, Chain, Checker, Generator, Pins, Policies, Truth, held_policy
 from benchmarks.simulation.ether import Ether, Port
 from node.clock import Clock
 from node.member import Member, Stock

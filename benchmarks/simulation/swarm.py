@@ -316,11 +316,7 @@ class Learning:
         self._pool = RolloutPool(station.run.spec)
         self._journeys = Journeys(station.clock.monotonic)
         self._intake = Taking(
-            station,
-            fresh=self._fresh,
-            taken_in=self._pool.add,
-            taken_back=self._pool.forget,
-            journeys=self._journeys,
+            station, fresh=self._fresh, taken_in=self._pool.add, taken_back=self._pool.forget, journeys=self._journeys
         )
         self._next = 0
         self._send, self._batches = trio.open_memory_channel[int](AHEAD)

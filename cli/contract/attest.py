@@ -34,8 +34,7 @@ class SignedAttestation(msgspec.Struct, frozen=True):
 
 
 @attest_app.command(
-    "sign",
-    epilog="Example:  intellect-node contract attest sign 7 0xNode --units 2 --state-dir nodes/judge > a.json",
+    "sign", epilog="Example:  intellect-node contract attest sign 7 0xNode --units 2 --state-dir nodes/judge > a.json"
 )
 def sign(
     pool: Pool,

@@ -60,8 +60,7 @@ async def create(
         ),
     ] = None,
     trainer: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=MEMBERS, help="Address of the trainer's node, which manages the pool."),
+        str | None, typer.Option(rich_help_panel=MEMBERS, help="Address of the trainer's node, which manages the pool.")
     ] = None,
     trainer_state: Annotated[
         Path | None,

@@ -187,8 +187,7 @@ async def provider_show(
 
 
 @node_app.command(
-    "consent",
-    epilog="Example:  intellect-node contract node consent 0xProvider --state-dir nodes/a > consent.json",
+    "consent", epilog="Example:  intellect-node contract node consent 0xProvider --state-dir nodes/a > consent.json"
 )
 def node_consent(
     provider: Annotated[Any, typer.Argument(parser=address, metavar="PROVIDER", help="Who may register this node.")],

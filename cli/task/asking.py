@@ -167,14 +167,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
             rows = problems_in(loaded, "all")
         finally:
             loaded.close()
-    spec = TaskSpec(
-        kind="filter",
-        part="all",
-        last=rows,
-        environment=environment,
-        assets=(asset,),
-        **sizes.fields(),
-    )
+    spec = TaskSpec(kind="filter", part="all", last=rows, environment=environment, assets=(asset,), **sizes.fields())
     return Wish(spec, sizes.policy, {path: data})
 
 

@@ -153,12 +153,7 @@ def look(
 
 
 def _work(
-    run: RunSpec,
-    environment: Environment,
-    seed: int,
-    made: Sequence[Made],
-    vocabulary: int,
-    routing: Routing | None,
+    run: RunSpec, environment: Environment, seed: int, made: Sequence[Made], vocabulary: int, routing: Routing | None
 ) -> Work:
     """What a file says, beside the problems and numbers that it must be about."""
     exercise = exercise_of(run, environment, len(made), seed)

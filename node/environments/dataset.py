@@ -91,14 +91,7 @@ class DatasetEnvironment(ListedProblems, OneTurn):
 
     name = "dataset"
 
-    def __init__(
-        self,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        runner: ProgramRunner,
-        *,
-        chat: bool,
-    ) -> None:
+    def __init__(self, rows: Rows, tokenizer: Tokenizer, runner: ProgramRunner, *, chat: bool) -> None:
         self._training = training = rows.training
         self._held_back = held_back = rows.held_back
         self._tokenizer = tokenizer

@@ -17,10 +17,7 @@ from node.environments.tools.form import tell_result
 from node.sandbox import Call, Limits, Outcome, Sessions, Status
 from protocol.rollout import STATE_BYTES
 
-TOOLS = {
-    "sh": "runs shell commands in the repository",
-    "python": "runs Python there, which remembers its names",
-}
+TOOLS = {"sh": "runs shell commands in the repository", "python": "runs Python there, which remembers its names"}
 MAX_FILES = 512
 MAX_TESTS = 64
 MAX_CHARACTERS = 1 << 20

@@ -89,11 +89,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         """Nothing starts yet."""
         given = self._arguments
         self.machine = Machine(
-            self._opener,
-            self._limits,
-            fuel=given.session_fuel,
-            call_fuel=given.call_fuel,
-            most=given.result_characters,
+            self._opener, self._limits, fuel=given.session_fuel, call_fuel=given.call_fuel, most=given.result_characters
         )
         self._known = Recent[bytes, float](_REMEMBERED)
 

@@ -92,8 +92,4 @@ def expected_tensors(
 
 
 def _unusable(why: str) -> ModelError:
-    return ModelError(
-        "the adapter cannot be used",
-        why,
-        "fetch the policy anew, or tell the run's trainer",
-    )
+    return ModelError("the adapter cannot be used", why, "fetch the policy anew, or tell the run's trainer")

@@ -98,11 +98,7 @@ class Fused:
     are loaded."""
 
     def __init__(
-        self,
-        shapes: Mapping[str, Sequence[int]],
-        device: str,
-        dtype: torch.dtype,
-        adapters: Adapters | None = None,
+        self, shapes: Mapping[str, Sequence[int]], device: str, dtype: torch.dtype, adapters: Adapters | None = None
     ) -> None:
         self._shapes, self._device, self._dtype, self._adapters = shapes, device, dtype, adapters
         self._parts: dict[str, Tensor] = {}

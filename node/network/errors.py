@@ -23,9 +23,7 @@ class ListenFailed(NetworkError):
 
     def __init__(self, listen: str, why: str) -> None:
         super().__init__(
-            f"cannot listen on {listen}",
-            why,
-            "use an address of this machine, such as /ip4/0.0.0.0/tcp/4001",
+            f"cannot listen on {listen}", why, "use an address of this machine, such as /ip4/0.0.0.0/tcp/4001"
         )
 
 

@@ -53,10 +53,7 @@ class Beating(Service):
         ahead = clocks.ahead_by()
         return {
             "node": {
-                "clock": {
-                    "ahead_seconds": None if ahead is None else round(ahead, 1),
-                    "peers": len(clocks.offsets()),
-                }
+                "clock": {"ahead_seconds": None if ahead is None else round(ahead, 1), "peers": len(clocks.offsets())}
             }
         }
 

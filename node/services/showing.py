@@ -21,13 +21,7 @@ from node.swarm.standbys import held_back
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
-from protocol.manifest import (
-    MAX_MANIFEST_BYTES,
-    CheckpointCard,
-    StateFile,
-    decode_composed,
-    encode_manifest,
-)
+from protocol.manifest import MAX_MANIFEST_BYTES, CheckpointCard, StateFile, decode_composed, encode_manifest
 from protocol.messages import CheckpointOffered
 
 log = structlog.get_logger()

@@ -77,13 +77,7 @@ class Neighbours:
         if member in self._there:
             self._heard[member] = None
 
-    def note(
-        self,
-        links: Set[Address],
-        failures: Mapping[Address, int],
-        alive: Set[Address],
-        now: float,
-    ) -> None:
+    def note(self, links: Set[Address], failures: Mapping[Address, int], alive: Set[Address], now: float) -> None:
         """How things are: who is connected, how often in a row each was dialled in vain, who is heard."""
         self._links, self._alive, self._now = links, alive, now
         trainer_heard = self._trainer in alive or self._trainer not in self._there

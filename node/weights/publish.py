@@ -18,13 +18,7 @@ from node.blobs.errors import StoreFull
 from node.state.files import link_or_copy
 from node.state.journal import Journal
 from node.swarm.board import Board
-from node.weights.images import (
-    PatchTooLong,
-    describe_image,
-    is_canonical,
-    write_canonical,
-    write_patch,
-)
+from node.weights.images import PatchTooLong, describe_image, is_canonical, write_canonical, write_patch
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.records import PolicyRecords, next_chain
 from protocol.blobs import BlobInfo

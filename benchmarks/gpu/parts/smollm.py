@@ -112,12 +112,7 @@ def _learn(lesson: Lesson, job: Job, settings: TrainerSettings, world: World) ->
 
 
 def _step(
-    lesson: Lesson,
-    rollout: RolloutSpec,
-    engine: TorchEngine,
-    learner: Learner,
-    random: np.random.Generator,
-    step: int,
+    lesson: Lesson, rollout: RolloutSpec, engine: TorchEngine, learner: Learner, random: np.random.Generator, step: int
 ) -> dict[str, Any]:
     moments = [time.perf_counter()]
     rows = rollouts(engine, lesson.environment, rollout, random, step, Clock())

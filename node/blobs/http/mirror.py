@@ -33,14 +33,7 @@ MAX_IMAGE = 128 * 1024**3
 class Mirror:
     """A service. keep: policies held; every: seconds between looks at the sources."""
 
-    def __init__(
-        self,
-        store: BlobStore,
-        sources: Sequence[HttpSource],
-        *,
-        keep: int = 5,
-        every: float = 5.0,
-    ) -> None:
+    def __init__(self, store: BlobStore, sources: Sequence[HttpSource], *, keep: int = 5, every: float = 5.0) -> None:
         self._store = store
         self._sources = tuple(sources)
         self._keep = keep
