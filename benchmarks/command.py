@@ -1,12 +1,13 @@
 """What the benchmarks' command lines share: --quick, --json, figures in a file, and no log beside them."""
 
 import argparse
+import ctypes
 import json
 import logging
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -72,3 +73,45 @@ class Child:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+# What a figure's seconds and its memory are, by the device that computes.
+# On a CPU they are the processor's seconds, in which other work on the machine does not count, and resident memory.
+# On a GPU they are those of the clock, once the device has done all that it was given, and its allocator's memory.
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+
+def clock_of(device: str) -> Clock:
+    if not device.startswith("cuda"):
+        return time.process_time
+    import torch
+
+    def when_done() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return when_done
+
+
+def reset_peak(device: str = "cpu") -> float:
+    """MiB in use, once freed memory is handed back; what was the peak is forgotten."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return peak(device)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak(device: str = "cpu") -> float:
+    """The most MiB in use since then."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-from benchmarks.measuring import Clock, clock_of, peak, reset_peak
+from benchmarks.command import Clock, clock_of, peak, reset_peak
 from node.inference import device_sampling
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Finished, Request

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
-from benchmarks.command import parser_of, save
+from benchmarks.command import clock_of, parser_of, save
 from benchmarks.engine import VOCABULARY, configuration, engine_run, model_of, prompts, rate, read
-from benchmarks.measuring import clock_of
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
 from node.inference.language_model import LanguageModel

@@ -22,9 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
-from benchmarks.command import parser_of
+from benchmarks.command import clock_of, parser_of
 from benchmarks.engine import LARGE_VOCABULARY, VOCABULARY, Run, beside, prompts, works
-from benchmarks.measuring import clock_of
 from node.inference.engine import Engine, Request, generate
 from node.inference.engines import make_engine
 from node.inference.model_files import read_json

@@ -159,7 +159,7 @@ class Means:
     def of(cls, engine: Sequence[str], sinks: str, words: Sequence[str], metrics_address: str | None) -> "Means":
         """From the command line's words. Raises CommandError, ConfigError or TrainingError for what cannot be used:
         before a directory is touched."""
-        from node.metrics.sinks import checked_names
+        from node.metrics.observer import checked_names
         from node.web.front import METRICS, METRICS_FLAG
         from node.web.host import bind
 

@@ -149,9 +149,8 @@ class _Server:
     async def run(self, listen: str, sources: Sequence[object], keep: int, every: float, tls: bool) -> None:
         import trio
 
-        from node.blobs.http.certificate import server_context
         from node.blobs.http.mirror import Mirror
-        from node.blobs.http.server import Gateway
+        from node.blobs.http.server import Gateway, server_context
         from node.blobs.store import BlobStore
         from node.web.host import bind
         from node.web.listener import Listener
@@ -246,6 +245,6 @@ def _cache() -> Path:
 def _certificate(directory: Path):  # noqa: ANN202
     """Of this store; its password is that of a key made for it alone."""
     from cli.keyring import open_node_key
-    from node.blobs.http.certificate import own_certificate
+    from node.blobs.http.server import own_certificate
 
     return own_certificate(directory, open_node_key(directory, create=True))

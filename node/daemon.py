@@ -32,9 +32,9 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.admission import Applicant, admit, check_calibrated
 from node.preflight.early import chosen_pool
 from node.preflight.reach import announced, choose_listen, remember_port
+from node.preflight.survey import Applicant, admit, check_calibrated
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
 from node.processes.supervision import Supervision, give_back_memory

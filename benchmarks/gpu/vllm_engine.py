@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import clock_of
 from benchmarks.engine import prompts, rate
 from benchmarks.gpu.job import Row, neat
-from benchmarks.measuring import clock_of
 from benchmarks.vllm_engine import cost_of_hooks, decode, engine
 from node.inference.engine import Finished, Request
 from node.inference.settings import EngineSettings

@@ -31,7 +31,7 @@ from node.preflight.chain import (
     who_takes_what,
 )
 from node.preflight.engines import check_class, check_engine, check_engines
-from node.preflight.finding import Finding, failure, ok
+from node.preflight.finding import Finding, PreflightFailed, failure, ok, worst
 from node.preflight.machine import (
     check_disk,
     check_gpu,
@@ -44,12 +44,21 @@ from node.preflight.machine import (
     holder_of,
     speed_finding,
 )
-from node.preflight.reach import announced, check_all_announced, check_listen, choose_listen, is_public, visit
+from node.preflight.reach import (
+    announced,
+    ask_for_spec,
+    check_all_announced,
+    check_listen,
+    choose_listen,
+    is_public,
+    visit,
+)
 from node.preflight.settings import check_settings
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
+from protocol.run import RunSpec
 
 CODES = {
     "rpc": 4,
@@ -253,3 +262,67 @@ async def _client(profile: NetworkProfile) -> AsyncIterator[ChainClient]:
         yield chain
     finally:
         chain.close()
+
+
+# What a daemon looks at before it joins: everything that would fail later, or would fail others.
+# The stake is not among it: that is waited for (node.services.membership.participant).
+class Applicant(msgspec.Struct, frozen=True):
+    """Who would join, with what. listen, announced: multiaddrs; chosen: announced by its owner's word; quota: bytes;
+    run: None where it is not known yet."""
+
+    directory: Path
+    role: Role
+    hardware: Hardware
+    listen: tuple[str, ...]
+    announced: tuple[str, ...]
+    chosen: bool
+    quota: int
+    run: RunSpec | None = None
+
+
+async def examine(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
+    """What a look at machine and pool finds. Raises ChainError."""
+    block = await chain.block()
+    public = is_public(chain.profile)
+    found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
+    found += await trio.to_thread.run_sync(_examine_machine, applicant)
+    return [*found, check_all_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen)]
+
+
+def _examine_machine(applicant: Applicant) -> list[Finding]:
+    image = 2 * applicant.run.weight_bytes() if applicant.run else 0
+    return [
+        check_disk(applicant.directory, applicant.quota, image),
+        check_memory(applicant.run, applicant.role, applicant.hardware),
+        check_gpu(applicant.hardware),
+        *(check_listen(each) for each in applicant.listen),
+    ]
+
+
+async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
+    """The warnings. Raises PreflightFailed for a failure."""
+    found = await examine(chain, pool, applicant)
+    if worst(found) == "failure":
+        raise PreflightFailed(found)
+    return [finding for finding in found if finding.level == "warning"]
+
+
+async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role) -> None:
+    """Before a stake is put up for a node: raise PreflightFailed where the pool's run, if its members tell it, was not
+    calibrated for how this machine computes. Raises ChainError.
+
+    Who is registered has a stake, and hears it from the engine; on a devnet it is play money.
+    """
+    own = bool(config.engine_command)
+    if role == "trainer" or own or (await chain.node_info(node)).provider or _given(chain, config):
+        return
+    with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
+        spec = await ask_for_spec(chain, pool, Path(folder))
+    if spec is not None and spec.pretraining is None:  # which no engine samples in
+        finding = await check_class(spec.verification, role, config.engine_options)
+        if finding.level == "failure":
+            raise PreflightFailed([finding])
+
+
+def _given(chain: ChainClient, config: NodeConfig) -> bool:
+    return config.auto_setup and is_devnet(chain.profile)

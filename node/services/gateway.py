@@ -5,8 +5,7 @@ from typing import Any, Self
 import structlog
 import trio
 
-from node.blobs.http.certificate import own_certificate, server_context
-from node.blobs.http.server import Gateway, ServedPolicy
+from node.blobs.http.server import Gateway, ServedPolicy, own_certificate, server_context
 from node.services.base import Service
 from node.services.workplace import Workplace
 from node.weights.keeper import PolicyShelf

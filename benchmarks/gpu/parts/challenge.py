@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from benchmarks.command import clock_of
 from benchmarks.gpu.job import Job, Rows
-from benchmarks.measuring import clock_of
 from node.hardware.multiply import Product
 from protocol.freivalds import MOST_SIZE, BadProduct, Challenge, Words, check_product, chosen_rows
 

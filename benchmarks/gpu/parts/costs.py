@@ -2,10 +2,10 @@
 
 import torch
 
+from benchmarks.command import Clock, clock_of
 from benchmarks.engine import cost_of_hooks, engine_run, model_of, rate
 from benchmarks.gpu.job import BATCH_TOKENS, Job, Rows
 from benchmarks.gpu.models import SIZES
-from benchmarks.measuring import Clock, clock_of
 from node.inference.language_model import LanguageModel
 
 

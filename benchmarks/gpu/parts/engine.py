@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from benchmarks.command import clock_of, peak, reset_peak
 from benchmarks.engine import Run, engine_run, model_of, rate, read, transformers_runs
 from benchmarks.gpu.job import BATCH_TOKENS, Job, Rows
 from benchmarks.gpu.models import SIZES
-from benchmarks.measuring import clock_of, peak, reset_peak
 
 OWN, OTHER = "torch engine", "transformers"
 ROUNDS = 2

@@ -1,6 +1,6 @@
 """A small real model learns sums (examples/smollm.toml): reward on problems that are held back, before and after.
 
-One process takes all roles by turns, with benchmarks.recipe: answers are drawn, checked by a prefill, learnt from.
+One process takes all roles by turns, with benchmarks.proof_models: answers are drawn, checked by a prefill and learnt.
 Where the model is not there a rehearsal takes the demo's tiny one, which is taught a little first.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.command import peak, reset_peak
 from benchmarks.gpu.job import Job, Rows, Skipped
 from benchmarks.gpu.result import REPOSITORY
-from benchmarks.measuring import peak, reset_peak
-from benchmarks.recipe import Clock, rollouts
+from benchmarks.proof_models import Clock, rollouts
 from node.environments.base import Environment
 from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import clock_of, peak, reset_peak
 from benchmarks.gpu.job import Job, Rows
 from benchmarks.gpu.models import directory
-from benchmarks.measuring import clock_of, peak, reset_peak
 from node.inference.engine import Request, generate
 from node.inference.errors import EngineError
 from node.inference.settings import EngineSettings

@@ -8,9 +8,8 @@ import pytest
 
 from node.errors import ConfigError
 from node.metrics.journal import StepJournal, read_records
-from node.metrics.observer import Observer, merged, open_observer
+from node.metrics.observer import Observer, flat_numbers, merged, open_observer, open_sinks
 from node.metrics.prometheus import render
-from node.metrics.sinks import flat_numbers, open_sinks
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.sections import Alarms
 

@@ -13,7 +13,6 @@ from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
 from node.inference.errors import EngineError
-from node.preflight.admission import check_calibrated
 from node.preflight.chain import (
     Provider,
     Standing,
@@ -42,7 +41,7 @@ from node.preflight.machine import (
 )
 from node.preflight.reach import check_announced, check_listen, is_public
 from node.preflight.settings import check_settings
-from node.preflight.survey import exit_code
+from node.preflight.survey import check_calibrated, exit_code
 from node.state.directory import StateDir
 from protocol.cuts import Cuts
 from protocol.identity import NodeKey
@@ -448,7 +447,7 @@ async def test_an_uncalibrated_machine_is_refused_before_a_stake(
     async def spec(*_: object) -> RunSpec:
         return RunSpec(name="measured elsewhere", environment=EnvironmentSpec(name="sort"), verification=MEASURED)
 
-    monkeypatch.setattr("node.preflight.admission.ask_for_spec", spec)
+    monkeypatch.setattr("node.preflight.survey.ask_for_spec", spec)
     config: Any = NodeConfig(engine_command=command)
     chain, pool = cast("Any", Unregistered(provider)), cast("Any", None)
     if not refused:

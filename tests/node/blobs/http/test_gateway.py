@@ -14,9 +14,8 @@ import trio
 from blake3 import blake3
 
 from node.blobs.errors import BadSource, SourceFailed
-from node.blobs.http.certificate import Certificate, own_certificate, server_context
 from node.blobs.http.fetch import HttpBlobs
-from node.blobs.http.server import Gateway, ServedPolicy
+from node.blobs.http.server import Certificate, Gateway, ServedPolicy, own_certificate, server_context
 from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.store import BlobStore
 from node.web.host import bind

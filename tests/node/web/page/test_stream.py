@@ -14,7 +14,7 @@ import trio
 from node.web.host import bind
 from node.web.listener import Listener
 from node.web.page import page
-from node.web.page.assets import load_assets
+from node.web.page.page import load_assets
 from tests.swarms import status
 
 
