@@ -240,7 +240,7 @@ class Owner:
 
     def _do_next(self) -> None:
         """What is first by the clocks and can be done beside what is in flight; else what is in flight."""
-        # The kind that has had least of the engine for its weight comes first (`fair.py`).
+        # The kind that has had least of the engine for its weight comes first (`FairClock`).
         for share in self.clock.order(list(self._works)):
             work = self._head(share)
             if work is None or self._fits(work):
