@@ -7,9 +7,9 @@ whose blocks take a second, epochs of ten. Four times a second this program read
 of the processors, user and system; its engine, learner and evaluator are other processes, and count for nothing here.
 The trainer alone is asked how far the swarm is, once a second, as the demo asks everybody. *training*: from the first
 policy to the last; *pay*: from then until everybody was paid, or 45 s. In that time no file is made, so it is told per
-second. *files*: both times and the start, divided by all accepted files. Other programs on the machine change processor
-time by a fifth, through caches and clocks: compare versions in turn, twice each. --run takes the run.toml of an earlier
-demo's directory: its start model need not be taught again.
+second. *all*: from a daemon's start to its end, divided by all accepted files. Other programs on the machine change
+processor time by a fifth, through caches and clocks: compare versions in turn, twice each. --run takes the run.toml of
+an earlier demo's directory: its start model need not be taught again.
 """
 
 import json
@@ -25,7 +25,7 @@ from benchmarks.command import parser_of, tell
 from benchmarks.watching import Demo
 
 EVERY, ASK_EVERY = 0.25, 1.0
-BEFORE, TRAINING, PAY = "before", "training", "pay"
+BEFORE, TRAINING, PAY, LEAVING = "before", "training", "pay", "leaving"
 
 
 class Meter:
@@ -69,27 +69,29 @@ class Meter:
             if name in self._processes and name != "trainer":
                 continue
             status = self._demo.status(name)
-            if status is None or not status.node.role:
+            if self.phase == PAY and (status is None or status.node.state == "draining"):
+                self._turn(LEAVING)
+            if status is None or not status.node.role or self.phase == LEAVING:
                 continue
             if name not in self._processes:
                 self._processes[name] = psutil.Process(status.node.pid)
                 self.roles[name] = status.node.role
                 self._read(name, self._processes[name])
             if status.training is not None:
-                self._follow(status.training.step, done=status.training.done)
+                self.steps = max(self.steps, status.training.step)
+                self._turn(PAY if status.training.done else TRAINING if status.training.step >= 0 else BEFORE)
 
-    def _follow(self, step: int, *, done: bool) -> None:
-        phase = PAY if done else TRAINING if step >= 0 else BEFORE
+    def _turn(self, phase: str) -> None:
         if phase != self.phase:
-            tell(f"{phase}, step {step}")
-        self.phase, self.steps = phase, max(self.steps, step)
+            tell(f"{phase}, step {self.steps}")
+        self.phase = phase
 
     def rows(self, files: int) -> list[dict[str, Any]]:
         """One for each role, and one for all nodes."""
         rows = []
         for role in [*sorted(set(self.roles.values())), "all"]:
             names = [name for name, its in self.roles.items() if role in (its, "all")]
-            spent = {phase: sum(self.used[phase, one] for one in names) for phase in (BEFORE, TRAINING, PAY)}
+            spent = {phase: sum(self.used[phase, one] for one in names) for phase in (BEFORE, TRAINING, PAY, LEAVING)}
             each = 1000 / len(names)
             rows.append(
                 {
