@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 from eth_abi.abi import decode as abi_decode
-from eth_abi.exceptions import DecodingError
+from eth_abi.abi import encode as abi_encode
+from eth_abi.exceptions import DecodingError, EncodingError
 from eth_hash.auto import keccak
-from eth_utils.address import to_checksum_address
 
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
@@ -744,6 +744,43 @@ def parse_revert(data: bytes) -> Revert | None:
     return Revert(name, {part: parse_address(value) if abi == "address" else value for (part, abi), value in pairs})
 
 
+# ---- views
+
+
+class _ViewForm(msgspec.Struct, frozen=True):
+    """outputs: as an ABI has them."""
+
+    selector: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[Mapping[str, Any], ...]
+
+
+@cache
+def _view_forms(contract: str) -> dict[str, _ViewForm]:
+    forms: dict[str, _ViewForm] = {}
+    for entry in artifact(contract)["abi"]:
+        if entry["type"] == "function" and entry["stateMutability"] in ("view", "pure"):
+            inputs = tuple(part["type"] for part in entry["inputs"])
+            selector = keccak(f"{entry['name']}({','.join(inputs)})".encode())[:4]
+            forms[entry["name"]] = _ViewForm(selector, inputs, tuple(entry["outputs"]))
+    return forms
+
+
+def _decoded(part: Mapping[str, Any]) -> str:
+    """As what an output is decoded: a string is whatever bytes its author chose."""
+    if part["type"].startswith("tuple"):
+        return f"({','.join(map(_decoded, part['components']))}){part['type'][5:]}"
+    return "bytes" if part["type"] == "string" else part["type"]
+
+
+def _view_value(part: Mapping[str, Any], value: Any) -> Any:
+    if part["type"] == "tuple[]":
+        return [_view_value({**part, "type": "tuple"}, each) for each in value]
+    if part["type"] == "tuple":
+        return tuple(_view_value(each, found) for each, found in zip(part["components"], value, strict=True))
+    return _python_value(part["type"], value)
+
+
 # ---- the contracts
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -795,12 +832,30 @@ class Contracts:
         slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
         return [slot for slot in slots if not self.web3.eth.get_code(_hex(getattr(self.addresses, slot)))]
 
+    def _ask(self, slot: str, view: str, *given: Any) -> Any:
+        """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
+        question: daemons ask some each second."""
+        from web3.exceptions import BadFunctionCallOutput
+
+        form = _view_forms(self.SLOTS[slot])[view]
+        try:
+            data: Any = "0x" + (form.selector + abi_encode(form.inputs, given)).hex()
+        except EncodingError as error:
+            raise ValueError(f"{view} is not asked so: {error}") from error
+        answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": data}))
+        try:
+            found = abi_decode([_decoded(part) for part in form.outputs], answer)
+        except (DecodingError, ValueError, OverflowError) as error:
+            raise BadFunctionCallOutput(f"{len(answer)} bytes are no answer of {view}") from error
+        values = [_view_value(part, value) for part, value in zip(form.outputs, found, strict=True)]
+        return values[0] if len(values) == 1 else values
+
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        terms, counters = self.swarm.functions.poolInfo(pool).call()
+        terms, counters = self._ask("swarm", "poolInfo", pool)
         manager, reward, slash, units, stopped_at, opener, run_root, requirement_root, run_uri, bootnodes = terms
-        _, threshold, _, start, _, validators, proposed = self.court.functions.benchOf(pool).call()
+        _, threshold, _, start, _, validators, proposed = self._ask("court", "benchOf", pool)
         chair = self.chair_of(pool)
 
         def part(first: int, bits: int) -> int:
@@ -843,80 +898,79 @@ class Contracts:
         """Who leads; None where nobody was seated: then the manager does."""
         if self.addresses.chair == NOBODY:
             return None
-        lease, grace, start, trainers, proposed = self.chair.functions.seatingOf(pool).call()
+        lease, grace, start, trainers, proposed = self._ask("chair", "seatingOf", pool)
         if not trainers:
             return None
-        number, place, ended, until, first, parent = self.chair.functions.termOf(pool).call()
+        number, place, ended, until, first, parent = self._ask("chair", "termOf", pool)
         seated = (tuple(trainers), lease, grace, tuple(proposed), start)
         return ChairInfo(pool, *seated, number, place, ended, until, first, parent)
 
     def pool_count(self) -> int:
-        return self.swarm.functions.poolCount().call()
+        return self._ask("swarm", "poolCount")
 
     def node_info(self, node: Address) -> NodeInfo:
-        owner, registered, nonce, units, pool, lease_until, *_ = self.swarm.functions.nodeInfo(node).call()
+        owner, registered, nonce, units, pool, lease_until, *_ = self._ask("swarm", "nodeInfo", node)
         return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce)
 
     def member_count(self, pool: int) -> int:
         """How many nodes ever joined."""
-        return self.swarm.functions.memberCount(pool).call()
+        return self._ask("swarm", "memberCount", pool)
 
     def members(self, pool: int, first: int, most: int) -> list[MemberState]:
         """Up to `most` of those who ever joined, from number `first` on, in the order in which they did."""
-        nodes, values = self.swarm.functions.membersOf(pool, first, most).call()
+        nodes, values = self._ask("swarm", "membersOf", pool, first, most)
         return [_member_state(node, v) for node, v in zip(nodes, values, strict=True)]
 
     def member(self, pool: int, node: Address) -> MemberState:
-        return _member_state(node, self.swarm.functions.memberInfo(pool, node).call())
+        return _member_state(node, self._ask("swarm", "memberInfo", pool, node))
 
     def earnings(self, pool: int) -> PostedEarnings:
-        root, total, epochs, *last = self.swarm.functions.earningsOf(pool).call()
+        root, total, epochs, *last = self._ask("swarm", "earningsOf", pool)
         return PostedEarnings(epochs - 1 if epochs else None, root, total, *last)
 
     def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool."""
-        return self.swarm.functions.claimedOf(pool, node).call()
+        return self._ask("swarm", "claimedOf", pool, node)
 
     def allowance_of(self, pool: int, node: Address) -> int:
         """How many units the node's size allows to be paid now, whatever it has earned."""
-        return self.swarm.functions.allowanceOf(pool, node).call()
+        return self._ask("swarm", "allowanceOf", pool, node)
 
     def judges_of(self, case: int) -> tuple[Address, ...]:
         """The providers who answer for a slash that may still be overturned."""
-        return tuple(self.vault.functions.judgesOf(case).call())
+        return tuple(self._ask("vault", "judgesOf", case))
 
     def stake_of(self, provider: Address) -> Stake:
-        return Stake(*self.vault.functions.stakeOf(provider).call())
+        return Stake(*self._ask("vault", "stakeOf", provider))
 
     def case(self, case: int) -> CaseInfo:
-        provider, final_at, state, *rest = self.vault.functions.caseInfo(case).call()
+        provider, final_at, state, *rest = self._ask("vault", "caseInfo", case)
         return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
     def backing_of(self, provider: Address) -> int:
         """What `expel` compares with `required_stake`: what is bonded, or was before a case that is not final."""
-        return self.vault.functions.backingOf(provider).call()
+        return self._ask("vault", "backingOf", provider)
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
-        units = self.swarm.functions.unitsOf(provider).call() + more_units
+        units = self._ask("swarm", "unitsOf", provider) + more_units
         if units == 0:
             return 0
-        functions = self.swarm.functions
-        return functions.baseStake().call() + functions.stakePerUnit().call() * units
+        return self._ask("swarm", "baseStake") + self._ask("swarm", "stakePerUnit") * units
 
     def min_window(self) -> int:
         """No pool's window is shorter, in seconds."""
-        return self.swarm.functions.minWindow().call()
+        return self._ask("swarm", "minWindow")
 
     def appeal_seconds(self) -> int:
         """How long after a slash by judgement, and once more after its appeal, it can be overturned."""
-        return self.vault.functions.appealSeconds().call()
+        return self._ask("vault", "appealSeconds")
 
     def token_balance(self, holder: Address) -> int:
-        return self.token.functions.balanceOf(holder).call()
+        return self._ask("token", "balanceOf", holder)
 
     def allowance(self, owner: Address, spender: Address) -> int:
-        return self.token.functions.allowance(owner, spender).call()
+        return self._ask("token", "allowance", owner, spender)
 
     # writes, unsent: money
 
@@ -1126,4 +1180,4 @@ def _said(verdict: Verdict) -> tuple[int, int, bytes]:
 
 
 def _hex(address: Address) -> Any:
-    return to_checksum_address(address)
+    return parse_address(address)
