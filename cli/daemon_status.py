@@ -219,7 +219,9 @@ class ReplicasPart(msgspec.Struct, frozen=True):
 
 class PretrainingPart(msgspec.Struct, frozen=True):
     """Rounds without a leader. loss: of the last round's peers, nats per token; eval_loss, perplexity: on held-back
-    text, at the run's owner only; losses: [round, loss]; training: whether this peer makes its steps now."""
+    text, at the run's owner only; of_rollouts: learnt from rollouts, of which `tokens_per_second` counts so many;
+    queued_rollouts: accepted ones that wait at this trainer; losses: [round, loss]; training: whether this peer makes
+    its steps now."""
 
     round: int = 0
     rounds: int = 0
@@ -229,6 +231,8 @@ class PretrainingPart(msgspec.Struct, frozen=True):
     perplexity: float | None = None
     tokens_per_second: float | None = None
     bits_per_parameter: float | None = None
+    of_rollouts: bool = False
+    queued_rollouts: int = 0
     contributions: int | None = None
     replicas: ReplicasPart = ReplicasPart()
     peers: list[PeerPart] = []

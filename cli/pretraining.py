@@ -34,7 +34,7 @@ def rounds_of(part: "PretrainingPart") -> str:
         ("loss {:.3f}", part.loss),
         ("held-back {:.3f}", part.eval_loss),
         ("{:.3g} bits/parameter", part.bits_per_parameter),
-        ("{:,.0f} tok/s", part.tokens_per_second),
+        ("{:,.0f} rollouts/s" if part.of_rollouts else "{:,.0f} tok/s", part.tokens_per_second),
     )
     said = [f"round {part.round} of {part.rounds}", *(form.format(one) for form, one in numbers if one is not None)]
     return ", ".join([*said, f"replicas equal {part.replicas.equal} of {part.replicas.of}"])

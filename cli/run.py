@@ -275,8 +275,6 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
     from cli.run_template import rate_for
 
     rollout, recipe, found = run.rollout, run.recipe, exchange_warnings(run)
-    if run.diloco is not None and run.pretraining is None:
-        found.append("section diloco beside rollout: it can be trained at a desk, but no swarm takes it yet")
     if rollout.prompts_per_step % rollout.prompts_per_file:
         found.append(
             f"prompts_per_step = {rollout.prompts_per_step} is no multiple of prompts_per_file = "

@@ -225,7 +225,10 @@ def _training(status: DaemonStatus) -> Iterator[str]:
         yield rounds_of(rounds)
         inside = sum(peer.inside for peer in rounds.peers)
         own = f"; this node has seat {rounds.seat}" if rounds.seat >= 0 else ""
-        yield f"{inside} other members have contributed to the round that runs{own}"
+        waiting = f", and {rounds.queued_rollouts} accepted rollouts wait" if own and rounds.of_rollouts else ""
+        yield f"{inside} other members have contributed to the round that runs{own}{waiting}"
+        if training and training.reward_eval:
+            yield f"reward {training.reward_eval[-1][1]:.3f} on held-back problems"
     elif training:
         reward = f"reward {training.reward_eval[-1][1]:.3f}" if training.reward_eval else "no reward yet"
         yield f"step {training.step} is trained, {reward}, {training.queued_rollouts} rollouts queued"

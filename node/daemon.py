@@ -69,6 +69,7 @@ from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
 from node.services.rounds.learning import Learning
 from node.services.rounds.publishing import Publishing
+from node.services.rounds.seating import Seating
 from node.services.settling import Settling
 from node.services.showing import Showing
 from node.services.station import PoolTime, take_station
@@ -107,6 +108,12 @@ PRETRAINING_ROLES: dict[Role, Services] = {
     "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
+SEAT_ROLES: dict[Role, Services] = {
+    "worker": (*EVERYBODY, Rounds, Engine, Generating, Paying, Settling),
+    "validator": (*EVERYBODY, Rounds, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
+    "trainer": (*EVERYBODY, Rounds, Seating, Paying, Settling, Clearing, Publishing),
+}
+"""And where the trainers of such rounds learn from rollouts: workers sample."""
 
 
 ALONE: dict[str, tuple[str, ...]] = {"trainer": ("node.run.problems", "protocol.arrow_writer")}
@@ -363,8 +370,9 @@ class Daemon:
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it."""
-        pretrains = place.station.run.spec.pretraining is not None
-        for kind in (PRETRAINING_ROLES if pretrains else ROLES)[place.role]:
+        run = place.station.run.spec
+        roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
+        for kind in roles[place.role]:
             service = await kind.open(place)
             if service is not None:
                 await self.crew.start(service, nursery)

@@ -114,7 +114,7 @@ class Visitor:
                 run = await self._run(member, root)
                 # One is enough: a visitor hands nothing on, so there is nobody for whom it would keep older ones.
                 shelf = PolicyShelf(1, member.stock.store)
-                stated = run.pretraining is None
+                stated = run.diloco is None
                 follower = self._follower(member, shelf, root, image_limit(run), newest=newest, stated=stated)
                 nursery.start_soon(follower.run)
                 yield member, run, follower, shelf

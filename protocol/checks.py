@@ -62,6 +62,8 @@ class Reason(IntEnum):
     INNER_STATE = 27
     """of a contribution: the state that its steps begin with is not the one that its node's last contribution left, or
     nobody hands it over"""
+    BATCHES = 28
+    """of a contribution: a batch that its steps learnt from breaks a rule, or nobody hands over a part of it"""
     STATE = 30
     """of a trainer's step: whoever replays it in its class comes to another state, or AdamW's equations do not hold"""
     RULE = 31
@@ -103,6 +105,7 @@ HEARSAY = frozenset(
         Reason.NOT_LEASED,
         Reason.HEARD_OTHERWISE,
         Reason.INNER_STATE,
+        Reason.BATCHES,
     }
 )
 """Reasons that rest on what a validator had heard or seen by then, so that two honest ones may differ in them. They

@@ -74,6 +74,12 @@ def policy_units(run: RunSpec) -> int:
     return min(int(run.pay.training * most), 2**32 - 1)
 
 
+def contribution_units(run: RunSpec, learnt: int) -> int:
+    """What a contribution to a round is paid. learnt: tokens of text, or rollouts: of these as much as a policy that is
+    learnt from so many."""
+    return min(int(run.pay.training * learnt * run.rollout.max_output_tokens), 2**32 - 1) if run.seats else learnt
+
+
 def of_standing(run: RunSpec, pool: int, standby: Address, window: int, epoch: int) -> Accepted:
     """A window of policies that a standby replayed. The id names no units: a window is one work."""
     work = work_id(WorkCommitment(pool, standby, _STANDING, window, _STANDING, 0, epoch))
@@ -86,12 +92,12 @@ def standing_units(run: RunSpec) -> int:
 
 
 def most_files(run: RunSpec) -> int:
-    """Submissions that one node may make for one policy: eight times what a whole step needs, and some; one
+    """Submissions that one node may make for one policy: eight times what everybody learns from it, and some; one
     contribution a round.
 
     More than that nobody can use, and whoever commits to more only fills other people's tables.
     """
-    return 1 if run.pretraining is not None else 8 * run.rollout.files_per_step + 32
+    return 1 if run.pretraining is not None else 8 * run.files_per_policy + 32
 
 
 # what a node shows

@@ -207,6 +207,7 @@ def _rules_of_seats(run: Any, rounds: Diloco) -> list[Rule]:
         ("diloco.fragments", rounds.fragments == 1, "does not go with rollouts yet"),
         ("recipe.updates_per_step", run.recipe.updates_per_step == 1, "must be 1 with [diloco]: set inner_steps"),
         ("recipe.lora", run.recipe.lora is None, "does not go with [diloco] yet: seats exchange whole models"),
+        ("audit.trust", not run.audit.optimistic, "must be 'verified' with [diloco]: a seat's batches are a quorum's"),
         ("audit.judges", not run.audit.judges, "does not go with [diloco] yet: a seat's batches wait for no judges"),
         ("filters.keep_surplus", run.filters.keep_surplus, "must be true with [diloco]: a share is never exactly full"),
     ]

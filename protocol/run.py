@@ -368,14 +368,7 @@ class RunSpec(RunSections, frozen=True):
         return self.recipe.own_code() | self.environment.own_rewards() | rewards
 
     def _check_for_a_swarm(self) -> None:
-        if self.pretraining is not None:
-            self._check_contributions()
-        elif self.diloco is not None:
-            raise RunError(
-                "this run can be trained at a desk only",
-                "it has [diloco] beside [rollout], and validators do not replay seats that learn from rollouts yet",
-                "leave [diloco] out: a pool's rollouts are learnt from by one trainer, and others stand by",
-            )
+        self._check_contributions()
         self._check_witnessed()
         for name in self.desk_environments():
             raise RunError(
@@ -418,6 +411,25 @@ class RunSpec(RunSections, frozen=True):
         """Of the start model's files, or a teacher's."""
         own = (asset for asset in self.assets if asset.path.startswith(f"{directory}/"))
         return sum(asset.size for asset in own if asset.path.endswith(".safetensors"))
+
+    @property
+    def seats(self) -> int:
+        """Trainers that share out the rollouts of a round; 0 in a run without rounds, or with text."""
+        return self.diloco.max_contributions if self.diloco is not None and self.pretraining is None else 0
+
+    @property
+    def files_per_policy(self) -> int:
+        """Files of rollouts that are learnt from for each policy: in a step, or by all seats in a round."""
+        if self.diloco is None or not self.seats:
+            return self.rollout.files_per_step
+        problems = self.seats * self.diloco.inner_steps * self.rollout.prompts_per_step
+        # an eighth more where there are shares, which are never exactly full
+        return -(-problems * (9 if self.seats > 1 else 8) // (8 * self.rollout.prompts_per_file))
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        """Of an inner step; 0 where it learns from text."""
+        return self.rollout.prompts_per_step * self.rollout.group_size if self.seats else 0
 
     @property
     def groups_per_file(self) -> int:

@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.committing",
         "node.services.rounds.applying",
     ),
+    ("node.services.rounds.batches",),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
         "node.services.claiming",

@@ -177,7 +177,8 @@ def _word(name: str) -> str:
 
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
-    `--resume`. cheats, liars: typed names; worker_engine: the engine command of honest workers."""
+    `--resume`. cheats, liars: typed names; worker_engine: the engine command of honest workers; seats: the trainers
+    learn in rounds, and none of them leads."""
 
     workers: int = 2
     validators: int = 1
@@ -186,6 +187,7 @@ class Casting(msgspec.Struct, frozen=True):
     seed: int = 0
     worker_engine: str | None = None
     trainers: int = 1
+    seats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
-    killed on the way where there are others, and comes back as the last of them."""
+    killed on the way where there are others, and comes back as the last of them; seats: as in Casting."""
 
     directory: Path
     workers: int = 2
@@ -209,12 +211,12 @@ class DemoOptions:
     worker_engine: str | None = None
     churn: bool = False
     trainers: int = 1
+    seats: bool = False
 
     @property
     def casting(self) -> Casting:
-        return Casting(
-            self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine, self.trainers
-        )
+        who = self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine
+        return Casting(*who, self.trainers, self.seats)
 
 
 def remembered(scene: Scene) -> Casting:
@@ -239,7 +241,10 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     names = _numbered("cheat", len(options.cheats))
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [Participant(LATECOMER, "worker")] if options.churn else []
-    standbys = [Participant(name, "trainer") for name in _numbered("standby", options.trainers - 1)]
+    others = [f"trainer {i + 2}" for i in range(options.trainers - 1)]
+    standbys = [
+        Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))
+    ]
     # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
     return (Participant("trainer", "trainer"), *standbys, *workers, *validators, *cheats, *late)
 

@@ -28,9 +28,7 @@ def command(
     ] = None,
     trainers: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=4, help="Trainers (1); with more the leader is killed on the way, and a standby leads."
-        ),
+        typer.Option(min=1, max=4, help="Trainers (1); with more one is killed on the way, and another one goes on."),
     ] = None,
     cheat: Annotated[
         list[str] | None,
@@ -71,24 +69,22 @@ def command(
     import msgspec
     import trio
 
+    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
+
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
-    pretrains = False
+    before = Casting() if fresh else remembered(Scene(directory.resolve()))
+    pretrains, seats = False, before.seats
     if run is not None:
         from node.run.file import load_run_file
 
         # a mistake in it is told before there is a chain and a directory
         said = load_run_file(run)
         pretrains = said.pretraining is not None
-        if said.diloco is not None and not pretrains:
-            why = "it has [diloco] beside [rollout], and validators do not replay seats that learn from rollouts yet"
-            remedy = "intellect-node train --run FILE --peers N, or leave [diloco] out"
-            raise CommandError("this run can be trained at a desk only", why, remedy, USAGE)
-    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
+        seats = said.diloco is not None and not pretrains
     from cli.demo.story import run_demo
     from cli.run import require_training
 
-    before = Casting() if fresh else remembered(Scene(directory.resolve()))
     honest = no_cheat or (pretrains and not cheat)  # a default cheat makes rollouts, of which such a run has none
     wanted = () if honest else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
     lies = chosen(liar, liars(), "liar") if liar else before.liars
@@ -117,6 +113,7 @@ def command(
         worker_engine=worker_engine or before.worker_engine,
         churn=pretrains,
         trainers=before.trainers if trainers is None else trainers,
+        seats=seats,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)
@@ -162,9 +159,10 @@ def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) ->
         say(f"\n[bold]mean reward on held-back problems {ends.first:.2f} -> {ends.last:.2f}[/] ({ends.words})")
     if rounds := summary["pretraining"]:
         equal = rounds["replicas"]
+        text = "" if rounds["of_rollouts"] else f", on held-back text {rounds['eval_loss']}"
         say(
-            f"\n[bold]{rounds['rounds']} rounds, loss {rounds['loss_first']} -> {rounds['loss_last']}[/], on held-back "
-            f"text {rounds['eval_loss']}; replicas equal {equal['equal']} of {equal['of']}: {rounds['outer_root']}"
+            f"\n[bold]{rounds['rounds']} rounds, loss {rounds['loss_first']} -> {rounds['loss_last']}[/]{text}; "
+            f"replicas equal {equal['equal']} of {equal['of']}: {rounds['outer_root']}"
         )
     say(
         f"{summary['steps']} steps in {duration(summary['seconds'])} of training,"

@@ -81,6 +81,7 @@ def _rounds(part: PretrainingPart | None) -> dict[str, Any] | None:
     losses = [loss for _, loss in part.losses]
     return {
         "rounds": part.round,
+        "of_rollouts": part.of_rollouts,
         "loss_first": rounded(losses[0] if losses else None),
         "loss_last": rounded(losses[-1] if losses else None),
         "eval_loss": rounded(part.eval_loss),

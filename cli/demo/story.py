@@ -109,7 +109,9 @@ async def _perform(
                     _churn, participants[1], participants[0], latecomer, scene, supervisor, starting, view
                 )
             trainers = [one for one in participants if one.role == "trainer"]
-            if len(trainers) > 1:
+            if len(trainers) > 1 and options.seats:
+                nursery.start_soon(_lose_seat, trainers, scene, supervisor, starting, view)
+            elif len(trainers) > 1:
                 nursery.start_soon(_take_over, trainers, scene, tracker, supervisor, starting, view)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
@@ -149,6 +151,23 @@ async def _churn(
     here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
     view.say(f"{latecomer.name} joins in round {here + 1}")
     await starting(latecomer)
+
+
+async def _lose_seat(
+    trainers: Sequence[Participant],
+    scene: Scene,
+    supervisor: Supervisor,
+    starting: Callable[[Participant], Awaitable[None]],
+    view: View,
+) -> None:
+    """Kill a trainer while it makes its steps of a round, and start it again when the others are two rounds on."""
+    witness, victim = trainers[0], trainers[-1]
+    killed = await _round_of(victim, scene, lambda part: part.training and part.round > 1)
+    supervisor.kill(victim.name)
+    view.say(f"{victim.name} is killed while it trains round {killed + 1}; its contribution is missing there")
+    here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
+    await starting(victim)
+    view.say(f"{victim.name} comes back in round {here + 1}")
 
 
 async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
@@ -211,7 +230,8 @@ def program_of(
     one: Participant, scene: Scene, stage: Stage, environment: dict[str, str], options: DemoOptions
 ) -> Program:
     """What runs as that participant."""
-    shows = "standby" if options.trainers == 2 else "standby 1" if options.trainers > 2 else "trainer"  # who lives on
+    leaderless = options.seats or options.trainers == 1
+    shows = "trainer" if leaderless else "standby" if options.trainers == 2 else "standby 1"  # who lives on
     page = options.page if one.name == shows else None
     command = join_command(one, scene, stage.profile, stage.pool, page, options.worker_engine)
     return Program(one.name, command, environment, scene.log(one.name), scene.directory, optional=bool(one.cheat))
@@ -281,7 +301,7 @@ async def _report(options: DemoOptions, scene: Scene, chain: DemoChain, last: Sn
 
     def write() -> dict[str, Any]:
         spools = [scene.state_dir(one.name) / "spool" for one in cast(options) if one.role == "trainer"]
-        spool = spools[min(1, len(spools) - 1)]  # of several the first is killed on the way
+        spool = spools[0 if options.seats else min(1, len(spools) - 1)]  # of several that lead the first is killed
         summary = write_report(scene.report, last, spool=spool, events=events, seed=options.seed)
         (scene.report / "snapshot.json").write_bytes(msgspec.json.encode(last))
         return summary

@@ -162,11 +162,13 @@ def plain_line(snapshot: Snapshot) -> str:
 
 def learnt(snapshot: Snapshot) -> str:
     """How far learning is: the reward, or of a run that pre-trains its rounds, its loss and its replicas."""
-    if snapshot.pretraining is not None:
-        return rounds_of(snapshot.pretraining)
+    rounds = snapshot.pretraining
+    if rounds is not None and not rounds.of_rollouts:
+        return rounds_of(rounds)
     reward = f"{snapshot.rewards[-1][1]:.2f}" if snapshot.rewards else "-"
     means = running_mean(snapshot.rewards)
-    return f"reward {reward} (mean of 10: {f'{means[-1][1]:.2f}' if means else '-'})"
+    told = f"reward {reward} (mean of 10: {f'{means[-1][1]:.2f}' if means else '-'})"
+    return f"{told}, {rounds_of(rounds)}" if rounds is not None else told
 
 
 def plain_slash(snapshot: Snapshot, node: str) -> str:
@@ -193,7 +195,8 @@ def _header(snapshot: Snapshot, width: int) -> RenderableType:
             "step ",
             (f"{snapshot.step}", "bold"),
             f"/{snapshot.steps_total or '?'}   ",
-            *([rounds_of(rounds)] if rounds else ["reward ", (shown, "bold green")]),
+            *([rounds_of(rounds)] if rounds else []),
+            *(["   " * bool(rounds), "reward ", (shown, "bold green")] if not rounds or rounds.of_rollouts else []),
             f"   {snapshot.tokens_per_second:,.0f} tok/s",
         ),
         Text(f"{snapshot.phase}  {duration(snapshot.elapsed)}", style="dim"),

@@ -215,7 +215,7 @@ class Generating(Service):
 
     def _left_over(self) -> int:
         """Files that others made too few of: this worker's part of them, once nobody makes any."""
-        needed = math.ceil(self._station.run.spec.rollout.files_per_step * self._refill())
+        needed = math.ceil(self._station.run.spec.files_per_policy * self._refill())
         return self._leftovers.taken(needed, self._quiet(), self._station.clock.monotonic())
 
     def _quiet(self) -> float:
@@ -240,7 +240,7 @@ class Generating(Service):
         self._leftovers.began(policy.step, now)
 
     def _note_work(self, work: Work) -> None:
-        if work.task is None:
+        if work.is_sampled:
             self._makers.made(work.node, work.step)
             self._leftovers.made(work.node, work.step, self._station.clock.monotonic())
 
@@ -255,7 +255,7 @@ class Generating(Service):
         # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
         self._makers.made(self._station.key.address, self._arrived_step)
         workers = max(1, self._makers.count(living, self._arrived_step))
-        share = math.ceil(run.rollout.files_per_step * self._refill() / workers)
+        share = math.ceil(run.files_per_policy * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
         return 2 * share if ahead else share
 

@@ -65,7 +65,7 @@ class Tracing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        return None if place.station.run.spec.pretraining is not None else cls(place.station)
+        return None if place.station.run.spec.diloco is not None else cls(place.station)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -26,6 +26,7 @@ from node.services.books import Books
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing
 from node.services.rounds.applying import Rounds
+from node.services.rounds.batches import Batches
 from node.services.station import Station
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
@@ -123,11 +124,18 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def rounds(self) -> Rounds:
-        """Of a run that pre-trains: its outer states, and the learner's process. Raises TrainingError for settings that
-        are none."""
+        """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
+        model's shapes only. Raises TrainingError for settings that are none."""
         settings = read_settings(self.config.trainer)
         spool = Spool(self.directory / "spool", settings.milestones)
-        return Rounds(self.station, TrainerProcess(spool, settings=settings, starter=self.starter), spool)
+        samples = bool(self.station.run.spec.seats) and self.role == "worker"
+        process = TrainerProcess(spool, settings=settings, starter=self.starter)
+        return Rounds(self.station, process, spool, learns=not samples)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """What contributions are learnt from, in a run with rollouts."""
+        return Batches(self.station, self.rounds)
 
     @cached_property
     def books(self) -> Books:

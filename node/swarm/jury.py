@@ -112,7 +112,7 @@ class Jury:
         self._judged = trio.Event()
         self._membership = membership
         self._pool = pool
-        self.policies = PolicyClock(clock, membership.terms, stated=run.pretraining is None)
+        self.policies = PolicyClock(clock, membership.terms, stated=run.diloco is None)
         membership.terms.follow(self._on_terms)
         self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock)
         self.register = Register(run, self.policies, clock, self.tasks)
@@ -138,7 +138,8 @@ class Jury:
         """By validator and window that this may cost it: works of which it took its word back."""
         self._to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         self._acts: dict[type[Message], Callable[[Any], object]] = {
-            PolicyAnnounced: self._on_policy,
+            # Of a run with rounds nobody announces a policy: one of a step far ahead would make all works stale.
+            PolicyAnnounced: self._on_policy if run.diloco is None else lambda signed: None,
             TaskOffered: self._on_offer,
             TaskClaimed: self.tasks.claimed,
             RolloutCommitted: self.register.commit,
@@ -274,11 +275,11 @@ class Jury:
         """The chain told of a term: what was said before that may count now, or count no more."""
         self.policies.begin_term()
         for signed in self._board.messages(PolicyAnnounced):
-            self._on_policy(signed)
+            self._acts[PolicyAnnounced](signed)
 
-    def learn(self, step: int, root: bytes) -> None:
-        """This node knows a policy by itself: the outer state of a round that it applied."""
-        self.policies.learn(step, root)
+    def learn(self, step: int, root: bytes, *, outer: bool = False) -> None:
+        """This node knows a policy by itself: the outer state of a round that it applied, or its image."""
+        self.policies.learn(step, root, outer=outer)
         self.register.look_again()
 
     def _on_offer(self, signed: Signed[TaskOffered]) -> None:

@@ -57,12 +57,13 @@ class LotBook:
 
     def __init__(self, run: RunSpec, pool: int, policies: PolicyClock) -> None:
         self._audit = run.audit
-        self._groups = run.groups_per_file
+        self._groups, self._seats = run.groups_per_file, run.seats
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies
         self._pledged: Recent[tuple[Address, int], _Pledged] = Recent(16 * KEPT_WINDOWS)
-        self._verdicts: Recent[tuple[Address, int], list[Signed[VerdictIssued]]] = Recent(4 * KEPT_WINDOWS)
+        self._verdicts: Recent[tuple[Address, int], list[tuple[int, Signed[VerdictIssued]]]] = Recent(4 * KEPT_WINDOWS)
+        """With the groups of the work that each is about."""
         self._files: Recent[int, dict[Address, dict[WorkId, int]]] = Recent(KEPT_WINDOWS)
         """Window -> worker -> file -> which groups were checked, a bit each: a pool's largest table of all."""
         self.kept = 0
@@ -75,11 +76,14 @@ class LotBook:
 
     def committed(self, work: Work) -> None:
         """A worker committed to a file: its groups count, checked or not. A task's file belongs to no window: all of
-        it is looked at."""
-        if work.task is not None:
+        it is looked at. Nor does a contribution beside rollouts: power is told of one kind of works."""
+        if not self._counts(work):
             return
         window = self._files.setdefault(window_of(work.step, self._audit), {})
         window.setdefault(work.node, {}).setdefault(work.id, 0)
+
+    def _counts(self, work: Work) -> bool:
+        return work.task is None and (work.is_sampled or not self._seats)
 
     @property
     def current_window(self) -> int:
@@ -122,20 +126,20 @@ class LotBook:
         self.covered(work, message)
         if message.verdict.outcome != Outcome.ACCEPT:
             return None
-        pledged = self._pledged.get((signed.author, window))
+        pledged, groups = self._pledged.get((signed.author, window)), 1 if work.contribution else self._groups
         if pledged is not None:
             pledged.used = True
         # Told before the verdicts that it is to be compared with, a secret would otherwise clear whatever follows.
         if pledged is not None and pledged.revealed is not None:
-            return self._compare(pledged, pledged.revealed, signed)
+            return self._compare(pledged, pledged.revealed, groups, signed)
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < KEPT_VERDICTS:
-            said.append(signed)
+            said.append((groups, signed))
         return self._unrevealed(signed)
 
     def covered(self, work: Work, message: Judgement) -> None:
         """Note which groups somebody put through the model."""
-        if work.task is not None:
+        if not self._counts(work):
             return
         self.committed(work)
         files = self._files.get(window_of(work.step, self._audit), {}).get(work.node, {})
@@ -166,8 +170,8 @@ class LotBook:
         if secret_hash(message.secret, signed.author, self._pool, message.window) != known.pledge.hash:
             return self._break(signed.author, "it revealed another secret than it pledged", known.raw, signed.raw)
         known.revealed = signed
-        for said in self._verdicts.pop((signed.author, message.window), []):
-            if (broken := self._compare(known, signed, said)) is not None:
+        for groups, said in self._verdicts.pop((signed.author, message.window), []):
+            if (broken := self._compare(known, signed, groups, said)) is not None:
                 return broken
         if self.newest_step <= (message.window + 1) * self._audit.window - 1 + self._staleness:
             self.early += 1
@@ -176,11 +180,11 @@ class LotBook:
         return None
 
     def _compare(
-        self, known: _Pledged, told: Signed[LotsRevealed], said: Signed[VerdictIssued]
+        self, known: _Pledged, told: Signed[LotsRevealed], groups: int, said: Signed[VerdictIssued]
     ) -> BrokenPromise | None:
         """Whether a verdict looked at less than its lot demands."""
         id, message = work_id(said.message.verdict), said.message
-        lot = (known.pledge, told.message.secret, said.author, self._pool, id, self._groups)
+        lot = (known.pledge, told.message.secret, said.author, self._pool, id, groups)
         why = broken_promise(*lot, message.checked, message.rate)
         return self._break(said.author, why, known.raw, told.raw, said.raw) if why is not None else None
 

@@ -31,11 +31,13 @@ class Fork(msgspec.Struct, frozen=True):
 
 class KnownPolicy(msgspec.Struct, frozen=True):
     """at: when it was first heard of, by the clock; orphaned_at: when a later term began before it, None if none did.
-    What was made with an orphaned policy until a little later is judged and paid, and not trained on."""
+    What was made with an orphaned policy until a little later is judged and paid, and not trained on. outer: it is the
+    outer state of a round, which is contributed to and not sampled from."""
 
     step: int
     at: float
     orphaned_at: float | None = None
+    outer: bool = False
 
 
 class PolicyClock:
@@ -123,10 +125,11 @@ class PolicyClock:
         known = self._known.get(root)
         return known is not None and known.orphaned_at is not None
 
-    def learn(self, step: int, root: bytes) -> None:
-        """Note a policy that nobody announces: the outer state of a round, which follows from the round before."""
+    def learn(self, step: int, root: bytes, *, outer: bool = False) -> None:
+        """Note a policy that nobody announces: the outer state of a round, or its image, which follow from the round
+        before."""
         if root not in self._known:
-            known = self._known[root] = KnownPolicy(step, self._clock())
+            known = self._known[root] = KnownPolicy(step, self._clock(), outer=outer)
             self._settling.append(known)
             self.newest_step = max(self.newest_step, step)
 

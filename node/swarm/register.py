@@ -41,8 +41,8 @@ READ = 8192
 class Work(msgspec.Struct):
     """One commitment. signed: its first envelope; step: of its policy; at: when it was heard of; newest_step: of the
     policies that everybody knew then; backlog: found on arrival, so of unknown age; groups: of its file; task: whose
-    shard it is the result of, None for rollouts to train on; rival: its slot was taken before; delivered: this node
-    has had the file."""
+    shard it is the result of, None for rollouts to train on; contribution: to a round, instead of rollouts; rival: its
+    slot was taken before; delivered: this node has had the file."""
 
     id: WorkId
     signed: Signed[RolloutCommitted]
@@ -52,6 +52,7 @@ class Work(msgspec.Struct):
     backlog: bool
     groups: int
     task: Task | None = None
+    contribution: bool = False
     rival: bool = False
     delivered: bool = False
 
@@ -69,6 +70,11 @@ class Work(msgspec.Struct):
         return self.task is not None and not self.task.spec.samples_asked
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether it has rollouts to train on."""
+        return self.task is None and not self.contribution
+
+    @property
     def most_bytes(self) -> int:
         """More than that of its file is not fetched."""
         most = self.task.spec.most_bytes if self.task is not None and self.is_recomputed else MAX_FILE_BYTES
@@ -78,6 +84,8 @@ class Work(msgspec.Struct):
     def title(self) -> str:
         """What the file is, in words."""
         number = self.commitment.index + 1
+        if self.contribution:
+            return f"a contribution to round {self.step}"
         return f"shard {number} of {self.task.title}" if self.task else f"file {number} for policy {self.step}"
 
 
@@ -212,13 +220,15 @@ class Register:
             return None
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
         # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
-        if late or commitment.index >= (self._most if task is None else task.spec.shards):
+        contributed = known is not None and known.outer and task is None
+        most = 1 if contributed else self._most if task is None else task.spec.shards
+        if late or commitment.index >= most:
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
         if len(slot) > 1:
             return None  # two are evidence enough
-        work = self._made(id, early, known.step if known else -1, task, rival=bool(slot))
+        work = self._made(id, early, known.step if known else -1, task, contributed, rival=bool(slot))
         slot.append(work)
         self._works[id] = node.works[id] = work
         if task is None:
@@ -230,12 +240,13 @@ class Register:
         self._tell(work, slot)
         return None if work.rival else work
 
-    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, *, rival: bool) -> Work:
+    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, contributed: bool, *, rival: bool) -> Work:
         backlog = early.at - self._opened < BACKLOG_SECONDS
-        index, groups = early.signed.message.commitment.index, self._run.groups_per_file
+        index, groups = early.signed.message.commitment.index, 1 if contributed else self._run.groups_per_file
         if task is not None:
             groups = len(task.spec.numbers(index))
-        return Work(id, early.signed, step, early.at, early.newest_step, backlog, groups, task, rival=rival)
+        heard = (id, early.signed, step, early.at, early.newest_step, backlog)
+        return Work(*heard, groups, task, contributed, rival=rival)
 
     def _set_aside(self, node: _Submissions, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""

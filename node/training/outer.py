@@ -16,6 +16,7 @@ from node.state.files import mapped, whole_file
 from node.training.errors import TrainingError
 from protocol.contribution import Contribution, Shapes
 from protocol.exchange import F32
+from protocol.policy import bf16_bits, image_header, raw
 from protocol.pretraining import Diloco
 from protocol.rounds import Mean, digest_of, fragment, outer_step, state_root
 
@@ -136,6 +137,15 @@ def apply_round(outer: StateFile, contributions: Sequence[Contribution], rules: 
             values, momentum = _stepped(outer, name.removeprefix(MOMENTUM), contributions, rules)
             take(name, values if momentum is None or not name.startswith(MOMENTUM) else momentum)
     return root[0]
+
+
+def write_policy(outer: StateFile, path: Path) -> None:
+    """The canonical bf16 image of an outer state, which is what rollouts are sampled with."""
+    names = [name for name in outer.shapes if not name.startswith(MOMENTUM)]
+    with whole_file(path) as file:
+        file.write(image_header((name, outer.shapes[name]) for name in names))
+        for name in names:
+            file.write(raw(bf16_bits(outer.tensor(name))))
 
 
 def _stepped(

@@ -2,7 +2,7 @@
 
 A worker's trains a seat, a validator's looks at contributions, the run's owner's evaluates. Outer states come from the
 daemon, which applies the rounds. Nothing here knows of peers, cuts or verdicts. What steps learn from is text in `Peer`
-and rollouts in `SeatPeer`, which audits at a desk use so far (node.audit.seats).
+and rollouts in `SeatPeer`, which audits at a desk use, too (node.audit.seats).
 """
 
 import math
@@ -98,7 +98,7 @@ class AsAsked(RoundTrainer):
         return {"shapes": shapes, **told}
 
     def _trained(self, job: Train) -> dict[str, Any]:
-        self._contribute(job.round, job.seat, job.until, fresh=job.fresh)
+        self._contribute(job.round, job.seat, job.until, fresh=job.fresh, most=job.steps or None)
         path, own = self._seat_path(job.round, job.seat), self._own_path(job.round, job.seat)
         outer = StateFile(self._outer_path(job.round))
         header = self._decoded(path, outer).header
@@ -148,6 +148,7 @@ class AsAsked(RoundTrainer):
         if header.tokens % (self._batch or self._rules.batch_tokens):
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
         found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
+        found |= {"batches": [root.hex() for root in header.batches]}
         found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self._computed_by()}
         found |= self._likeness(contribution, outer, job.others)
         if job.replay or found["alike"] > ALIKE:

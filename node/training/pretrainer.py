@@ -149,13 +149,15 @@ class RoundTrainer:
 
     # A seat's round
 
-    def _contribute(self, round_: int, seat: int, until: float = math.inf, *, fresh: bool = False) -> None:
-        """Train from the outer state for inner_steps, or until the time is over, and write what came of it; nothing if
-        that is there already. fresh: the seat leaves what its last round left it."""
+    def _contribute(
+        self, round_: int, seat: int, until: float = math.inf, *, fresh: bool = False, most: int | None = None
+    ) -> None:
+        """Train from the outer state for inner_steps (or at most `most` of them), or until the time is over, and write
+        what came of it; nothing if that is there already. fresh: the seat leaves what its last round left it."""
         if self._here(self._seat_path(round_, seat)):
             return
         before = None if fresh else self._own(round_, seat)
-        header, steps = self._steps(round_, seat, before, until)
+        header, steps = self._steps(round_, seat, before, until, most)
         with self._timed("exchange"):
             paths = self._seat_path(round_, seat), self._own_path(round_, seat)
             if self._world.first:

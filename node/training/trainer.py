@@ -444,16 +444,16 @@ def _program(spool: Spool, settings: TrainerSettings, world: World) -> None:
     if run.diloco is None:
         Trainer(spool, settings, world).train()
         return
-    if run.pretraining is None:
-        from node.training.seats import Seats
-
-        Seats(spool, run, settings, world).train()
-        return
     from node.training.jobs import Jobs
-    from node.training.peer import Peer
+    from node.training.peer import Peer, SeatPeer
     from node.training.pretrainer import Pretrainer
+    from node.training.seats import Seats
 
-    (Peer if Jobs(spool).exist else Pretrainer)(spool, run, settings, world).train()
+    asked = Jobs(spool).exist
+    if run.pretraining is None:
+        (SeatPeer if asked else Seats)(spool, run, settings, world).train()
+    else:
+        (Peer if asked else Pretrainer)(spool, run, settings, world).train()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a node of each role consists of: every row of the table, opened at a real workplace on a network in memory."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from contracts.bindings import PoolInfo
 from node.chain.ledger import Ledger
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig, Role
-from node.daemon import ROLES
+from node.daemon import ROLES, SEAT_ROLES, Services
 from node.hardware import Hardware
 from node.member import open_member
 from node.network.memory import MemoryHub, MemoryNetwork
@@ -33,6 +33,7 @@ from node.status import StatusPage, joined
 from node.web.host import HttpHost
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
+from protocol.pretraining import Diloco
 from protocol.run import EnvironmentSpec, RunSpec, encode_run
 from protocol.statements import Domain
 
@@ -45,6 +46,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
+EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses "
     "chair tasks slashed network_stats board engine processes restarts services last_error events"
@@ -71,12 +73,12 @@ class ReadyEngine:
 
 
 @asynccontextmanager
-async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator[Workplace]:
+async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: Any) -> AsyncIterator[Workplace]:
     pool: Any = PoolInfo(**POOL)  # type: ignore[arg-type]
     network = MemoryNetwork(KEY, MemoryHub())
     chain: Any = SimpleNamespace(profile=NetworkProfile(name="t", chain_id=31337, rpc_urls=()))
     (directory / "assets").mkdir(parents=True)
-    run = Run(RUN, bytes(32), encode_run(RUN), directory / "assets")
+    run = Run(spec, bytes(32), encode_run(spec), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
     async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:
         station = take_station(member, run, journal)
@@ -93,9 +95,9 @@ async def workplace(role: Role, directory: Path, **config: Any) -> AsyncIterator
     journal.close()
 
 
-async def crew_of(place: Workplace) -> Crew:
+async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> Crew:
     """Everybody of a role, as if they ran."""
-    for kind in ROLES[place.role]:
+    for kind in roles[place.role]:
         service = await kind.open(place)
         if service is not None:
             place.crew.services.append(service)
@@ -191,6 +193,23 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("worker", ["rounds", "engine", "generating"]),
+        ("validator", ["rounds", "engine", "judging", "cutting", "certifying", "tabling"]),
+        ("trainer", ["rounds", "seating", "clearing", "publishing"]),
+    ],
+)
+async def test_several_trainers_of_rollouts_have_roles_of_their_own(
+    role: Role, names: list[str], tmp_path: Path
+) -> None:
+    run = msgspec.structs.replace(RUN, diloco=Diloco())
+    async with workplace(role, tmp_path, run) as place:
+        found = (await crew_of(place, SEAT_ROLES)).names
+        assert "tracing" not in found and [one for one in found if one not in EVERYBODY_ELSE] == names
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -176,17 +176,18 @@ def test_unknown_fields_and_oversize_are_refused() -> None:
         ("recipe", {"updates_per_step": 2}, "recipe.updates_per_step"),
         ("recipe", {"lora": Lora(rank=4)}, "recipe.lora"),
         ("audit", {"judges": True}, "audit.judges"),
+        ("audit", {"trust": "optimistic"}, "audit.trust"),
         ("filters", {"keep_surplus": False}, "filters.keep_surplus"),
     ],
 )
-def test_several_trainers_learn_from_rollouts_at_a_desk_and_not_from_everything(
+def test_several_trainers_learn_from_rollouts_and_not_from_everything(
     section: str, words: dict[str, object], field: str
 ) -> None:
-    run = RunSpec(name="several", environment=EnvironmentSpec(name="sort"), diloco=Diloco(inner_steps=4, stretch=0))
-    run.check(desk=True)
-    with pytest.raises(RunError, match="at a desk only") as refused:
-        run.check()
-    assert "do not replay seats" in refused.value.why
+    rollout, rules = RolloutSpec(group_size=4, prompts_per_step=8, prompts_per_file=4), Diloco(inner_steps=4, stretch=0)
+    run = RunSpec(name="several", environment=EnvironmentSpec(name="sort"), rollout=rollout, diloco=rules)
+    run.check()
+    assert (run.seats, run.rollouts_per_batch) == (24, 32)
+    assert run.files_per_policy == 24 * 4 * 2 * 9 // 8  # shares are never exactly full
     changed = msgspec.structs.replace(run, **{section: msgspec.structs.replace(getattr(run, section), **words)})
     with pytest.raises(RunError, match=field):
         changed.check(desk=True)

@@ -153,7 +153,8 @@ class Fetching:
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
-        self._lots.arrived(work.node)
+        if work.is_sampled or not self._station.run.spec.seats:
+            self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:
             queue, works = trio.open_memory_channel[Work](QUEUE)

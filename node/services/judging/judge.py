@@ -240,7 +240,9 @@ class Validator(Service):
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
         seconds = self._station.clock.monotonic() - started
-        self.own_lots.worked(len(found.checked), found.seconds)
+        # A contribution beside rollouts says nothing of how long these take.
+        if work.is_sampled or not self._station.run.spec.seats:
+            self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         # The first check that fails would call a copy a wrong identity; the register knows whose it is.
         if found.reason == Reason.WRONG_IDENTITY and copied:
@@ -266,7 +268,7 @@ class Validator(Service):
             return None
         history = await self._records.of(work.node)
         suspect = await self._records.is_suspect(work.node)
-        return self.own_lots.draw(work.id, work.step, history.verified, suspect)
+        return self.own_lots.draw(work.id, work.step, history.verified, suspect, work.groups)
 
     async def _second_look(self, work: Work) -> bool:
         """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at

@@ -115,13 +115,14 @@ class OwnLots:
         """Whether this validator is one of those that look at a file. share: of all files that each looks at."""
         return draws_file(self._secret(window_of(max(step, 0), self._audit)), work, share)
 
-    def draw(self, work: WorkId, step: int, verified: int, suspect: bool) -> Lot:
-        """The groups of a file that must be recomputed. verified: groups of its worker that were found in order."""
+    def draw(self, work: WorkId, step: int, verified: int, suspect: bool, groups: int = 0) -> Lot:
+        """The groups of a file that must be recomputed. verified: of its worker, found in order; groups: of the file,
+        0: as many as files of the run have."""
         window = window_of(step, self._audit)
         pledge = self._pledged.get(window)
         pledged = as_share(pledge.rate) if pledge else 1.0
         rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
-        groups = self._run.groups_per_file
+        groups = groups or self._run.groups_per_file
         return Lot(window, rate, drawn_groups(self._secret(window), work, groups, rate))
 
     def draws_step(self, statement: bytes, step: int) -> LotPledge | None:

@@ -1,8 +1,9 @@
-"""Rounds, as every node of a run that pre-trains follows them: cuts in, outer states out.
+"""Rounds, as every node of a run with [diloco] follows them: cuts in, outer states out.
 
 A round is over when a quorum of validators has closed one list of contributions. Everybody fetches those and adds them,
 which makes the next outer state with the same bits everywhere; so nobody announces it. A node that is behind, or new,
-takes the state that the cut names from whoever has it.
+takes the state that the cut names from whoever has it. Where contributions are learnt from rollouts, each node makes
+the bf16 image of every state, too: the policy that is sampled with, which nobody announces either.
 """
 
 import math
@@ -23,8 +24,10 @@ from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
 from node.training.jobs import Jobs, Start, Train
 from node.training.length import without_length
-from node.training.outer import StateFile, apply_round
+from node.training.outer import StateFile, apply_round, write_policy
 from node.training.spool import Spool
+from node.weights.images import DescribedImage, describe_image
+from node.weights.keeper import HeldPolicy
 from protocol.agreement import Agreement, Proposal, quorum_of
 from protocol.contribution import (
     Contribution,
@@ -38,6 +41,7 @@ from protocol.contribution import (
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
 from protocol.messages import CutSigned, Signed
+from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 
 log = structlog.get_logger()
@@ -64,8 +68,9 @@ class Outer(NamedTuple):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One round that is over, as its contributions say. loss: of their last steps, weighted by tokens; bits: of the
-    largest contribution, per parameter; seconds: that it lasted here."""
+    """One round that is over, as its contributions say. loss: of their last steps, weighted by tokens; tokens: or
+    rollouts, learnt from; bits: of the largest contribution, per parameter; seconds: that it lasted here; batches:
+    roots of the manifests that they name."""
 
     round: int
     loss: float | None
@@ -73,17 +78,22 @@ class Figures(msgspec.Struct, frozen=True):
     contributions: int
     bits: float
     seconds: float = 0.0
+    batches: tuple[bytes, ...] = ()
 
 
 class Rounds(Service):
-    """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`."""
+    """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`; learns:
+    whether it is asked for more than the model's shapes."""
 
     name = "rounds"
 
-    def __init__(self, station: Station, process: TrainerProcess, spool: Spool) -> None:
+    def __init__(self, station: Station, process: TrainerProcess, spool: Spool, *, learns: bool = True) -> None:
         spec = station.run.spec
         assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
-        self._station, self._process, self.spool = station, process, spool
+        self._station, self._process, self.spool, self._learns = station, process, spool, learns
+        self._seats, self._batch = spec.seats, spec.rollouts_per_batch
+        self.late = 0 if spec.seats else 1
+        """Rounds by which a contribution may be late. Of rollouts none: what it learnt from is dealt anew by then."""
         self.rules: Diloco = spec.diloco
         self.form: Form = form_of(spec.diloco)
         self.last = spec.recipe.steps
@@ -115,12 +125,20 @@ class Rounds(Service):
         run = self._station.run
         await trio.to_thread.run_sync(self.spool.prepare, run.encoded, run.assets)
         await trio.to_thread.run_sync(self.jobs.prepare)
+        if self._seats:
+            write_whole(self.spool.peers_path, str(self._seats).encode())
         nursery.start_soon(self._process.run)
         self._station.progress.enter("model", "the learner loads the model")
         began = await self.jobs.ask("start", Start())
         self.shapes = {name: tuple(shape) for name, shape in began["shapes"].items()}
         self.arithmetic, self.own_bytes = began["arithmetic"], began["own_bytes"]
-        await self._open(await trio.to_thread.run_sync(self._newest))
+        if not self._learns:
+            self._process.finish()
+        newest = await trio.to_thread.run_sync(self._newest)
+        for path in sorted(self._folder.glob("outer-*.safetensors")) if self._seats else ():
+            if path < newest:  # files may still be judged that were made with it
+                await self._hold(path)
+        await self._open(newest)
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
@@ -168,7 +186,8 @@ class Rounds(Service):
 
     @property
     def furthest(self) -> int:
-        """The newest round that is known to have begun anywhere: contributions to those two before it count no more."""
+        """The newest round that is known to have begun anywhere: contributions to those before it count no more, but
+        for `late` of them."""
         return max([self.newest, *(at + 1 for at, one in self._agreements.items() if one.decided)])
 
     @property
@@ -178,7 +197,8 @@ class Rounds(Service):
     def _expected(self, outer: Outer) -> Expected:
         """What a contribution in a cut may be: of its round, or late by one. Of the late the quorum has seen that they
         begin at the right state; a node that has just come does not know it."""
-        return expected_of(self.rules, self._root, {outer.round - 1: None, outer.round: outer.root})
+        late = {outer.round - 1: None} if self.late else {}
+        return expected_of(self.rules, self._root, late | {outer.round: outer.root}, self._batch)
 
     def agreement(self, round_: int) -> Agreement:
         """What validators have said of a round."""
@@ -204,13 +224,17 @@ class Rounds(Service):
         """Of a contribution."""
         return most_bytes(self.shapes, self.form)
 
-    async def train(self, round_: int, seat: int, until: float, *, fresh: bool = False) -> dict[str, Any]:
-        """Make a seat's steps of a round; what the learner says of them. until: unix seconds. Raises TrainingError."""
-        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh))
+    async def train(
+        self, round_: int, seat: int, until: float, *, fresh: bool = False, steps: int = 0
+    ) -> dict[str, Any]:
+        """Make a seat's steps of a round; what the learner says of them. until: unix seconds; steps: at most, 0: the
+        run's. Raises TrainingError."""
+        return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
 
     def header_of(self, path: Path, round_: int) -> ContributionHeader:
         """What a contribution to a round says of itself. Blocking. Raises ContributionError, OSError."""
-        return decode_header(mapped(path), expected_of(self.rules, self._root, {round_: self._roots.get(round_)}))[0]
+        expected = expected_of(self.rules, self._root, {round_: self._roots.get(round_)}, self._batch)
+        return decode_header(mapped(path), expected)[0]
 
     def own_states(self) -> list[Path]:
         """What this node's contributions to the newest rounds left it, oldest first."""
@@ -283,6 +307,29 @@ class Rounds(Service):
         log.info("round.applied", round=outer.round, contributions=figures.contributions, loss=figures.loss)
         await self._open(self._path(outer.round + 1))
 
+    async def batches_of(self, round_: int) -> tuple[bytes, ...] | None:
+        """The manifests that contributions in a round's cut name; None where no cut of it is known. Of a round that was
+        not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
+        figures, agreement = self.figures.get(round_), self._agreements.get(round_)
+        if figures is not None or agreement is None or agreement.decided is None:
+            return figures.batches if figures is not None else None
+        paths = dict[bytes, Path]()
+        for root in agreement.decided.files:
+            await self._fetch(root, paths)
+        if len(paths) < len(agreement.decided.files):
+            why = "no member hands them over"
+            raise TrainingError(f"contributions of round {round_} cannot be had", why, "they are not asked for again")
+        return await trio.to_thread.run_sync(self._named_in, round_, list(paths.values()))
+
+    def _named_in(self, round_: int, paths: list[Path]) -> tuple[bytes, ...]:
+        found = list[bytes]()
+        for path in paths:
+            try:
+                found += self.header_of(path, round_).batches
+            except ContributionError as error:  # everybody left it out
+                log.info("contribution.not_read", round=round_, why=str(error))
+        return tuple(found)
+
     async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
         members = self._station.membership.addresses()
         try:
@@ -307,7 +354,8 @@ class Rounds(Service):
         apply_round(StateFile(outer.path), found, self.rules, self._path(outer.round + 1))
         tokens = sum(one.header.tokens for one in found)
         loss = sum(one.header.loss_last * one.header.tokens for one in found) / tokens if tokens else None
-        return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / self.parameters)
+        named = tuple(root for one in found for root in one.header.batches)
+        return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / self.parameters, batches=named)
 
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
@@ -330,6 +378,8 @@ class Rounds(Service):
         """Begin the round of an outer state that is here: keep it for others, forget old ones."""
         found = await trio.to_thread.run_sync(StateFile, path)
         info = await self._station.blobs.add(path)
+        if self._seats:
+            await self._hold(path)
         self.before, old = self.outer, self.outer
         self.outer = Outer(found.round, found.root, path, info.root, info.size, self._station.clock.monotonic())
         # After a jump there is no state of the round before to compare late contributions with.
@@ -337,12 +387,26 @@ class Rounds(Service):
             self.before = None
         self._roots[found.round] = found.root
         log.info("round.opened", round=found.round, root=found.root.hex())
-        self._station.jury.learn(found.round, found.root)
+        self._station.jury.learn(found.round, found.root, outer=True)
         await trio.to_thread.run_sync(self._forget, found.round)
         self._move()
 
+    async def _hold(self, outer: Path) -> None:
+        """Make an outer state's image, and work with it as with any policy."""
+        image = self.spool.root / "image.safetensors"
+        round_, described = await trio.to_thread.run_sync(_made_policy, outer, image)
+        info = await self._station.blobs.add(image)
+        image.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        path = await self._station.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
+        root, run = policy_root(round_, described.tensors), self._station.run.root
+        manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
+        self._station.shelf.put(HeldPolicy(round_, root, path, manifest))
+        self._station.jury.learn(round_, root)
+        log.info("policy.made", round=round_, root=root.hex())
+
     def _newest(self) -> Path:
         """The newest outer state that is whole here."""
+        whole = list[Path]()
         for path in sorted(self._folder.glob("outer-*.safetensors"), reverse=True):
             try:
                 StateFile(path).check()
@@ -350,7 +414,9 @@ class Rounds(Service):
                 log.warning("outer_state.damaged", path=str(path), why=error.why)
                 path.unlink()
             else:
-                return path
+                whole.append(path)
+        if whole:
+            return whole[0]
         raise TrainingError("no outer state is here", str(self._folder), "start the node again")
 
     def _forget(self, round_: int) -> None:
@@ -392,6 +458,7 @@ class Rounds(Service):
             "rounds": self.last,
             "outer_root": self.outer.root.hex(),
             "loss": newest.loss if newest else None,
+            "of_rollouts": bool(self._seats),
             "tokens_per_second": round(newest.tokens / newest.seconds, 1) if newest and newest.seconds else None,
             "bits_per_parameter": round(newest.bits, 4) if newest else None,
             "contributions": newest.contributions if newest else None,
@@ -429,7 +496,7 @@ class Rounds(Service):
     def works(self) -> list[Work]:
         """The contributions to this round, and the late ones to the one before."""
         assert self.outer is not None  # noqa: S101 - `start` opened one
-        known = {one.root for one in (self.outer, self.before) if one is not None}
+        known = {one.root for one in (self.outer, self.before if self.late else None) if one is not None}
         register = self._station.jury.register
         return [
             work
@@ -437,6 +504,12 @@ class Rounds(Service):
             for work in register.of(node)
             if work.commitment.policy_root in known and work.commitment.file_root not in self.included
         ]
+
+
+def _made_policy(outer: Path, image: Path) -> tuple[int, DescribedImage]:
+    state = StateFile(outer)
+    write_policy(state, image)
+    return state.round, describe_image(image)
 
 
 def in_words(error: IntellectError | OSError) -> str:

@@ -3,9 +3,13 @@
 A contribution is one group. Its look is a job of the learner's process: in the file's own arithmetic its steps come to
 the same bits or its node did not make them, which costs the stake. In another arithmetic the two results may be so far
 apart as honest ones are, and what is further costs the pay.
+
+In a run with rollouts the same judge looks at files of them, with its engine. Of a contribution it then looks first at
+the manifests that it names, and makes its batches for the replay.
 """
 
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,18 +18,24 @@ import structlog
 import trio
 
 from node.inference.link import Told
-from node.inference.wire import Inspect, Inspected, LoadPolicy, Request, ShardOrder
+from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, ShardOrder
 from node.recent import Recent
 from node.services.certifying import Certifying
+from node.services.generating import EngineChild
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
+from node.services.rounds.batches import Batches
 from node.services.station import Station
+from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.policies import PolicyClock
 from node.swarm.register import Work
+from node.training.batch import encode_batch
 from node.training.jobs import Check
 from protocol.checks import Reason
 from protocol.disputes import UNDECIDED
+from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
@@ -47,12 +57,13 @@ CLAIMS = 32
 
 
 class Looks:
-    """Looks at contributions, in an engine's place: one job of the learner's process each."""
+    """Looks at contributions, in an engine's place: one job of the learner's process each. batches: in a run with
+    rollouts."""
 
     engine_name = "learner"
 
-    def __init__(self, station: Station, rounds: Rounds) -> None:
-        self._station, self._rounds = station, rounds
+    def __init__(self, station: Station, rounds: Rounds, batches: Batches | None = None) -> None:
+        self._station, self._rounds, self._batches = station, rounds, batches
         self._seen: Recent[bytes, tuple[bytes, str, int, Address]] = Recent(512)
         """Contribution -> (outer state, path, seat, node)."""
         self._claims: dict[Address, Recent[int, None]] = {}
@@ -85,19 +96,49 @@ class Looks:
         that: it must be what its node's last contribution left, and be handed over where the steps are made again."""
         name = f"check-{order.file_root.hex()[:32]}-{int(job.replay)}"
         found = await self._rounds.jobs.ask(name, job)
-        if not self._rounds.own_bytes or "inner" not in found:
+        if "inner" not in found:
             return found
         node, inner = parse_address(order.node), dict(zip(("before", "after"), found["inner"], strict=True))
-        if why := await self._broken_chain(node, job.round, bytes.fromhex(inner["before"])):
+        if self._rounds.own_bytes and (
+            why := await self._broken_chain(node, job.round, bytes.fromhex(inner["before"]))
+        ):
             return found | {"state": why}
-        if "lacks" not in found:
-            return found
-        paths = {which: await self._own_state(node, bytes.fromhex(inner[which])) for which in found["lacks"]}
-        if missing := [which for which, path in paths.items() if not path]:
-            seconds = self._station.run.spec.audit.delivery_seconds
-            return found | {"state": f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"}
-        job = msgspec.structs.replace(job, replay=True, **paths)
-        return await self._rounds.jobs.ask(name, job)
+        lacks, paths = found.get("lacks", ()), dict[str, str]()
+        with tempfile.TemporaryDirectory(prefix="batches-", dir=self._rounds.spool.root) as folder:
+            batches = tuple[str, ...]()
+            if self._batches is not None:
+                try:
+                    batches = await self._made(self._batches, order, found, Path(folder), make_all="batches" in lacks)
+                except IntellectError as error:
+                    return found | {"unusable": error.why}
+            for which in lacks:
+                if which in inner:
+                    paths[which] = await self._own_state(node, bytes.fromhex(inner[which]))
+            if missing := [which for which, path in paths.items() if not path]:
+                seconds = self._station.run.spec.audit.delivery_seconds
+                told = f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"
+                return found | {"state": told}
+            if not lacks:
+                return found
+            job = msgspec.structs.replace(job, replay=True, batches=batches, **paths)
+            return await self._rounds.jobs.ask(name, job)
+
+    async def _made(
+        self, of: Batches, order: Inspect, found: dict[str, Any], folder: Path, *, make_all: bool
+    ) -> tuple[str, ...]:
+        """Files of a contribution's batches, none where no replay lacks them. Raises IntellectError where it may not
+        have learnt from them, or a part cannot be had."""
+        node, roots = parse_address(order.node), [bytes.fromhex(root) for root in found["batches"]]
+        known = self._station.jury.policies.find(order.policy_root)
+        round_ = known.step if known else -1
+        paths = list[str]()
+        holders = [node, *self._station.jury.validators()]
+        for number, composed in enumerate(await of.of(order.policy_root, round_, found["seat"], node, roots)):
+            if make_all:
+                batch, path = await make(self._station, composed, holders), folder / f"{number}.batch"
+                await trio.to_thread.run_sync(lambda batch=batch, path=path: path.write_bytes(encode_batch(batch)))
+                paths.append(str(path))
+        return tuple(paths)
 
     async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
         """Why a contribution may not begin with the state that it names; empty if it may."""
@@ -167,9 +208,11 @@ class Looks:
     def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, Outcome]:
         if "fault" in found:
             return Reason.MALFORMED, found["fault"], Outcome.SLASH
-        if found["tokens"] != order.units:
-            detail = f"it says {order.units} tokens outside and {found['tokens']} inside"
-            return Reason.UNITS, detail, Outcome.SLASH
+        units = contribution_units(self._station.run.spec, found["tokens"])
+        if units != order.units:
+            return Reason.UNITS, f"it says {order.units} units outside and {units} inside", Outcome.SLASH
+        if "unusable" in found:
+            return Reason.BATCHES, found["unusable"], Outcome.REJECT
         if "state" in found:
             return Reason.INNER_STATE, found["state"], Outcome.REJECT
         copy = f"; it is {found['alike']:.3f} like another one of the round" if found["alike"] > 0.9 else ""
@@ -189,8 +232,10 @@ class Looks:
         return Reason.NONE, "", Outcome.ACCEPT
 
     def _is_anothers(self, node: Address, outer: bytes, seat: int) -> bool:
-        """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it."""
-        if seat not in self._claims.get(node, ()):
+        """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
+        the pool's trainers learn."""
+        stranger = self._batches is not None and not self._station.membership.is_trainer(node)
+        if stranger or seat not in self._claims.get(node, ()):
             return True
         run = self._station.run.root
         return any(
@@ -200,18 +245,46 @@ class Looks:
         )
 
 
-class ContributionJudging(Validator):
-    """A validator of a run that pre-trains."""
+class BothKinds:
+    """Contributions to the learner, files of rollouts to the engine."""
 
-    def __init__(self, station: Station, rounds: Rounds, looks: Looks, *given: Any, certifying: Certifying) -> None:
-        super().__init__(station, looks, None, *given, certifying=certifying)
-        self._rounds, self._looks = rounds, looks
+    def __init__(self, policies: PolicyClock, looks: Looks, engine: EngineChild) -> None:
+        self._policies, self._looks, self._engine = policies, looks, engine
+
+    @property
+    def engine_name(self) -> str:
+        return getattr(self._engine, "engine_name", "")
+
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> Reply:
+        known = self._policies.find(request.policy_root) if isinstance(request, Inspect) else None
+        which = self._looks if known is not None and known.outer else self._engine
+        return await which.ask(request, timeout=timeout, policy=policy, told=told)
+
+
+class ContributionJudging(Validator):
+    """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
+
+    def __init__(
+        self,
+        station: Station,
+        rounds: Rounds,
+        looks: Looks,
+        *given: Any,
+        certifying: Certifying,
+        engine: EngineChild | None = None,
+    ) -> None:
+        child = looks if engine is None else BothKinds(station.jury.policies, looks, engine)
+        super().__init__(station, child, None, *given, certifying=certifying)
+        self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        looks = Looks(place.station, place.rounds)
+        learns = bool(place.station.run.spec.seats)
+        looks = Looks(place.station, place.rounds, place.batches if learns else None)
         given = place.station, place.rounds, looks, place.chain, place.scratch, place.tally
-        return cls(*given, certifying=place.certifying)
+        return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
 
     async def _follow_policies(self) -> None:
         """Rounds are this run's policies."""
@@ -221,11 +294,20 @@ class ContributionJudging(Validator):
             self.own_lots.policy(round_)
 
     async def _heed_others(self) -> None:
-        await self._looks.hear_seats()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._looks.hear_seats)
+            if self._samples:
+                await super()._heed_others()
 
     async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
-        """The outer state that a contribution begins at."""
-        for outer in (self._rounds.outer, self._rounds.before):
-            if outer is not None and outer.root == work.commitment.policy_root:
+        """The outer state that a contribution begins at, or the policy that a file was sampled with."""
+        root = work.commitment.policy_root
+        if not work.contribution:
+            held = self._station.shelf.by_root(root)
+            if held is None:
+                raise OwnTrouble("its policy is not kept here", for_good=True)
+            return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))
+        for outer in (self._rounds.outer, self._rounds.before if self._rounds.late else None):
+            if outer is not None and outer.root == root:
                 return None, LoadPolicy(policy_root=outer.root, step=outer.round, path=str(outer.path))
         raise OwnTrouble("the round that it was made for is over", for_good=True)

@@ -15,6 +15,7 @@ from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import WorkId
 from node.weights.keeper import Pins
+from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
 from protocol.seats import choose
 from protocol.statements import work_id
@@ -23,8 +24,8 @@ log = structlog.get_logger()
 POLL = 0.2
 MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
-OWN_STATES = 4
-"""States that are kept for replays: contributions to two rounds may still be judged, by what was before and after."""
+KEPT = 4
+"""Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and after."""
 SAID = 2
 """Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
 
@@ -33,6 +34,8 @@ class Learning(Service):
     """One per worker."""
 
     name = "learning"
+    blobs_a_round = 1
+    """What a replay of this node's contribution may ask for."""
 
     def __init__(self, station: Station, rounds: Rounds, pins: Pins) -> None:
         """pins: of the store from which others are served."""
@@ -42,8 +45,7 @@ class Learning(Service):
         self.works = OwnWorks(station)
         self._training = -1
         self._open: dict[WorkId, int] = {}
-        self._states: Recent[bytes, None] = Recent(OWN_STATES)
-        """Blobs that a replay may ask for."""
+        self._served: Recent[bytes, None] = Recent(KEPT * self.blobs_a_round)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -68,12 +70,11 @@ class Learning(Service):
                 await trio.sleep(POLL)
             outer = await self._rounds.newer_than(round_)
             journal, slot = self._station.journal, slot_name(outer.root, 0)
-            history = outer.round + 1 < self._rounds.furthest  # a newer state is on its way
+            history = self._is_past(outer.round)  # a newer state is on its way
             # Made before a restart, a second one would be a fault.
             if self._rounds.over or history or await journal.do(journal.said, "commitment", slot):
                 round_ = outer.round
                 continue
-            self._training = outer.round
             try:
                 await self._train(outer)
             except (IntellectError, OSError) as error:
@@ -87,11 +88,26 @@ class Learning(Service):
             finally:
                 self._training = -1
 
+    def _is_past(self, round_: int) -> bool:
+        """Whether nobody would count a contribution to a round."""
+        return round_ + self._rounds.late < self._rounds.furthest
+
+    async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
+        """How many steps there are to make at most, 0: the run's; None where the round is over before there is one.
+        until: unix seconds."""
+        await trio.lowlevel.checkpoint()
+        return 0
+
     async def _train(self, outer: Outer) -> None:
-        clock = self._station.clock
+        clock, seat = self._station.clock, self.seat
         until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
-        found = await self._rounds.train(outer.round, self.seat, until, fresh=not self._stands(outer.round - 1))
-        if outer.round + 1 < self._rounds.furthest:  # the node was stopped meanwhile: nobody would count it
+        steps = await self._find_steps(outer, seat, until)
+        if steps is None:
+            return
+        self._training = outer.round
+        fresh = not self._stands(outer.round - 1)
+        found = await self._rounds.train(outer.round, seat, until, fresh=fresh, steps=steps)
+        if self._is_past(outer.round):  # the node was stopped meanwhile
             self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
             return
         if found["began"] and not self._stands(outer.round - 1):
@@ -101,12 +117,13 @@ class Learning(Service):
             return
         if found["own"]:
             await self._serve(Path(found["own"]))
-        units = found["tokens"]
+        learnt = found["tokens"]
+        units = contribution_units(self._station.run.spec, learnt)
         commitment = await commit(self._station, outer.root, 0, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = outer.round
-        self.rate.add(units)
+        self.rate.add(learnt)
         await self.works.count()
-        log.info("contribution.committed", round=outer.round, seat=self.seat, tokens=units, loss=found["loss"])
+        log.info("contribution.committed", round=outer.round, seat=seat, learnt=learnt, loss=found["loss"])
 
     def _stands(self, round_: int) -> bool:
         """Whether this node committed to a contribution to a round, and the pool did not refuse it, as far as is known:
@@ -116,13 +133,13 @@ class Learning(Service):
         return any(jury.ballots.state(work.id) is not FileState.REJECTED for work in works)
 
     async def _serve(self, path: Path) -> None:
-        """Hand the moments with which the next steps begin to whoever replays these, as long as one may."""
+        """Hand a file that steps begin with to whoever replays these, as long as one may."""
         info = await self._station.blobs.add(path)
-        if info.root in self._states:
+        if info.root in self._served:
             return
-        if len(self._states) == OWN_STATES:
-            self._pins.unpin(next(iter(self._states)))
-        self._states[info.root] = None
+        if len(self._served) == KEPT * self.blobs_a_round:
+            self._pins.unpin(next(iter(self._served)))
+        self._served[info.root] = None
         self._pins.pin(info.root)
 
     async def _follow_verdicts(self) -> None:

@@ -1,4 +1,4 @@
-"""The owner's eyes on a run that pre-trains: each outer state evaluated, its image written, its figures on record.
+"""The owner's eyes on a run with rounds: each outer state evaluated, its image written, its figures on record.
 
 Rounds do not need it: they go on while it is away, and it takes up the newest one when it is back.
 """
@@ -10,16 +10,21 @@ import msgspec
 import structlog
 import trio
 
+from node.metrics.journal import ends_of
 from node.metrics.observer import Observer, open_observer
 from node.services.base import Service
 from node.services.rounds.applying import Rounds
 from node.services.station import Station
 from node.services.workplace import Workplace
+from node.training.client import EvaluatorProcess, SpoolProcess
+from node.training.evaluations import Evaluations
 from node.training.jobs import Publish
+from node.training.settings import read_settings
 from node.training.spool import Spool
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
+POLL = 0.05
 
 
 class Publishing(Service):
@@ -27,22 +32,43 @@ class Publishing(Service):
 
     name = "publishing"
 
-    def __init__(self, station: Station, rounds: Rounds, spool: Spool, observer: Observer) -> None:
+    def __init__(
+        self,
+        station: Station,
+        rounds: Rounds,
+        spool: Spool,
+        observer: Observer,
+        evaluator: SpoolProcess | None = None,
+    ) -> None:
+        """evaluator: of a run with rollouts."""
         self._station, self._rounds, self._spool, self._observer = station, rounds, spool, observer
+        self._evaluator, self._evaluations = evaluator, Evaluations(spool, station.run.spec)
         self._began = station.clock.monotonic()
+        self._rewards: list[tuple[int, float]] = []
         self.done = False
 
     @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        observing = partial(open_observer, place.station.run.spec, place.directory, place.config.metrics_log)
-        return cls(place.station, place.rounds, place.rounds.spool, await trio.to_thread.run_sync(observing))
+    async def open(cls, place: Workplace) -> Self | None:
+        station, spool = place.station, place.rounds.spool
+        if not station.membership.leads(station.key.address):
+            return None
+        observing = partial(open_observer, station.run.spec, place.directory, place.config.metrics_log)
+        evaluator = None
+        if station.run.spec.seats:
+            settings = read_settings(place.config.trainer)
+            evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
+        return cls(station, place.rounds, spool, await trio.to_thread.run_sync(observing), evaluator)
 
     async def run(self) -> None:
         try:
-            while self._observer.newest < self._rounds.last:
-                outer = await self._rounds.newer_than(self._observer.newest)
-                await self._publish(outer.round)
-            self.done = True
+            async with trio.open_nursery() as nursery:
+                if self._evaluator is not None:
+                    nursery.start_soon(self._evaluator.run)
+                while self._observer.newest < self._rounds.last:
+                    outer = await self._rounds.newer_than(self._observer.newest)
+                    await self._publish(outer.round)
+                self.done = True
+                nursery.cancel_scope.cancel()
         finally:
             self._observer.close()
 
@@ -50,7 +76,12 @@ class Publishing(Service):
         before = self._rounds.figures.get(round_ - 1)
         figures = msgspec.to_builtins(before) if before else {}
         told = {"bits_per_parameter": figures.pop("bits", None), **figures}
-        metrics = {name: value for name, value in told.items() if value is not None and name != "round"}
+        metrics = {
+            name: value for name, value in told.items() if value is not None and name not in ("round", "batches")
+        }
+        if self._evaluator is not None:
+            metrics |= {"rollouts": metrics.pop("tokens", 0)}
+            self._spool.remember_adopted(round_)  # the evaluator waits for none that was passed over
         try:
             await self._rounds.jobs.ask(f"publish-{round_:06d}", Publish(round_, metrics))
         except IntellectError as error:
@@ -58,13 +89,18 @@ class Publishing(Service):
             self._station.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
             await self._rounds.newer_than(round_)
             return
+        while self._evaluator is not None and not self._evaluations.complete(round_):  # noqa: ASYNC110 - a process writes it
+            await trio.sleep(POLL)
         elapsed = round(self._station.clock.monotonic() - self._began, 3)
         record = await trio.to_thread.run_sync(self._spool.record, round_)
         await trio.to_thread.run_sync(self._observer.observe, record, {"elapsed": elapsed}, {})
+        if isinstance(reward := record.get("eval_reward"), float):
+            self._rewards.append((round_, reward))
         self._spool.forget_policies(round_)
 
     def beat(self) -> dict[str, Any]:
-        return {"finished": self.done}
+        reward = ends_of([reward for _, reward in self._rewards]).last
+        return {"finished": self.done} | ({"reward": reward} if reward is not None else {})
 
     def status(self) -> dict[str, Any]:
         latest = self._observer.latest
@@ -74,7 +110,7 @@ class Publishing(Service):
             "loss": latest.get("loss"),
             "tokens_per_second": latest.get("tokens_per_second"),
             "seconds": float(latest.get("elapsed", 0.0)),
-            "queued_rollouts": 0,
+            "reward_eval": self._rewards,
             "latest": latest,
             "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
             "done": self.done,

@@ -113,7 +113,7 @@ class Intake:
                 self._open[id] = work
 
     def _note(self, work: Work) -> None:
-        if work.task is not None:  # nobody trains on what was asked for
+        if not work.is_sampled:  # nobody trains on what was asked for
             return
         self._journeys.reached(work.id, "commit")
         self._open[work.id] = work
@@ -121,7 +121,7 @@ class Intake:
     async def _follow_jury(self) -> None:
         async for id in self._station.jury.watch():
             work = self._register.get(id)
-            if work is not None and work.task is None:
+            if work is not None and work.is_sampled:
                 await self._decide(work)
 
     async def _watch_clock(self, nursery: trio.Nursery) -> None:

@@ -305,6 +305,7 @@ def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
         "replicas": table(told.get("replicas")),
         "losses": [point for point in points if None not in point],
         "peers": rows,
+        "of_rollouts": bool(told.get("of_rollouts")),
     }
 
 

@@ -177,22 +177,22 @@ export function load(state) {
   say("load-note", `tokens per second by heartbeats, since ${ago(xRange[0])}`);
 }
 
-// Rounds of a run that pre-trains; nothing of others.
+// Rounds of a run that has some; nothing of others.
 export function rounds(state) {
   const told = state.rounds;
   at("rounds-panel").hidden = !told;
   if (!told) return;
   const { replicas, peers, losses } = told;
-  say("rounds-note", `round ${Math.min(told.round + 1, told.rounds)} of ${told.rounds}, loss of its peers in nats per token`);
+  say("rounds-note", `round ${Math.min(told.round + 1, told.rounds)} of ${told.rounds}, loss of its ${told.of_rollouts ? "trainers" : "peers in nats per token"}`);
   const highest = Math.max(...losses.map(([, loss]) => loss), 0);
   const label = losses.length ? `Loss by round: now ${fixed(losses.at(-1)[1])}` : "";
-  const box = { series: [{ class: "main", points: losses }], xRange: [0, told.rounds], yRange: [0, highest * 1.08], xText: (x) => count(x), yText: (y) => fixed(y) };
+  const box = { series: [{ class: "main", points: losses }], xRange: [0, told.rounds], yRange: [Math.min(...losses.map(([, loss]) => loss), 0) * 1.08, highest * 1.08], xText: (x) => count(x), yText: (y) => fixed(y) };
   put("rounds", losses.length > 1 ? lines(width("rounds"), 170, label, box).root : none("A curve begins after two rounds."));
   put("rounds-facts", facts([
     ["replicas equal", `${replicas.equal ?? 0} of ${replicas.of ?? 0}`],
     ["contributions of the last round", told.contributions],
     ["held-back loss", told.eval_loss === null ? null : `${fixed(told.eval_loss)}, perplexity ${fixed(told.perplexity)}`],
-    ["tokens per second", told.tokens_per_second === null ? null : count(told.tokens_per_second)],
+    [told.of_rollouts ? "rollouts per second" : "tokens per second", told.tokens_per_second === null ? null : count(told.tokens_per_second)],
     ["bits per parameter", told.bits_per_parameter],
   ]));
   const equal = (one) => (one.equal === null ? "not known" : one.equal ? "equal" : "differs");

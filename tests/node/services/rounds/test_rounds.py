@@ -67,11 +67,11 @@ class Lab:
             left = until - self.town.wall()
             slow = self.seconds > left
             await trio.sleep(max(min(self.seconds, left), 0.1))
-            job = Train(job.round, job.seat, 0.0 if slow else 4e9, job.fresh)  # in time for one step, or for all
+            job = msgspec.structs.replace(job, until=0.0 if slow else 4e9)  # in time for one step, or for all
         else:
             await trio.sleep(0.2 if isinstance(job, Check) else 0.0)
         peer = self.town.peer
-        peer._spool = self.spool
+        self.town.hand_over(self)
         answer = peer._answer(job)
         if answer.what:
             raise TrainingError(answer.what, answer.why, answer.remedy)
@@ -111,7 +111,8 @@ class Node:
             quorum=len(town.judges) // 2 + 1,
         )
         none: Any = None
-        member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(town.blobs, none, none))
+        self.pins: Any = Pins()
+        member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(town.blobs, self.pins, none))
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
@@ -125,7 +126,7 @@ class Node:
 
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.station, self.rounds, Pins())]
+            return [Learning(self.station, self.rounds, self.pins)]
         if self.role == "trainer":
             return []
         looks = Looks(self.station, self.rounds)
@@ -162,20 +163,28 @@ class Node:
 
 
 class Town:
+    kind: type[Node] = Node
+
     def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW) -> None:
+        self.open(folder, compiled(folder, rounds=how, steps=steps), folder / "assets", validators)
+        self.peer: Any = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
+
+    def open(self, folder: Path, run: CompiledRun, assets: Path, validators: int) -> None:
         self.folder, self.hub, self.judges = folder, MemoryHub(delay=0.05), VALIDATORS[:validators]
-        self.run: CompiledRun = compiled(folder, rounds=how, steps=steps)
+        self.run, self.assets = run, assets
         (folder / "blobs").mkdir()
         self.blobs: Any = Files(folder / "blobs")
-        self.assets = folder / "assets"
-        self.peer = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
-        self.nodes: list[Node] = []
+        self.nodes: list[Any] = []
+
+    def hand_over(self, lab: Lab) -> None:
+        """The learner is this one's now."""
+        self.peer._spool = lab.spool
 
     def wall(self) -> float:
         return 1_800_000_000 + trio.current_time()
 
-    def add(self, number: int, role: str = "worker", **how: Any) -> Node:
-        node = Node(self, NodeKey(bytes([number]) * 32), role, **how)
+    def add(self, number: int, role: str = "worker", **how: Any) -> Any:
+        node = self.kind(self, NodeKey(bytes([number]) * 32), role, **how)
         self.nodes.append(node)
         return node
 
@@ -188,7 +197,7 @@ class Town:
     async def play(self, story: Callable[[trio.Nursery], Any], seconds: float = 3000.0) -> None:
         """Until every node has ended; `story` happens beside."""
         for key in self.judges:
-            node = Node(self, key, "validator")
+            node = self.kind(self, key, "validator")
             self.nodes.append(node)
         with trio.fail_after(seconds):
             async with trio.open_nursery() as nursery:
@@ -390,7 +399,7 @@ async def test_moments_outlive_a_round_and_who_withholds_or_swaps_them_is_out_wi
     assert all(len(each) == 1 for each in town.roots().values())
     assert honest.counts() == {"accepted": 3}  # two of them began with moments, which both validators fetched
     learning = next(one for one in honest.crew.services if isinstance(one, Learning))
-    assert len(learning._states) == 3
+    assert len(learning._served) == 3
     assert silent.counts() == {"accepted": 2, "rejected": 1}  # it began anew in the third, which needs no state
     assert thief.counts() == {"accepted": 1, "rejected": 2}
     verdicts = [one.message.verdict for one in validator.station.board.messages(VerdictIssued)]

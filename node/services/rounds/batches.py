@@ -1,0 +1,104 @@
+"""What contributions are learnt from, in a run with rollouts: the manifests that they name, and whether they may.
+
+A trainer asks which groups were learnt from in the rounds before. A validator asks whether a seat may have learnt from
+the batches of its contribution. Which works were accepted, and with which reports, is this node's own jury's to say.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import trio
+
+from node.recent import Recent
+from node.services.rounds.applying import Rounds
+from node.services.station import Station
+from node.swarm.ballots import FileState
+from protocol.errors import IntellectError
+from protocol.identity import Address, address_from_bytes
+from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
+from protocol.seats import Used, broken_rule, groups_of
+
+log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
+POLL = 0.25
+
+
+class Batches:
+    """One per node that trains or validates."""
+
+    def __init__(self, station: Station, rounds: Rounds) -> None:
+        self._station, self._rounds, self._spec = station, rounds, station.run.spec
+        self._used: Recent[int, set[Used]] = Recent(2 * self._spec.recipe.max_staleness + 2)
+
+    async def used_before(self, round_: int) -> set[Used]:
+        """The groups that contributions of rounds before were learnt from, as far as they could be used once more. What
+        nobody hands over is not among them."""
+        found = set[Used]()
+        for at in range(max(round_ - self._spec.recipe.max_staleness, 0), round_):
+            if at not in self._used:
+                try:
+                    roots = await self._rounds.batches_of(at)
+                    batches = await self._named(roots or (), self._station.membership.addresses())
+                except IntellectError as error:
+                    log.warning("manifests.unavailable", round=at, why=error.why)
+                    continue
+                if roots is None:  # its cut may be heard yet
+                    continue
+                self._used[at] = {one for batch in batches for one in groups_of(batch)}
+            found |= self._used[at]
+        return found
+
+    async def of(
+        self, outer: bytes, round_: int, seat: int, node: Address, roots: Sequence[bytes]
+    ) -> list[ComposedBatch]:
+        """The batches that a contribution names. Raises IntellectError where its seat may not have learnt from them, as
+        far as this node has heard by now and hears in `audit.delivery_seconds`, or one cannot be had."""
+        spec, pool = self._spec, self._station.pool
+        batches = await self._named(roots, [node, *self._station.membership.addresses()])
+        for one in batches:
+            one.check(self._station.run.root, pool, round_, spec.recipe.max_staleness)
+        works = [(work.name(pool), work) for one in batches for work in one.works]
+        with trio.move_on_after(spec.audit.delivery_seconds):  # a seat may have heard verdicts sooner
+            while any(self._fault(name, work) for name, work in works):  # noqa: ASYNC110 - of many validators
+                await trio.sleep(POLL)
+        used = await self.used_before(round_)
+        why = broken_rule(outer, seat, spec.seats, batches, used, self._is_accepted)
+        faults = (f"work {name.hex()[:16]} {fault}" for name, work in works if (fault := self._fault(name, work)))
+        if why := why or next(faults, ""):
+            raise MalformedManifest("bad batch manifest", why)
+        return batches
+
+    def _fault(self, name: bytes, work: UsedWork) -> str:
+        """Why a work may be in nobody's batch, in words; empty if it may."""
+        jury = self._station.jury
+        known = jury.register.get(name)
+        if known is None or not known.is_sampled or not self._is_accepted(name):
+            return "was not accepted"
+        if known.step != work.policy_step or work.judged:
+            return "is of another policy, or says that it was judged"
+        votes = jury.ballots.accepting(name)
+        for report in work.reports:
+            vote = votes.get(address_from_bytes(report.author))
+            if vote is None or vote.report_root != report.root:
+                return "has values that no validator reported who accepts it"
+        return ""
+
+    def _is_accepted(self, name: bytes) -> bool:
+        return self._station.jury.ballots.state(name) is FileState.ACCEPTED
+
+    async def _named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
+        """Manifests by their roots. Raises IntellectError."""
+        found, left = list[ComposedBatch](), MAX_MANIFEST_BYTES
+        for root in roots:
+            path = await self._fetch(root, holders, left)
+            data = await trio.to_thread.run_sync(path.read_bytes)
+            left -= len(data)  # together no more than one may have: their number is its node's to choose
+            found.append(await trio.to_thread.run_sync(decode_composed, data))
+        return found
+
+    async def _fetch(self, root: bytes, holders: Sequence[Address], most: int) -> Path:
+        own = self._station.key.address
+        sources = [one for one in holders if one != own]
+        timeout = min(FETCH_TIMEOUT, self._spec.audit.delivery_seconds)
+        return await self._station.blobs.fetch(root, sources, max_size=max(most, 1), timeout=timeout)

@@ -1,0 +1,145 @@
+"""A trainer's part in the rounds of a run with rollouts: accepted groups in, dealt by the round's outer state, its own
+share made into batches, and then a peer's part as with text.
+"""
+
+from typing import Any, Self
+
+import structlog
+import trio
+
+from node.recipe.pool import Group, Key, RolloutPool, Selection
+from node.services.rounds.applying import Outer, Rounds
+from node.services.rounds.batches import Batches
+from node.services.rounds.learning import Learning
+from node.services.station import Station
+from node.services.training.intake import Intake
+from node.services.training.stating import make_batch
+from node.services.workplace import Workplace
+from node.training.batch import encode_batch
+from node.weights.keeper import Pins
+from protocol.errors import IntellectError
+from protocol.manifest import encode_manifest
+from protocol.seats import share
+
+log = structlog.get_logger()
+POLL = 0.2
+WAIT_SHARE = 0.25
+"""Of a round's seconds, after which a seat makes the steps that it has batches for: steps take time, too."""
+
+
+class Seating(Learning):
+    """One per trainer."""
+
+    name = "seating"
+
+    def __init__(self, station: Station, rounds: Rounds, pins: Pins, batches: Batches) -> None:
+        self._spec = station.run.spec
+        self._inner, self._seats = rounds.rules.inner_steps, self._spec.seats
+        self.blobs_a_round = 1 + self._inner
+        super().__init__(station, rounds, pins)
+        self._batches, self._spool = batches, rounds.spool
+        self._pool = RolloutPool(self._spec)
+        self._used: dict[Key, int] = {}
+        """Groups that a seat has learnt from -> the round."""
+        self._dealing, self._shares = b"", dict[bytes, int]()
+        self._ready = 0
+        self._intake = Intake(
+            station,
+            fresh=self._is_fresh,
+            taken_in=self._take_in,
+            taken_back=self._pool.forget,
+            asks=lambda: station.membership.is_trainer(station.key.address),
+        )
+
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        return cls(place.station, place.rounds, place.member.stock.store, place.batches)
+
+    async def run(self) -> None:
+        journal, first = self._station.journal, self._rounds.newest - self._spec.recipe.max_staleness
+        consumed = await journal.do(journal.consumed, max(first, 0))
+        self._used = {(name[:-4], int.from_bytes(name[-4:])): at for name, at in consumed.items()}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._intake.run)
+            await super().run()
+
+    # rollouts in
+
+    def _is_fresh(self, step: int) -> bool:
+        return self._rounds.newest - step <= self._spec.recipe.max_staleness
+
+    def _take_in(self, groups: list[Group]) -> None:
+        self._pool.add(group for group in groups if group.key not in self._used)
+
+    # batches
+
+    async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
+        """As many as there are batches, once all are there or a part of the round is over. Those of before a restart
+        are."""
+        await self._forget(outer.round)
+        first = (outer.round * self._seats + seat) * self._inner
+        self._ready, waits = 0, until - (1 - WAIT_SHARE) * self._rounds.rules.round_seconds
+        while self._ready < self._inner:
+            if self._is_past(outer.round):
+                return None
+            place = first + self._ready
+            if self._spool.batch_path(place).exists():
+                await self._serve(self._spool.works_path(place))
+                self._ready += 1
+            elif (selection := self._dealt(outer, seat)) is not None:
+                await self._hand_over(place, selection)
+            elif self._ready and self._station.clock.wall() >= waits:
+                break
+            else:
+                await trio.sleep(POLL)
+        return self._ready
+
+    async def _forget(self, round_: int) -> None:
+        """What is stale, and what any seat has learnt from in the rounds before."""
+        self._used |= dict.fromkeys(await self._batches.used_before(round_), round_)
+        oldest = round_ - 2 * self._spec.recipe.max_staleness  # learnt from by then, it would be too old by now
+        self._used = {key: at for key, at in self._used.items() if at >= oldest}
+        self._pool.settle(self._used)
+        self._pool.drop_stale(round_)
+        before = (round_ - 1) * self._seats * self._inner
+        await trio.to_thread.run_sync(self._spool.forget_batches, before)
+
+    def _dealt(self, outer: Outer, seat: int) -> Selection | None:
+        """The next batch from the seat's share of what waits, None while that is too small."""
+        if self._dealing != outer.root:
+            self._dealing, self._shares = outer.root, dict[bytes, int]()
+
+        def of(work: bytes) -> int:
+            if work not in self._shares:  # asked again for each group, several times a second
+                self._shares[work] = share(outer.root, work, self._seats)
+            return self._shares[work]
+
+        return self._pool.dealt(self._seats, of)[seat].take(outer.round)
+
+    async def _hand_over(self, place: int, selection: Selection) -> None:
+        """Journal what is used up, then manifest and batch. What cannot be made from its names is not learnt from."""
+        keys = [group.key for group in selection.settled]
+        self._pool.settle(keys)
+        self._used |= dict.fromkeys(keys, selection.step)
+        names = [work + number.to_bytes(4, "big") for work, number in keys]
+        await self._station.journal.do(self._station.journal.consume, names, selection.step)
+        try:
+            composed, batch = await make_batch(self._station, selection)
+        except IntellectError as error:
+            log.error("batch.not_made", place=place, why=error.why)
+            return
+        await trio.to_thread.run_sync(self._spool.write_works, place, encode_manifest(composed))
+        await trio.to_thread.run_sync(lambda: self._spool.write_batch(place, encode_batch(batch)))
+        log.info("batch.written", round=selection.step, place=place, groups=len(selection.groups))
+
+    # as a service
+
+    def doing(self) -> str:
+        if self._training < 0 <= self.seat and self._ready < self._inner and not self._rounds.over:
+            waiting = f"{self._pool.rollouts} accepted rollouts wait"
+            return f"seat {self.seat} has {self._ready} of {self._inner} batches of {self._rounds.doing()}; {waiting}"
+        return super().doing()
+
+    def status(self) -> dict[str, Any]:
+        told = super().status()
+        return told | {"pretraining": told["pretraining"] | {"queued_rollouts": self._pool.rollouts}}

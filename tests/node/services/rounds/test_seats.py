@@ -1,0 +1,229 @@
+"""Several trainers that learn from rollouts, in a swarm in memory: what workers sample is dealt among them each round.
+
+The rounds are test_rounds'. Engine, learner, files, reports, manifests and batches are real, and so are all services.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from node.inference.wire import Inspected, Produced
+from node.recipe.capacity import CapacityGauge, Machine
+from node.recipe.pool import Selection
+from node.run.file import CompiledRun
+from node.services.certifying import Certifying
+from node.services.generating import Generating
+from node.services.rounds.batches import Batches
+from node.services.rounds.cutting import Cutting
+from node.services.rounds.judging import ContributionJudging, Looks
+from node.services.rounds.seating import Seating
+from node.training.outer import StateFile
+from node.training.peer import SeatPeer
+from node.training.settings import TrainerSettings
+from node.training.spool import Spool
+from node.training.world import World
+from protocol.audit import AuditSpec
+from protocol.blobs import describe
+from protocol.checks import Reason
+from protocol.earnings import contribution_units
+from protocol.errors import IntellectError
+from protocol.identity import NodeKey
+from protocol.manifest import ComposedBatch, decode_composed, encode_manifest
+from protocol.messages import VerdictIssued
+from protocol.policy import bf16_bits, decode_image
+from protocol.pretraining import Diloco
+from protocol.run import RunSpec, encode_run
+from protocol.seats import share
+from tests.attacks.validators.court import POOL, announcement
+from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401
+from tests.node.services.test_local import EngineInProcess
+
+ROUNDS, SEATS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
+
+
+TRAINERS = tuple(NodeKey(bytes([number]) * 32).address for number in (1, 2))
+
+
+class SeatNode(Node):
+    town: "SeatTown"
+
+    def __init__(self, *given: Any, **how: Any) -> None:
+        super().__init__(*given, **how)
+        self.membership.terms.seat(TRAINERS, 600, 20)
+        self.batches = Batches(self.station, self.rounds)
+
+    def services(self) -> list[Any]:
+        station, rounds, scratch = self.station, self.rounds, self.town.folder / f"scratch-{self.key.address[:8]}"
+        scratch.mkdir(exist_ok=True)
+        if self.role == "worker":
+            return [Generating(station, self.town.engine, scratch, CapacityGauge(self.town.run.spec, Machine(1, 0)))]
+        if self.role == "trainer":
+            return [self.town.seating(station, rounds, self.pins, self.batches)]
+        certifying = Certifying(station)
+        given = station, rounds, Looks(station, rounds, self.batches), self.court, scratch
+        judge = ContributionJudging(*given, certifying=certifying, engine=self.town.engine)
+        return [judge, Cutting(station, rounds), certifying]
+
+    @property
+    def done(self) -> dict[str, int]:
+        """What became of its files or contributions."""
+        kinds = Generating, Seating
+        return next(one.works.done.counts for one in self.crew.services if isinstance(one, kinds))
+
+
+class SlowEngine(EngineInProcess):
+    """Takes time, of the town's, and says so: how much is recomputed follows from it."""
+
+    async def ask(self, request: Any, **how: Any) -> Any:
+        await trio.sleep(0.25)
+        reply = await super().ask(request, **how)
+        return msgspec.structs.replace(reply, seconds=0.25) if isinstance(reply, Produced | Inspected) else reply
+
+
+class SeatTown(Town):
+    kind = SeatNode
+
+    def __init__(self, folder: Path, run: RunSpec, assets: Path, seating: type[Seating] = Seating) -> None:
+        encoded = encode_run(run)
+        self.open(folder, CompiledRun(run, encoded, describe(encoded).root, {}), assets, 2)
+        self.seating, self.engine = seating, SlowEngine(encoded, assets)
+        self.learnt: dict[Path, dict[str, int]] = {}
+        spool = Spool(folder / "spool")
+        spool.prepare(encoded, assets)
+        spool.peers_path.write_text(str(SEATS))
+        self.peer = SeatPeer(spool, run, TrainerSettings(), World())
+
+    def hand_over(self, lab: Lab) -> None:
+        super().hand_over(lab)
+        self.peer._learnt = self.learnt.setdefault(lab.spool.root, {})
+
+    async def perform(self, story: Callable[[trio.Nursery], Any]) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.engine.run)
+            await self.play(story)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def run(tiny_run: RunSpec) -> RunSpec:
+    rules = Diloco(
+        inner_steps=INNER, exchange="int8", stretch=1, max_contributions=SEATS, round_seconds=40.0, grace_seconds=4.0
+    )
+    recipe = msgspec.structs.replace(tiny_run.recipe, steps=ROUNDS, max_staleness=2)
+    sampled = {"group_size": SIZE, "prompts_per_step": PROMPTS, "prompts_per_file": 2, "max_output_tokens": 6}
+    rollout = msgspec.structs.replace(tiny_run.rollout, **sampled)
+    audit = AuditSpec(window=4, verdict_seconds=30.0, delivery_seconds=10.0)
+    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout, diloco=rules, audit=audit)
+
+
+async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_that_dies_costs_its_contribution(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, autojump_clock: Any
+) -> None:
+    town = SeatTown(tmp_path, run, tiny_assets)
+    owner, victim, worker = town.add(1, "trainer"), town.add(2, "trainer"), town.add(3)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await until(lambda: owner.rounds.newest >= 0)
+        far = announcement(999, bytes(32), domain=owner.station.domain)
+        await owner.station.board.post(far)  # of the owner's own making: nobody follows it
+        await until(lambda: victim.rounds.newest == 1)
+        victim.alive.cancel()
+
+    await town.perform(story)
+    roots, judges = town.roots(), [one for one in town.nodes if one.role == "validator"]
+    assert set(roots) == set(range(ROUNDS + 1)) and all(len(each) == 1 for each in roots.values()), roots
+    figures = judges[0].rounds.figures
+    batch = run.rollouts_per_batch
+    assert figures[0].contributions == 2
+    assert all(one.tokens == len(one.batches) * batch > 0 for one in figures.values())
+    assert all(figures[at].contributions >= 1 for at in range(ROUNDS)) and figures[ROUNDS - 1].contributions == 1
+    # every node has made the same policies by itself, and the worker's files are of these
+    policies = {one.root for one in worker.station.shelf.held}
+    assert policies == {one.root for one in owner.station.shelf.held} and len(policies) == ROUNDS + 1
+    assert judges[0].station.jury.policies.newest_step == ROUNDS
+    state = StateFile(owner.rounds._path(ROUNDS))
+    image = decode_image(owner.station.shelf.newest.path.read_bytes())
+    for name in state.shapes:
+        assert (image[name] == bf16_bits(state.tensor(name))).all()
+    assert worker.done.get("accepted", 0) >= 3 * INNER and not worker.done.get("rejected"), worker.done
+    assert owner.done == {"accepted": ROUNDS}, owner.done
+    for judge in judges:
+        said = [one.message for one in judge.station.board.messages(VerdictIssued)]
+        of = [one for one in said if one.verdict.node in TRAINERS]
+        assert of and all(one.checked == b"\x01" and one.verifier == "learner" for one in of)  # replayed, and equal
+        prices = {contribution_units(run, count * batch) for count in range(1, INNER + 1)}
+        assert prices >= {one.verdict.units for one in of} and min(prices) == int(0.1 * batch * 6)
+        assert not judge.court.slashed
+    journal = judges[0].station.journal
+    paid = [work.id for work in judges[0].station.jury.register.of(owner.key.address)]
+    assert len(paid) == ROUNDS and all(journal.certificate(judges[0].key.address, POOL, one) for one in paid)
+
+
+class Greedy(Seating):
+    """Learns from the other seat's share, and says so."""
+
+    def _dealt(self, outer: Any, seat: int) -> Selection | None:
+        return super()._dealt(outer, 1 - seat if self._station.key.address == TRAINERS[1] else seat)
+
+
+async def test_who_learns_from_anothers_share_is_in_no_round_and_keeps_its_stake(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, autojump_clock: Any
+) -> None:
+    run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, steps=2))
+    town = SeatTown(tmp_path, run, tiny_assets, Greedy)
+    honest, cheat, _ = town.add(1, "trainer"), town.add(2, "trainer"), town.add(3)
+    await town.perform(nothing)
+    judges = [one for one in town.nodes if one.role == "validator"]
+    assert all(len(each) == 1 for each in town.roots().values())
+    assert honest.done == {"accepted": 2} and "accepted" not in cheat.done, (honest.done, cheat.done)
+    verdicts = [one.message for one in judges[0].station.board.messages(VerdictIssued)]
+    refused = [one for one in verdicts if one.verdict.node == cheat.key.address]
+    assert refused and {one.verdict.reason for one in refused} == {Reason.BATCHES}
+    assert all("of seat" in one.detail for one in refused), refused
+    assert not [one for node in town.nodes for one in node.court.slashed]
+    await what_no_seat_may_learn_from(town, judges[0], honest)
+
+
+async def what_no_seat_may_learn_from(town: SeatTown, judge: SeatNode, honest: SeatNode) -> None:
+    """Manifests by hand, as a validator that has lived through the rounds reads them."""
+    outers = {round_: next(iter(roots)) for round_, roots in town.roots().items()}
+    named = [judge.rounds.figures[at].batches for at in (0, 1)]
+    read = [[decode_composed((town.folder / "blobs" / root.hex()).read_bytes()) for root in each] for each in named]
+    seat = share(outers[1], read[1][0].works[0].name(POOL), SEATS)
+
+    async def refused(seat: int, *batches: ComposedBatch) -> str:
+        roots = [(await town.blobs.add(encode_manifest(one))).root for one in batches]
+        try:
+            await judge.batches.of(outers[1], 1, seat, honest.key.address, roots)
+        except IntellectError as error:
+            return error.why
+        return ""
+
+    fine = read[1][0]
+    assert await refused(seat, *read[1]) == ""  # the control
+    assert "which was learnt from before" in await refused(seat, fine, fine)
+    assert "is for step 0" in await refused(seat, read[0][0])
+    again = [msgspec.structs.replace(one, step=1) for one in read[0]]
+    work = next(one for one in again[0].works if any(one.used))
+    of = share(outers[1], work.name(POOL), SEATS)
+    assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
+    judge.rounds.figures.clear()  # as after a restart: cuts are heard again, and contributions read
+    judge.batches._used.clear()
+    assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
+    assert "of seat" in await refused(1 - of, msgspec.structs.replace(again[0], works=(work,)))
+
+    def with_work(**changes: Any) -> ComposedBatch:
+        return msgspec.structs.replace(fine, works=(msgspec.structs.replace(fine.works[0], **changes),))
+
+    made_up = with_work(file_root=bytes(32))
+    assert "was not accepted" in await refused(share(outers[1], made_up.works[0].name(POOL), SEATS), made_up)
+    report = msgspec.structs.replace(fine.works[0].reports[0], root=bytes([9]) * 32)
+    assert "values that no validator reported" in await refused(seat, with_work(reports=(report,)))
+    fresher = with_work(policy_step=1 - fine.works[0].policy_step)
+    assert "another policy" in await refused(seat, fresher)
+    town.blobs.missing.add(describe(encode_manifest(fine)).root)
+    assert "nobody has it" in await refused(seat, fine)
