@@ -112,7 +112,9 @@ class Node:
         )
         none: Any = None
         self.pins: Any = Pins()
-        member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(town.blobs, self.pins, none))
+        # The town's wall clock for its board, too: words from the future of it are not heard.
+        stock = Stock(town.blobs, self.pins, none)
+        member = Member(key, DOMAIN, POOL, self.network, self.membership, stock, wall=town.wall)
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
@@ -417,6 +419,16 @@ async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
     first, second = (StateFile(cheat.rounds._path(number)) for number in (0, 1))
     assert all((first.tensor(name) == second.tensor(name)).all() for name in first.shapes)
     assert cheat.rounds.figures[0].contributions == 0
+    said = [one.message.verdict for one in cheat.station.board.messages(VerdictIssued)]
+    assert {one.reason for one in said} == {Reason.NOT_REPRODUCED}
+
+
+async def test_one_validator_is_enough_for_an_honest_peer(tmp_path: Path, autojump_clock: Any) -> None:
+    town = Town(tmp_path, validators=1, steps=1)
+    honest = town.add(3)
+    await town.play(nothing)
+    said = [one.message.detail for one in honest.station.board.messages(VerdictIssued)]
+    assert honest.counts() == {"accepted": 1}, said
 
 
 async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Path, autojump_clock: Any) -> None:
