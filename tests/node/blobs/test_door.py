@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.blobs.door import BlobDoor
 from node.blobs.errors import BlobUnavailable, SourceFailed
 from node.blobs.http.sources import HttpSource
+from node.member import BlobDoor
 from protocol.blobs import BlobInfo
 from protocol.identity import Address
 
