@@ -1,6 +1,6 @@
 """A machine of a rollout's own: files in memory, a shell, a Python that remembers (`guests/intellect_session`).
 
-It lives through the rollout's turns and is replayed by fuel alone (`node.sandbox.sessions`). What leaves it are its
+It lives through the rollout's turns and is replayed by fuel alone (`node.sandbox.opening`). What leaves it are its
 files. They are tested in machines of their own, because whoever wrote in the session may have changed everything there;
 what a test should print never goes in.
 """

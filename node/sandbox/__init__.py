@@ -6,9 +6,8 @@ the same on every machine, and a confined native Python (`confined`), faster and
 
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Session, Status
 from node.sandbox.errors import RuntimeMissing, SandboxError, Undecided
-from node.sandbox.opening import open_confined, open_wasi
+from node.sandbox.opening import Sessions, open_confined, open_wasi
 from node.sandbox.runtime import find_runtime
-from node.sandbox.sessions import Sessions
 
 __all__ = [
     "Call",

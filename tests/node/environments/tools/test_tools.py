@@ -14,8 +14,7 @@ from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.guests import intellect_session
 from node.environments.registry import load_environment
 from node.environments.tools import environment as tools
-from node.environments.tools.corpus import Corpus, Passage, SearchTool, load_corpus, log2, words
-from node.environments.tools.environment import PythonTool
+from node.environments.tools.environment import Corpus, Passage, PythonTool, SearchTool, load_corpus, log2, words
 from node.environments.tools.form import MAX_CALL, ToolCall, parse_call, tell_result
 from node.sandbox import Limits, Outcome, RuntimeMissing, Status, find_runtime, open_wasi
 from protocol.run import EnvironmentSpec
