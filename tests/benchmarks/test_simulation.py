@@ -10,14 +10,13 @@ import pytest
 import structlog
 
 from benchmarks.simulation import fetching
-from benchmarks.simulation.__main__ import described, table
+from benchmarks.simulation.__main__ import computed_once, described, simulate, table
 from benchmarks.simulation.ether import MOST, Mesh
 from benchmarks.simulation.exchange import Case
 from benchmarks.simulation.exchange import measure as fetch
 from benchmarks.simulation.gossip import Swarm
 from benchmarks.simulation.one_node import measure
 from benchmarks.simulation.scenario import Scenario
-from benchmarks.simulation.simulate import computed_once, simulate
 from node.swarm import board
 from node.swarm.neighbours import MOST as MOST_NEIGHBOURS
 from protocol.errors import ProtocolError
