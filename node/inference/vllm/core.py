@@ -8,7 +8,6 @@ import torch
 
 from node.inference.errors import EngineError
 from node.inference.vllm.arguments import environment
-from node.inference.vllm.processors import processors
 
 EXTENSION = "node.inference.vllm.worker.WorkerExtension"
 
@@ -85,3 +84,9 @@ def _guarded(call: Callable[[], Any]) -> Any:
         return call()
     except torch.OutOfMemoryError as error:
         raise EngineError("the device has no memory left", str(error)[:300], "use a GPU with more") from error
+
+
+def processors() -> list[str | type]:
+    """Which of the two samplers vLLM's model runner takes, by name: vLLM imports it where tokens are drawn."""
+    module = "v2" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" else "v1"
+    return [f"node.inference.vllm.{module}:ReplayableSampler"]
