@@ -397,7 +397,7 @@ def described(swarm: Swarm) -> dict[str, float]:
     }
 
 
-def fetch_seconds(count: int, size: float, seed: int, pieces: int | None = None) -> list[float]:
+def fetch_seconds(count: int, size: float, seed: int) -> list[float]:
     """When each of `count` peers has a blob of `size` bytes that one origin of 1 Gbit/s begins with, ascending."""
-    swarm = Swarm(count, size, GBIT, seed, pieces).run()
+    swarm = Swarm(count, size, GBIT, seed).run()
     return sorted(peer.finished for peer in swarm.nodes[1:])

@@ -297,8 +297,8 @@ def read_problems(path: Path) -> Iterator[tuple[dict[str, Any], Published]]:
             continue
 
 
-def _bad(path: Path, line: int, why: str, remedy: str = "correct or remove the row") -> DatasetError:
-    return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", remedy)
+def _bad(path: Path, line: int, why: str) -> DatasetError:
+    return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", "correct or remove the row")
 
 
 def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

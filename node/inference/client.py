@@ -55,12 +55,10 @@ class EngineProcess:
         *,
         starter: Starter | None = None,
         env: Mapping[str, str] | None = None,
-        prepare_deadline: float = PREPARE_DEADLINE,
     ) -> None:
         self._command = list(command)
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        self._prepare_deadline = prepare_deadline
         self._starter = starter or Anew()
         self._process: Child | None = None
         self._link: Link | None = None
@@ -186,7 +184,7 @@ class EngineProcess:
     async def _introduce(self, link: Link, task_status: trio.TaskStatus[None]) -> EngineError | None:
         """Prepare the run and let requests come; what stands against that."""
         try:
-            with trio.fail_after(self._prepare_deadline):
+            with trio.fail_after(PREPARE_DEADLINE):
                 ready = await link.exchange(self._prepare)
             assert isinstance(ready, Ready)  # noqa: S101 - the link checks the type
             first, self.ready = self.ready is None, ready

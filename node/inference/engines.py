@@ -88,9 +88,9 @@ ENGINES: dict[str, EngineKind] = {VLLM.name: VLLM, TORCH.name: TORCH}
 """By name, best first."""
 
 
-def kernels(engines: Mapping[str, EngineKind] = ENGINES) -> list[str]:
+def kernels() -> list[str]:
     """All kernels, those of the torch engine first."""
-    return [kernel for kind in reversed(list(engines.values())) for kernel in kind.kernels]
+    return [kernel for kind in reversed(list(ENGINES.values())) for kernel in kind.kernels]
 
 
 def kind_of(kernel: str, engines: Mapping[str, EngineKind] = ENGINES) -> EngineKind:

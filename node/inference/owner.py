@@ -30,23 +30,22 @@ WEIGHTS: Mapping[Share, float] = {"rollout": 6.0, "verdict": 4.0, "evaluation": 
 class FairClock:
     """The clocks of all kinds of work. used: seconds that each has had."""
 
-    def __init__(self, weights: Mapping[Share, float] = WEIGHTS) -> None:
-        self._weights = weights
-        self._clocks: dict[Share, float] = dict.fromkeys(weights, 0.0)
+    def __init__(self) -> None:
+        self._clocks: dict[Share, float] = dict.fromkeys(WEIGHTS, 0.0)
         self._now = 0.0
         self._active: frozenset[Share] = frozenset()
-        self.used: dict[Share, float] = dict.fromkeys(weights, 0.0)
+        self.used: dict[Share, float] = dict.fromkeys(WEIGHTS, 0.0)
 
     def charge(self, share: Share, seconds: float) -> None:
         self.used[share] += seconds
-        self._clocks[share] += seconds / self._weights[share]
+        self._clocks[share] += seconds / WEIGHTS[share]
 
     def order(self, wanting: Collection[Share]) -> list[Share]:
         """Those that want the engine now, the next one first."""
         for share in frozenset(wanting) - self._active:
             self._clocks[share] = max(self._clocks[share], self._now)
         self._active = frozenset(wanting)
-        ordered = sorted(wanting, key=lambda share: (self._clocks[share], -self._weights[share]))
+        ordered = sorted(wanting, key=lambda share: (self._clocks[share], -WEIGHTS[share]))
         if ordered:
             self._now = max(self._now, self._clocks[ordered[0]])
         return ordered

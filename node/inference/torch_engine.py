@@ -42,10 +42,8 @@ _log = structlog.get_logger(__name__)
 _SCALED_LOGITS = ("logit_scale", "lm_head_multiplier")
 
 
-def build_model(
-    model_dir: Path, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str = "sdpa"
-) -> Any:
-    """A freshly initialised transformers model of `model_dir`/config.json, in eval mode.
+def build_model(model_dir: Path, device: str = "cpu") -> Any:
+    """A freshly initialised transformers model of `model_dir`/config.json, in float32 and in eval mode.
 
     Raises ModelError for anything that is not a plain causal language model of a family that the engine computes.
     """
@@ -67,8 +65,8 @@ def build_model(
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(
                 config,
-                dtype=dtype,
-                attn_implementation="eager" if written_out(config) else attention,
+                dtype=torch.float32,
+                attn_implementation="eager" if written_out(config) else "sdpa",
                 trust_remote_code=False,
             )
     except Exception as error:  # as above

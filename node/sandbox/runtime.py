@@ -89,9 +89,9 @@ def compiled(runtime: Path, settings: Settings = OPTIMISED) -> Path:
     return target
 
 
-def is_compiled(settings: Settings = OPTIMISED) -> bool:
+def is_compiled() -> bool:
     """Whether `compiled` would answer at once. Raises RuntimeMissing without wasmtime."""
-    return (cache_directory() / _compiled_name(settings)).exists()
+    return (cache_directory() / _compiled_name(OPTIMISED)).exists()
 
 
 def install(source: bytes) -> Path:

@@ -131,11 +131,6 @@ class Download(Generic[Peer]):
         """What a source that chooses by itself need not send: here, or asked for."""
         return ~self._open
 
-    def useful(self, peer: Peer) -> bool:
-        """Whether `peer` has a piece that we lack."""
-        source = self._sources.get(peer)
-        return source is not None and bool((source.have & ~self.have).any())
-
     def add(self, peer: Peer) -> None:
         """Use `peer`, once its map is known."""
         if peer not in self._sources:

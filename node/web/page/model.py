@@ -113,7 +113,7 @@ class SpreadBook:
         }
 
 
-def quantiles(ascending: list[float], most: int = SHOWN) -> list[float]:
-    """All of them, or `most` evenly chosen ones with the first and the last."""
+def quantiles(ascending: list[float]) -> list[float]:
+    """All of them, or SHOWN evenly chosen ones with the first and the last."""
     last = len(ascending) - 1
-    return ascending if last < most else [ascending[round(i * last / (most - 1))] for i in range(most)]
+    return ascending if last < SHOWN else [ascending[round(i * last / (SHOWN - 1))] for i in range(SHOWN)]
