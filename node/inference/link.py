@@ -212,8 +212,10 @@ class Link:
         while self._why is None:
             self._say(Ping())
             await trio.sleep(PING_EVERY)
-            used = await trio.to_thread.run_sync(_cpu_seconds, self._process.pid)
-            hangs = self._dog.look(time.monotonic(), used) or self._overdue()
+            used, now = None, time.monotonic()
+            if self._dog.doubts(now):
+                used = await trio.to_thread.run_sync(_cpu_seconds, self._process.pid)
+            hangs = self._dog.look(now, used) or self._overdue()
             if hangs:
                 self._break("the engine hangs", hangs)
 

@@ -19,6 +19,9 @@ STANDING_AT_WORK = 600.0
 """The longest that a single prefill or load may take, and the imports."""
 IDLE_SHARE = 0.02
 """Of one processor: whoever uses less does not work."""
+DOUBT = 2.5
+"""Seconds without a word, or a beat, from which on it is asked whether the child works: to ask, all processes of the
+machine are looked through."""
 LATE = 2.0
 """Seconds between two looks after which it was the daemon that slept."""
 LOADING = "loading"
@@ -27,16 +30,17 @@ LOADING = "loading"
 
 @dataclass(slots=True)
 class _Since:
-    """When something last moved, and how many CPU seconds the child had used by the first look after it."""
+    """When something last moved, and when it was first asked after that how many CPU seconds the child had used."""
 
     at: float
-    cpu: float | None = None
+    first: tuple[float, float] | None = None
 
-    def rate(self, now: float, cpu: float) -> float:
-        """Processors used since then; unknown at the first look, which counts as work."""
-        if self.cpu is None:
-            self.at, self.cpu = now, cpu
-        return (cpu - self.cpu) / (now - self.at) if now > self.at else 1.0
+    def rate(self, now: float, cpu: float | None) -> float:
+        """Processors used since then; what is not known, or for the first time, counts as work."""
+        if cpu is None:
+            return 1.0
+        since, before = self.first = self.first or (now, cpu)
+        return (cpu - before) / (now - since) if now > since else 1.0
 
 
 class Watchdog:
@@ -60,20 +64,24 @@ class Watchdog:
             self._beat = _Since(now)
         self._beats, self._busy = beats, busy
 
-    def look(self, now: float, cpu: float) -> str:
-        """Why the child hangs, empty if it does not. cpu: seconds that it and its own children have used so far. To be
-        called every second."""
+    def doubts(self, now: float) -> bool:
+        """Whether what the child uses of the processors matters."""
+        return now - self._heard.at > DOUBT or (bool(self._busy) and now - self._beat.at > DOUBT)
+
+    def look(self, now: float, cpu: float | None) -> str:
+        """Why the child hangs, empty if it does not. cpu: seconds that it and its own children have used so far; None
+        without doubts. To be called every second."""
         if now - self._looked > LATE:  # the daemon was asleep, or its machine: nobody could be heard
             self._heard, self._beat = _Since(now), _Since(now)
         self._looked = now
         return self._silence(now, cpu) or self._standstill(now, cpu)
 
-    def _silence(self, now: float, cpu: float) -> str:
+    def _silence(self, now: float, cpu: float | None) -> str:
         working = self._heard.rate(now, cpu) >= IDLE_SHARE
         idle, busy = (SILENT, SILENT_AT_WORK) if self._spoke else (STANDING, STANDING_AT_WORK)
         return _beyond("it says nothing", now - self._heard.at, busy if working else idle)
 
-    def _standstill(self, now: float, cpu: float) -> str:
+    def _standstill(self, now: float, cpu: float | None) -> str:
         if not self._busy:
             return ""
         working = self._beat.rate(now, cpu) >= IDLE_SHARE or self._busy == LOADING
