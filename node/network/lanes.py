@@ -27,7 +27,8 @@ from protocol.identity import Address
 log = structlog.get_logger(__name__)
 
 PROTOCOL = "/intellect-node/lanes/1"
-LOOK_SECONDS = 0.1
+LOOK_SECONDS, IDLE_LOOK_SECONDS = 0.1, 0.5
+"""Between two looks at the paths, while something goes by them in bulk and while nothing does."""
 STALL_SECONDS = 1.0
 LOSSY = 0.004
 """Share of segments that are sent again."""
@@ -43,6 +44,9 @@ FRESH = 2
 STEP = 40.0
 """Lanes opened at once, per second of the round trip, which each carries so much less for; four at least. A queue that
 they fill is seen before the next are opened, so that the path gets no more of them than it takes to fill it."""
+NEAR = 0.001
+"""Seconds of a round trip below which no lane is opened: at LOSSY one connection carries 200 Mbit/s there, and what is
+sent again on a loopback is late, for want of a processor, and not lost."""
 IDLE_SECONDS = 60.0
 DIAL_SECONDS = 10.0
 PAUSE = 30.0
@@ -76,7 +80,7 @@ class Watch:
             # What one window lost is one event, however many looks it takes to be sent again.
             if again and self._quiet >= trip:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
-        return self._fresh >= FRESH and self._again > LOSSY * self._sent
+        return self._fresh >= FRESH and self._again > LOSSY * self._sent and trip >= NEAR
 
     @property
     def step(self) -> int:
@@ -116,12 +120,13 @@ class Lanes:
     async def run(self) -> None:
         """Look at the paths until cancelled."""
         async with trio.open_nursery() as self._nursery:
+            busy: list[ID] = []
             while True:
-                await trio.sleep(LOOK_SECONDS)
+                await trio.sleep(LOOK_SECONDS if busy else IDLE_LOOK_SECONDS)
                 now, direct = trio.current_time(), self._links.direct()
-                for peer, connections in direct.items():
-                    if self._sends_bulk(connections, now):
-                        self._look(peer, connections, now)
+                busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
+                for peer in busy:
+                    self._look(peer, direct[peer], now)
                 self._forget(direct)
                 await self._close_idle(now)
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
-from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, Watch
+from node.network.lanes import FRESH, HOLD_SECONDS, LOOK_SECONDS, NEAR, Watch
 from node.network.sockets import Tcp
 from node.network.turns import LEAST_TURN, NEWS_TURNS, TURN_SECONDS, Pace, Turns
 from node.network.yamux import DATA, HEADER, MAX_WRITE, Session
@@ -161,11 +161,11 @@ def test_a_line_that_is_never_full_and_one_that_rests_are_not_taken_for_slow_one
     assert pace.turn == MAX_WRITE
 
 
-def looks(watch: Watch, rtt: float, lost: float, count: int) -> list[bool]:
+def looks(watch: Watch, rtt: float, lost: float, count: int, least: float = 0.1) -> list[bool]:
     found, sent = [], 0
     for _ in range(count):
         sent += 100
-        found.append(watch.look([Tcp("reno", rtt, 0.005, 0.1, sent, int(sent * lost))]))
+        found.append(watch.look([Tcp("reno", rtt, 0.005, least, sent, int(sent * lost))]))
     return found
 
 
@@ -173,6 +173,8 @@ def test_a_path_that_loses_beside_a_short_round_trip_gets_lanes_and_a_full_line_
     assert looks(Watch(), 0.105, 0.02, 10)[-1] and not any(looks(Watch(), 0.105, 0.02, 10)[:FRESH])
     assert not any(looks(Watch(), 0.18, 0.02, 50))
     assert not any(looks(Watch(), 0.105, 0.0, 50))
+    assert looks(Watch(), 0.003, 0.02, 50, least=0.002)[-1]
+    assert not any(looks(Watch(), 0.003, 0.02, 50, least=NEAR / 2))  # a loopback that has no processor
     overshoot = Watch()
     looks(overshoot, 0.19, 0.3, 2)
     assert not any(looks(overshoot, 0.1, 0.3, int(HOLD_SECONDS / LOOK_SECONDS) - 1))
