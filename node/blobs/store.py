@@ -353,6 +353,8 @@ class BlobStore:
         return total
 
     def _touch(self, root: bytes) -> None:
+        if next(reversed(self._sizes)) == root:
+            return
         self._sizes[root] = self._sizes.pop(root)
         try:
             # The order of use must survive a restart; the scan at start reads it from the files' times.

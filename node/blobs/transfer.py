@@ -173,6 +173,7 @@ class Transfer:
         self._failure: NetworkError | None = None
         self._news = trio.Event()
         self._opening = trio.Lock()
+        self._taking = 0
         self._nursery: trio.Nursery | None = None
 
     # -- what others may ask and say ---------------------------------------------------------------
@@ -407,7 +408,11 @@ class Transfer:
         # Compared with the promised size before hashing: a larger body would be hashed for nothing.
         if self.partial is None or self._download is None or len(data) != info.size:
             raise PeerMisbehaved(source, f"{len(data)} bytes for a blob of {info.size}")
-        good = await self.partial.write_pieces(range(len(info.pieces)), memoryview(data))
+        self._taking += 1
+        try:
+            good = await self.partial.write_pieces(range(len(info.pieces)), memoryview(data))
+        finally:
+            self._taking -= 1
         self._download.take(good)
         self._downloads.got(source, len(data), trio.current_time())
         if len(good) < len(info.pieces):
@@ -431,7 +436,8 @@ class Transfer:
     # -- maps --------------------------------------------------------------------------------------
 
     def _tell_around(self, now: float) -> None:
-        if self._download is None or self._nursery is None:
+        # While a whole blob is written, what others have of it matters to nobody.
+        if self._download is None or self._nursery is None or self._taking:
             return
         every = TELL_EVERY * (1 + len(self._download.have) // TELL_PIECES)
         for source, contact in self._contacts.items():
