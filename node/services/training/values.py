@@ -154,7 +154,7 @@ class Values:
         votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
         reports = in_order(work, await self._fetch_reports(work, votes))
         path = await fetch()
-        agreed, alone, apart = self._sorted(reports)
+        agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
         wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
         rows = dict(agreed)
         found = await self._recompute(work, path, wanted, reports, votes)
@@ -214,24 +214,6 @@ class Values:
                     log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
         return reports
 
-    def _sorted(
-        self, reports: Mapping[Address, Rows]
-    ) -> tuple[Rows, dict[int, tuple[Address, list[ReportRow]]], set[int]]:
-        """(groups on which two reports agree, those that one has, those that reports have differently)."""
-        agreed: Rows = {}
-        alone: dict[int, tuple[Address, list[ReportRow]]] = {}
-        apart: set[int] = set()
-        for group in {group for rows in reports.values() for group in rows}:
-            said = [(author, rows[group]) for author, rows in reports.items() if group in rows]
-            if len(said) == 1:
-                alone[group] = said[0]
-            # All of them, not two of three: a third that differs is reason enough to look.
-            elif all(rows_differ(said[0][1], rows, self._tolerance) is None for _, rows in said[1:]):
-                agreed[group] = said[0][1]
-            else:
-                apart.add(group)
-        return agreed, alone, apart
-
     # what this node finds itself
 
     async def _recompute(
@@ -280,6 +262,25 @@ class Values:
         seated = filter(membership.is_validator, membership.validators)
         if not set(seated) - self.distrusted.keys():
             self._hopeless(f"no validator is left whose values can be believed: {author}: {what}")
+
+
+def _sorted(
+    reports: Mapping[Address, Rows], tolerance: float
+) -> tuple[Rows, dict[int, tuple[Address, list[ReportRow]]], set[int]]:
+    """(groups on which two reports agree, those that one has, those that reports have differently)."""
+    agreed: Rows = {}
+    alone: dict[int, tuple[Address, list[ReportRow]]] = {}
+    apart: set[int] = set()
+    for group in {group for rows in reports.values() for group in rows}:
+        said = [(author, rows[group]) for author, rows in reports.items() if group in rows]
+        if len(said) == 1:
+            alone[group] = said[0]
+        # All of them, not two of three: a third that differs is reason enough to look.
+        elif all(rows_differ(said[0][1], rows, tolerance) is None for _, rows in said[1:]):
+            agreed[group] = said[0][1]
+        else:
+            apart.add(group)
+    return agreed, alone, apart
 
 
 def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: Path) -> Rows:
