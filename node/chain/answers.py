@@ -62,6 +62,7 @@ class _Block(msgspec.Struct, rename="camel"):
     hash: Hash | None
     timestamp: Quantity
     transactions: list[Hash | _Transaction]
+    parent_hash: Hash | UnsetType = UNSET
     base_fee_per_gas: Quantity | UnsetType = UNSET
 
 

@@ -14,7 +14,7 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import Web3RPCError
+from web3.exceptions import BlockNotFound, Web3RPCError
 from web3.middleware import AttributeDictMiddleware
 from web3.types import RPCEndpoint
 
@@ -54,16 +54,18 @@ T = TypeVar("T")
 logger = structlog.get_logger()
 THREADS = 8
 MEMBER_BATCH = 256
-GET_LOGS = RPCEndpoint("eth_getLogs")
+GET_LOGS, GET_BLOCK = RPCEndpoint("eth_getLogs"), RPCEndpoint("eth_getBlockByNumber")
 REGISTRATION_SECONDS = 3600
 
 
 class Block(msgspec.Struct, frozen=True):
-    """timestamp: unix seconds, the clock of everything in the contracts."""
+    """timestamp: unix seconds, the clock of everything in the contracts; parent: the hash of the block before, empty
+    where the endpoint did not tell it."""
 
     number: int
     hash: bytes
     timestamp: int
+    parent: bytes = b""
 
 
 class Balances(msgspec.Struct, frozen=True):
@@ -174,10 +176,7 @@ class ChainClient:
 
     async def block(self, number: int | None = None) -> Block:
         """The latest block, or the one with `number`."""
-        block: Any = await self._read(
-            "read a block", lambda: self._web3.eth.get_block("latest" if number is None else number)
-        )
-        return Block(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+        return await self._read("read a block", lambda: self._block("latest" if number is None else hex(number)))
 
     async def pool(self, pool: int) -> PoolInfo:
         return await self._read(f"read pool {pool}", lambda: self._contracts.pool(pool))
@@ -244,9 +243,8 @@ class ChainClient:
         deep = latest.number - self.profile.confirmations
         if self.profile.finality == "latest":
             return deep
-        tag: Any = self.profile.finality
-        final: Any = await self._read("read a block", lambda: self._web3.eth.get_block(tag))
-        return min(deep, int(final["number"]))
+        final = await self._read("read a block", lambda: self._block(self.profile.finality))
+        return min(deep, final.number)
 
     async def logs(self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False) -> list[RawLog]:
         """Logs of the Swarm contract, the court and the chair in blocks first..last; everything: the vault's too."""
@@ -468,6 +466,14 @@ class ChainClient:
             found += part
             start = end + 1
         return found
+
+    def _block(self, which: str) -> Block:
+        """Past web3's own formatters, as logs are: every node asks for a block each second."""
+        found = self._web3.manager.request_blocking(GET_BLOCK, [which, False])
+        if found is None:
+            raise BlockNotFound(f"Block with id: {which!r} not found.")
+        parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
+        return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
 
     def _log_range(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
         """Past web3's own formatters, which take longer than everything else that a log costs."""

@@ -22,6 +22,8 @@ from protocol.errors import IntellectError
 
 PACE = 0.05
 """Seconds between two questions for history: a newcomer is one of many that an endpoint serves."""
+EMPTY = 16
+"""Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet second."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
 MAX_BACKOFF = 30.0
@@ -148,6 +150,10 @@ class EventFollower:
         self._poll = poll
         self._patience = patience
         self._behind_since: float | None = None
+        self._cursor: tuple[int, bytes] | None = None
+        """Number and hash of the last block that was read."""
+        self._written = 0
+        """The last block whose reading the store knows."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -163,6 +169,7 @@ class EventFollower:
             self.now = await trio.to_thread.run_sync(store.time)
             task_status.started()
             await self._deliver(history)
+            self._cursor = next(iter(await trio.to_thread.run_sync(store.blocks)), None)
             await self._follow(store)
         finally:
             self._send.close()
@@ -190,8 +197,7 @@ class EventFollower:
         # First: events of replaced blocks must be taken back before any later one is told.
         if not await self._undo_replaced(store, latest):
             return False
-        remembered = await trio.to_thread.run_sync(store.blocks)
-        first = remembered[0][0] + 1 if remembered else self._client.profile.deployed_block
+        first = self._cursor[0] + 1 if self._cursor else self._client.profile.deployed_block
         target = await self._client.settled_block(latest)
         # Only blocks that are deep enough are read: what is shallow may be replaced, and would have to be taken back.
         if first > target:
@@ -210,11 +216,15 @@ class EventFollower:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
         logs = await self._client.logs(first, last, topics, everything=self._pool is None)
-        end = await self._client.block(last)
+        # One that was replaced since it was asked for has another hash at the next look.
+        end = latest if last == latest.number else await self._client.block(last)
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
             return False  # between two questions: ask again
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
-        await trio.to_thread.run_sync(store.advance, end, logs)
+        if logs or last >= self._written + EMPTY:
+            await trio.to_thread.run_sync(store.advance, end, logs)
+            self._written = last
+        self._cursor = end.number, end.hash
         self._reached(latest)
         await self._deliver(logs)
         self.read_until = end.timestamp
@@ -228,18 +238,15 @@ class EventFollower:
 
     async def _undo_replaced(self, store: EventStore, latest: Block) -> bool:
         """Take back what a reorganisation took out; false while the endpoint only seems to lag."""
-        remembered = await trio.to_thread.run_sync(store.blocks)
-        if not remembered:
-            return True
-        kept = -1
-        # Newest first: nearly always the very first one matches, and one question is all.
-        for number, known in remembered:
-            if number <= latest.number and (await self._client.block(number)).hash == known:
-                kept = number
-                break
-        if kept == remembered[0][0]:
+        if self._cursor is None or await self._stands(*self._cursor, latest):
             self._behind_since = None
             return True
+        remembered = [self._cursor, *await trio.to_thread.run_sync(store.blocks)]
+        kept = -1
+        for number, known in remembered:
+            if await self._stands(number, known, latest):
+                kept = number
+                break
         newest_comparable = next((number for number, _ in remembered if number <= latest.number), None)
         # All that it still shows is what we know, so it may only be behind: its word alone takes nothing back.
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
@@ -247,11 +254,18 @@ class EventFollower:
         self._behind_since = None
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
+        self._cursor, self._written = next((one for one in remembered if one[0] == kept), None), 0
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
         if undone:
             events = (self._parsed(entry) for entry in undone)
             await self._send.send(RolledBack(kept, tuple(event for event in events if event is not None)))
         return True
+
+    async def _stands(self, number: int, known: bytes, latest: Block) -> bool:
+        """Whether a block is the one that it was. The newest one tells its own hash and the one before it."""
+        if number == latest.number or (number == latest.number - 1 and latest.parent):
+            return known == (latest.hash if number == latest.number else latest.parent)
+        return number < latest.number and (await self._client.block(number)).hash == known
 
     def _still_patient(self, latest: Block) -> bool:
         """Whether a chain that is shorter, but not different, is waited for a little longer."""

@@ -10,8 +10,12 @@ from contracts.bindings import (
     Claimed,
     EarningsPosted,
     Event,
+    Joined,
+    Left,
+    NodeAttested,
     Slashed,
     SlashOverturned,
+    TermHeld,
     ValidatorsSet,
 )
 from protocol.identity import Address
@@ -36,10 +40,14 @@ class Ledger:
         """Who took office, the newest last."""
         self.claims: list[Claimed] = []
         """What our own node was paid, the newest last."""
+        self.told = 0
+        """Events that came or were taken back: as long as it stands, the pool's terms do. That members come, go, are
+        paid or hold the chair changes none of them."""
 
     # from the chain
 
     def apply(self, event: Event) -> None:
+        self.told += not isinstance(event, Joined | Left | Claimed | NodeAttested | TermHeld)
         match event:
             case EarningsPosted():
                 self.tables.append(event)
@@ -55,6 +63,7 @@ class Ledger:
 
     def undo(self, event: Event) -> None:
         """A replaced block took an event back."""
+        self.told += 1
         match event:
             case EarningsPosted() if event in self.tables:
                 self.tables.remove(event)

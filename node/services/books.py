@@ -31,7 +31,11 @@ HEARD = 16
 """Tables of one validator that are remembered: others are crowded out by its own."""
 
 
-RETRY_PAUSE = 5.0
+RETRY_PAUSE, PAUSES = 5.0, (1.0, 300.0)
+SHARED_SECONDS = 1.0
+"""For which one look at the chain serves all that look: less than any of them waits for its next one."""
+TERMS_SECONDS = 60.0
+"""After which a pool's terms are read again whatever is told: an event comes once its block counts, not before."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -52,6 +56,11 @@ class Seen(msgspec.Struct, frozen=True):
         price = self.pool.reward_per_unit
         return self.posted.epochs_left(self.pool.escrow // price) if price else None
 
+    @property
+    def pause(self) -> float:
+        """Seconds until a node looks again at what it earned: a quarter of an epoch, within PAUSES."""
+        return min(max(self.pool.epoch_seconds / 4, PAUSES[0]), PAUSES[1])
+
 
 class Books:
     """A pool's contract, its events, and its tables by root, found among what validators signed. One per node."""
@@ -64,12 +73,27 @@ class Books:
         self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
         self._read: dict[bytes, Table] = {}
         """The table that was posted last, by its root."""
+        self._turn = trio.Lock()
+        self._seen: Seen | None = None
+        self._looked_at = self._terms_at = 0.0
+        self._told = 0
 
     async def look(self) -> Seen:
-        """Ask the chain; the pool's clock hears what time it is there."""
-        pool, now = await self.chain.pool(self.station.pool), (await self.chain.block()).timestamp
-        self.station.time.saw(now)
-        return Seen(pool, now, await self.chain.earnings(self.station.pool))
+        """Ask the chain; the pool's clock hears what time it is there. A pool's terms change with an event of it, and
+        are read once for each."""
+        async with self._turn:
+            now, told, seen = self.station.clock.monotonic(), self.ledger.told, self._seen
+            if seen is not None and now < self._looked_at + SHARED_SECONDS:
+                return seen
+            posted, block = await self.chain.earnings(self.station.pool), await self.chain.block()
+            self.station.time.saw(block.timestamp)
+            same = told == self._told and now < self._terms_at + TERMS_SECONDS
+            if seen is not None and same and seen.posted == posted:
+                pool = seen.pool
+            else:
+                pool, self._terms_at, self._told = await self.chain.pool(self.station.pool), now, told
+            self._seen, self._looked_at = Seen(pool, block.timestamp, posted), now
+            return self._seen
 
     async def listen(self) -> None:
         async for signed in self.station.board.subscribe(EarningsSigned):

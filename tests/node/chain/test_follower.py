@@ -67,6 +67,36 @@ async def test_events_come_in_order_and_once(people: Any, tmp_path: Path) -> Non
         assert follower.healthy and follower.block is not None
 
 
+async def test_a_block_without_events_takes_two_questions(
+    people: Any, tmp_path: Path, chain_rpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await take(follower, 2)
+        with trio.fail_after(30):
+            while follower.block != await people.client.block():  # noqa: ASYNC110 - it asks again and again
+                await trio.sleep(0.02)
+        block, logs, asked = people.client.block, people.client.logs, list[Any]()
+
+        async def told(number: int | None = None) -> Any:
+            found = await block(number)
+            if found.number > head:
+                asked.append(number)
+            return found
+
+        async def told_logs(first: int, last: int, *rest: Any, **more: Any) -> Any:
+            asked.append((first, last))
+            return await logs(first, last, *rest, **more)
+
+        head = follower.block.number
+        monkeypatch.setattr(people.client, "block", told)
+        monkeypatch.setattr(people.client, "logs", told_logs)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
+        with trio.fail_after(30):
+            while follower.block.number == head:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        assert {one for one in asked if one is not None} == {(head + 1, head + 1)}
+
+
 async def test_who_takes_office_is_told_too(people: Any, tmp_path: Path) -> None:
     async with following(people, tmp_path / "f.sqlite") as follower:
         with trio.fail_after(60):
