@@ -44,6 +44,8 @@ WAITING = 512
 """Files of one worker, verdicts of one validator, policies of one trainer that wait to be decided."""
 MOST = 3 * MAX_ENTRIES
 """Certificates that are said in one POLL. They go with the next words of this validator, or by themselves after two."""
+AT_ONCE = 64
+"""Certificates that are signed while others wait for the journal."""
 TO_SAY = 2048
 """Certificates of one node that wait to be posted, or posted again."""
 BURST = 8.0
@@ -109,12 +111,8 @@ class Certifying(Service):
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
         replayed, self._standing = self._standing, []
-        for statement in found + self._trained():
-            await self._sign(statement)
-        for statement, at in replayed:
-            await self._sign(statement, at)
-        for claim in self._to_be_paid():
-            await self._sign(claim.statement, claim.at)
+        await self._sign([(one, None) for one in found + self._trained()] + replayed)
+        await self._sign([(one.statement, one.at) for one in self._to_be_paid()])
 
     def claims(self) -> list[list[Claim]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
@@ -135,12 +133,14 @@ class Certifying(Service):
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a
         restart."""
-        for statement in lacking:
-            kept = await self._journal.do(self._journal.certificate, self._own, self._station.pool, statement.work)
-            if kept is not None:
-                self._queue(*kept)
+        kept = await self._journal.do(
+            lambda: [self._journal.certificate(self._own, self._station.pool, one.work) for one in lacking]
+        )
+        for statement, before in zip(lacking, kept, strict=True):
+            if before is not None:
+                self._queue(*before)
             elif await self._accepted_before(statement):
-                await self._sign(statement)
+                await self._sign([(statement, None)])
 
     # what is heard
 
@@ -265,25 +265,32 @@ class Certifying(Service):
 
     # saying
 
-    async def _sign(self, statement: Accepted, found_at: float | None = None) -> None:
-        """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more."""
-        membership, journal = self._station.membership, self._journal
-        if found_at is None:
-            found_at = await journal.do(journal.said_at, "verdict", statement.work)
-        if not self._station.time.may_certify(statement.epoch, found_at) or not statement.units:
-            log.info("work.not_certified", node=statement.node, epoch=statement.epoch, why="it is not of this time")
-            return
-        if not (membership.is_member(statement.node) or membership.is_trainer(statement.node)):
-            return
-        if membership.is_evicted(statement.node) or await journal.do(journal.is_refused, statement.work):
-            return
-        signature = sign(self._station.key, self._station.domain, statement)
-        kept = await journal.do(journal.certify, self._own, statement, signature)
-        if kept is None:
-            log.warning("work.certified_otherwise", work=statement.work.hex()[:16])
-            return
-        self.certified += 1
-        self._queue(statement, kept)
+    async def _sign(self, wanted: Sequence[tuple[Accepted, float | None]]) -> None:
+        """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more. With each:
+        when it was found so, None for what the journal knows."""
+        members = self._station.membership
+        known = [each for each in wanted if members.is_member(each[0].node) or members.is_trainer(each[0].node)]
+        fit = [each for each in known if not members.is_evicted(each[0].node)]
+        for start in range(0, len(fit), AT_ONCE):
+            for statement, signature in await self._journal.do(self._signed, fit[start : start + AT_ONCE]):
+                self.certified += 1
+                self._queue(statement, signature)
+
+    def _signed(self, wanted: Sequence[tuple[Accepted, float | None]]) -> list[tuple[Accepted, bytes]]:
+        """In the journal's thread."""
+        journal, found = self._journal, list[tuple[Accepted, bytes]]()
+        with journal.at_once():
+            for one, at in wanted:
+                found_at = journal.said_at("verdict", one.work) if at is None else at
+                if not self._station.time.may_certify(one.epoch, found_at) or not one.units:
+                    log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")
+                elif not journal.is_refused(one.work):
+                    kept = journal.certify(self._own, one, sign(self._station.key, self._station.domain, one))
+                    if kept is None:
+                        log.warning("work.certified_otherwise", work=one.work.hex()[:16])
+                    else:
+                        found.append((one, kept))
+        return found
 
     def _queue(self, statement: Accepted, signature: bytes) -> None:
         certificate = Certificate(statement.node, statement.epoch, statement.work, statement.units, signature)

@@ -13,8 +13,6 @@ from protocol.identity import Address
 from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown, ValidatorSaid
 from protocol.statements import Accepted, is_signed_by
 
-PAUSES = (1.0, 300.0)
-"""Seconds between two looks at the epoch: a quarter of it, within these."""
 SAID_WITHIN = 1.0
 """Seconds that what is shown waits for other words of this node."""
 POLL = 0.5
@@ -67,7 +65,7 @@ class Paying(Keeping):
         for epoch in await self._journal.do(self._journal.own_epochs, self._own, first):
             if epoch > last:
                 continue
-            blob = await self._blob(epoch)
+            blob = await self._journal.do(self._blob, epoch)
             before, at = self._shown.get(epoch, (b"", 0.0))
             if blob != before or now - at >= self._station.time.shown_every:
                 info = await self._station.blobs.add(blob)
@@ -76,8 +74,7 @@ class Paying(Keeping):
         for start in range(0, len(due), MAX_SHOWN):
             message = CertificatesShown(pool=self._pool, shown=tuple(due[start : start + MAX_SHOWN]))
             self._station.board.say([message], within=SAID_WITHIN)
-        shortest, longest = PAUSES
-        return min(max(seen.pool.epoch_seconds / 4, shortest), longest, self._station.time.shown_every)
+        return min(seen.pause, self._station.time.shown_every)
 
     async def _forget(self) -> None:
         """What the last table but one covers: the newest may still be in a block that is replaced."""
@@ -85,20 +82,10 @@ class Paying(Keeping):
         if len(tables) > 1:
             await self._journal.do(self._journal.forget_epochs, tables[-2].epoch)
 
-    async def _blob(self, epoch: int) -> bytes:
-        certified = await self._journal.do(self._journal.certificates, self._own, epoch)
-        own = await self._journal.do(self._journal.own_works, epoch)
-        return await trio.to_thread.run_sync(self._encode, epoch, certified, own)
-
-    def _encode(
-        self,
-        epoch: int,
-        certified: dict[tuple[bytes, int], list[tuple[Address, bytes]]],
-        own: list[tuple[bytes, int]],
-    ) -> bytes:
-        """Of two claims about one work the one that more validators make."""
-        works = {work: ShownWork(work, units, ()) for work, units in own}
-        for (work, units), said in certified.items():
+    def _blob(self, epoch: int) -> bytes:
+        """Of two claims about one work the one that more validators make. In the journal's thread."""
+        works = {work: ShownWork(work, units, ()) for work, units in self._journal.own_works(epoch)}
+        for (work, units), said in self._journal.certificates(self._own, epoch).items():
             if work not in works or len(said) > len(works[work].signatures):
                 works[work] = ShownWork(work, units, tuple(signature for _, signature in said[:MAX_SIGNATURES]))
         return encode_certificates(self._own, epoch, [one for one in works.values() if one.units])

@@ -29,8 +29,6 @@ log = structlog.get_logger()
 EPOCHS_TO_GATHER = 8
 MOST_TO_GATHER = 6 * 3600.0
 """Seconds that pay may wait for more to come, so that one transaction brings several epochs."""
-PAUSES = (1.0, 300.0)
-"""Seconds between two looks: a quarter of an epoch, within these."""
 EPOCHS_TOLD = 64
 """Epochs of ours whose pay the status tells, the newest."""
 WARN_EPOCHS = 3
@@ -150,8 +148,7 @@ class Settling(Keeping):
         self._tell_of_pay(self.account.paid)
         self._tell_of_certified(pool)
         await self._warn(seen)
-        shortest, longest = PAUSES
-        return min(max(pool.epoch_seconds / 4, shortest), longest)
+        return seen.pause
 
     # claiming
 
@@ -184,14 +181,14 @@ class Settling(Keeping):
     # telling
 
     async def _sum(self, seen: Seen, table: Table | None, line: int, claimed: int) -> None:
-        pool = seen.pool
-        self._certified = await self._journal.do(self._journal.certified_units, self._own, pool.threshold)
-        kept = await self._journal.do(self._journal.recall, PAY)
+        pool, journal = seen.pool, self._journal
+        self._certified, kept = await journal.do(
+            lambda: (journal.certified_units(self._own, pool.threshold), journal.recall(PAY))
+        )
         self._record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
-        self._tabled = await self._journal.do(self._journal.tabled, EPOCHS_TOLD)
-        missed = await self._journal.do(self._journal.missed_units)
+        self._tabled, missed = await journal.do(lambda: (journal.tabled(EPOCHS_TOLD), journal.missed_units()))
         waiting = self._waiting()
         until = min((pool.maturity(epoch) for epoch in waiting), default=0)
         self.account = Account(claimed, max(line - claimed, 0), sum(waiting.values()), missed, until, self._ledger.paid)

@@ -9,7 +9,8 @@ from node.services.workplace import Workplace
 from node.state.journal import WorkDone
 from node.state.tally import Tally
 
-EVERY = 1.0
+EVERY = 5.0
+"""Seconds between two looks at all services: what is counted is what has been started again."""
 
 
 class Tallying(Service):

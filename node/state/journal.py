@@ -189,7 +189,7 @@ class Journal:
         self._db.close()
 
     @contextmanager
-    def _at_once(self) -> Generator[None]:
+    def at_once(self) -> Generator[None]:
         """One transaction: all of it or nothing."""
         with self._db:
             self._db.execute("BEGIN")
@@ -197,7 +197,7 @@ class Journal:
 
     def commit_file(self, slot: bytes, raw: bytes, *file: Any) -> None:
         """A worker's commitment and its file (as `add_file` has it), together or not at all."""
-        with self._at_once():  # a commitment without its file record would be work that nobody claims pay for
+        with self.at_once():  # a commitment without its file record would be work that nobody claims pay for
             self.say("commitment", slot, raw)
             self.add_file(*file)
 
@@ -304,13 +304,13 @@ class Journal:
     def note_tallies(self, run: bytes, rows: list[tuple[str, str, int]]) -> None:
         """Counters of a run as they stand now; of the oldest runs they are forgotten."""
         newest = "SELECT run FROM tallies GROUP BY run ORDER BY max(rowid) DESC LIMIT ?"
-        with self._at_once():
+        with self.at_once():
             self._db.executemany("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?)", [(run, *row) for row in rows])
             self._db.execute(f"DELETE FROM tallies WHERE run NOT IN ({newest})", (RUNS_COUNTED,))  # noqa: S608 - ours
 
     def consume(self, roots: list[bytes], step: int) -> None:
         """These files train `step`; a file is used once."""
-        with self._at_once():
+        with self.at_once():
             # Not OR IGNORE: a group that trained a step before raises here and trains no second one.
             self._db.executemany("INSERT INTO consumed VALUES (?, ?)", [(root, step) for root in roots])
 
@@ -370,7 +370,7 @@ class Journal:
             "DELETE FROM certificates WHERE validator = ? AND work IN "
             "(SELECT work FROM certificates WHERE validator = ? ORDER BY epoch DESC LIMIT -1 OFFSET ?)"
         )
-        with self._at_once():
+        with self.at_once():
             self._db.executemany("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, ?, ?, ?)", said)
             # Bounded per validator: a dishonest one can fill its own share of the table and no other's.
             for validator in {row[0] for row in rows}:
@@ -411,7 +411,7 @@ class Journal:
                 units[epoch] += more
                 has.append((line, epoch, work))
         rows = [(epoch, certified[epoch], units[epoch] if clear else None, line) for epoch in certified]
-        with self._at_once():
+        with self.at_once():
             # First all of the span as missed, then those that the table has: in one transaction nobody sees the former.
             self._db.execute("UPDATE files SET line = 0 WHERE epoch BETWEEN ? AND ?", span)
             self._db.executemany("UPDATE files SET line = ? WHERE epoch = ? AND work = ?", has)
@@ -453,7 +453,7 @@ class Journal:
         fresh = [(epoch, one[0], node, one[1]) for one in works if one not in known][: max(most - len(known), 0)]
         if not fresh:
             return False
-        with self._at_once():
+        with self.at_once():
             self._db.executemany("INSERT OR IGNORE INTO earned VALUES (?, ?, ?, ?)", fresh)
             # This blob has all that earlier ones had, so they are no longer needed to prove the line.
             if known <= set(works):
@@ -497,7 +497,7 @@ class Journal:
 
     def forget_epochs(self, through: int) -> None:
         """What a posted table covers counts no more, and nobody certifies it any more."""
-        with self._at_once():
+        with self.at_once():
             # What was said stays (`said`): it is what keeps a restarted node from signing twice.
             for table in ("certificates", "earned", "sources", "refused"):
                 self._db.execute(f"DELETE FROM {table} WHERE epoch <= ?", (through,))  # noqa: S608 - constants

@@ -80,7 +80,7 @@ async def test_a_quorum_that_is_away_for_a_day_and_comes_back_with_other_members
     """Nothing is posted meanwhile, and nothing twice afterwards. What nobody certified before they left is not paid."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
     hour, polls = 3600, {"certifying.POLL": 900.0, "paying.POLL": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
-    polls |= {"paying.PAUSES": (1800.0, 1800.0), "settling.PAUSES": (3600.0, 3600.0)}
+    polls |= {"books.PAUSES": (1800.0, 1800.0)}
     for name, value in polls.items():
         monkeypatch.setattr(f"node.services.{name}", value)
     world = World(tmp_path, epoch=4 * hour, window=8 * hour)
