@@ -31,9 +31,12 @@ MAX_TEXT = 300
 MAX_CARD_BYTES = 8 * 1024 * 1024
 MAX_CONSUMED = 1 << 16
 MAX_STATE_FILES = 1024
+FED = 3
+"""Batches without a work of a worker after which its next one goes first."""
 _ARITHMETIC = "intellect-node arithmetic v1"
 _STATE = "intellect-node state v1"
 _REPLAY = "intellect-node replay proof v1"
+_LOT = "intellect-node order of works v1"
 _SLOT = b"intellect-node policy statement v1"
 _STATEMENT = keccak(
     b"PolicyStatement(uint256 pool,uint32 term,uint64 step,bytes32 parent,bytes32 policyRoot,bytes32 batchRoot,"
@@ -315,9 +318,28 @@ class CheckpointCard(_Row, frozen=True):
             raise MalformedManifest(_CARD, "a file is not named in form")
 
 
+def lot_of(pool: int, policy_root: bytes, node: Address, index: int) -> int:
+    """Where a file stands among those of its policy, 0 to 2^48; at a desk its submission index.
+
+    Nobody chooses it: the root came out of a step of training, an address has a stake, indices have no gaps, and what
+    is in the file does not count.
+    """
+    if not pool:
+        return index
+    named = policy_root + node.lower().encode() + index.to_bytes(8, "big")
+    return int.from_bytes(blake3(named, derive_key_context=_LOT).digest(6))
+
+
+def batch_order(starving: bool, order: tuple[int, int, bytes]) -> tuple[bool, int, int, bytes]:
+    """In which works come into a batch, of their `work_order`. starving: the first work of a worker of whom the last
+    FED batches name none. It stands before all others: the freshest first would leave out a slow worker for ever, and
+    nobody could tell a trainer that drops one from that."""
+    return (not starving, *order)
+
+
 def work_order(pool: int, work: UsedWork) -> tuple[int, int, bytes]:
-    """The freshest policy first, then by submission, then by name: the order of works and of their rows."""
-    return -work.policy_step, work.index, work.name(pool)
+    """The freshest policy first, then by lot, then by name: the order of works and of their rows."""
+    return -work.policy_step, lot_of(pool, work.policy_root, work.author, work.index), work.name(pool)
 
 
 def encode_manifest(manifest: BatchManifest | ComposedBatch | CheckpointCard) -> bytes:

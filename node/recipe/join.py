@@ -11,6 +11,7 @@ from node.recipe.pool import Group, Sample
 from node.training.batch import BatchRow
 from protocol.budgets import draw_targets, task_reward
 from protocol.errors import ProtocolError
+from protocol.manifest import lot_of
 from protocol.rollout import Report, ReportRow, RolloutBatch, SampleRow
 from protocol.run import RunSpec
 from protocol.segments import objection
@@ -32,6 +33,7 @@ def join(
     except ValueError as error:
         raise _unusable(str(error)) from None
     name = name or root
+    lot = lot_of(header.pool, bytes.fromhex(header.policy_root), header.node, header.index)
     # 48 bits of the name and room for 16,384 groups: a number that SQLite, Arrow and torch hold as int64.
     key = int.from_bytes(name[:6]) << 14
     rows: dict[int, list[tuple[BatchRow, Sample]]] = {}
@@ -68,7 +70,7 @@ def join(
             rows=tuple(row for row, _ in members),
             samples=tuple(sample for _, sample in members),
             label=labels[group],
-            order=(policy_step, header.index),
+            order=(policy_step, lot),
         )
         for group, members in rows.items()
     ]

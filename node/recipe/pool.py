@@ -6,13 +6,13 @@ step that would train on it, and nothing staler than the run allows leaves the p
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from protocol.identity import address_bytes
-from protocol.manifest import JudgedTask
+from protocol.manifest import JudgedTask, batch_order
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
@@ -53,7 +53,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 class Group(msgspec.Struct, frozen=True):
     """rows: what the learner is given (node.training.batch.BatchRow), one per sample; label: of its environment;
-    order: (policy step, submission index), for a stable sequence; origin: None where nobody can name it."""
+    order: (policy step, lot of its file), for a stable sequence; origin: None where nobody can name it."""
 
     key: Key
     policy_step: int
@@ -159,8 +159,9 @@ class RolloutPool:
             return 0
         return max(0, self._wanted - sum(group.informative for group in fresh))
 
-    def take(self, step: int) -> Selection | None:
-        """The batch of `step`: the freshest policies first; None while groups are missing.
+    def take(self, step: int, fed: Container[bytes] | None = None) -> Selection | None:
+        """The batch of `step`: the freshest policies first; None while groups are missing. fed: workers of whom the
+        last batches named something (`manifest.batch_order`), None where that does not count.
 
         Where more is made than can be learnt from, this keeps learning close to the policy; where less is, everything
         is used anyway. Oldest first, a swarm's queue slid to the greatest age and stayed there, and a third of the
@@ -172,7 +173,9 @@ class RolloutPool:
         self.drop_stale(step)
         if self.missing(step) > 0:
             return None
-        waiting = sorted(self._groups.values(), key=freshness)
+        # What is thrown away with each batch cannot be missed by anybody.
+        turns = fed if self._filters.keep_surplus else None
+        waiting = _in_turn(sorted(self._groups.values(), key=freshness), turns)
         if self._filters.online:
             selection = self._filtered(step, waiting)
         else:
@@ -198,8 +201,20 @@ class RolloutPool:
 
 
 def freshness(group: Group) -> tuple[int, int, Key]:
-    """Newest policy first, then in the order of submission."""
+    """Newest policy first, then by lot."""
     return -group.policy_step, group.order[1], group.key
+
+
+def _in_turn(groups: Sequence[Group], fed: Container[bytes] | None) -> list[Group]:
+    """With the first work of each starving worker before the others. groups: by `freshness`."""
+    first: dict[bytes, bytes] = {}
+    if fed is None:
+        return list(groups)
+    for group in groups:
+        if group.origin is not None and group.origin.node not in fed:
+            first.setdefault(group.origin.node, group.key[0])
+    chosen = set(first.values())
+    return sorted(groups, key=lambda group: batch_order(group.key[0] in chosen, (*freshness(group)[:2], group.key[0])))
 
 
 def group_id(group: Group) -> str:

@@ -4,7 +4,7 @@ A validator signs, policy by policy, which works it held accepted by then: so wh
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Self
 
 import msgspec
@@ -21,12 +21,15 @@ from node.swarm.register import Work, WorkId
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.manifest import (
+    FED,
     MAX_MANIFEST_BYTES,
     BatchManifest,
     ComposedBatch,
     PolicyStatement,
     UsedWork,
+    batch_order,
     decode_manifest,
+    lot_of,
     work_order,
 )
 from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
@@ -210,7 +213,7 @@ class _Passed(msgspec.Struct, gc=False):
 class _Waiting(msgspec.Struct, frozen=True):
     node: Address
     step: int
-    index: int
+    lot: int
 
 
 class UseBook:
@@ -247,6 +250,10 @@ class UseBook:
         self._done: Recent[WorkId, bool] = Recent(KEPT)
         """Whether it was left out."""
         self._passed: Recent[Address, _Passed] = Recent(MOST_WORKERS)
+        self._fed: Recent[Address, int] = Recent(MOST_WORKERS, refresh=True)
+        """The newest step whose batch named a work of a worker."""
+        self._first: int | None = None
+        """The first step of which a manifest was seen."""
         self.longest = 0
         """The most works of one worker that were passed over in a row."""
         self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
@@ -254,7 +261,9 @@ class UseBook:
     def accepted(self, work: Work) -> None:
         """The pool accepts a work, as this node sees it."""
         if work.task is None and work.id not in self._done and work.id not in self._waiting:
-            self._waiting[work.id] = _Waiting(work.node, work.step, work.commitment.index)
+            of = work.commitment
+            lot = lot_of(of.pool, of.policy_root, of.node, of.index)
+            self._waiting[work.id] = _Waiting(work.node, work.step, lot)
             self._uncut[work.id] = self._clock()
             self._of(work.node).accepted += 1
 
@@ -286,8 +295,14 @@ class UseBook:
         """A manifest of the trainer's; each once, in the order of steps."""
         for used in batch.works:
             self._used(used.name(pool), used)
-        self._pass_over(pool, batch)
-        oldest = min((one.policy_step for one in batch.works if any(one.used)), default=batch.step + 1)
+        starving = self._starving(batch.step)
+        # Works are in order, so the first of each worker remains.
+        ahead = {used.author: used.name(pool) for used in reversed(batch.works) if starving(used.author)}
+        self._pass_over(pool, batch, set(ahead.values()), starving)
+        for used in batch.works:
+            self._fed[used.author] = batch.step
+        in_turn = (one for one in batch.works if any(one.used) and ahead.get(one.author) != one.name(pool))
+        oldest = min((one.policy_step for one in in_turn), default=batch.step + 1)
         for id, one in list(self._waiting.items()):
             due, left_out = self.due(id), False
             if batch.step - one.step > self._max_staleness:
@@ -306,20 +321,35 @@ class UseBook:
                 continue
             self._settle(id, left_out=left_out)
 
-    def _pass_over(self, pool: int, batch: ComposedBatch) -> None:
-        """Note the due works that the trainer's own rule puts before the last one that it used: the freshest first,
-        then by submission. Where a run keeps no surplus, those of a later policy only: it may have thrown others away.
-        """
-        used = [work_order(pool, one) for one in batch.works if any(one.used)]
+    def _pass_over(
+        self, pool: int, batch: ComposedBatch, ahead: Container[WorkId], starving: Callable[[Address], bool]
+    ) -> None:
+        """Note the due works that the trainer's own rule puts before the last one that it used (`batch_order`). Where a
+        run keeps no surplus, those of a later policy only: it may have thrown others away. ahead: works that came first
+        because their workers are starving."""
+        used = [(one.name(pool), work_order(pool, one)) for one in batch.works if any(one.used)]
         if not used:
             return
-        last = max(used) if self._keep_surplus else (max(used)[0], -1, b"")
+        last = max(batch_order(id in ahead, order) for id, order in used)
+        if not self._keep_surplus:
+            last = (True, max(order for _, order in used)[0], -1, b"")
+        named = {one.author for one in batch.works}
         for id, one in self._waiting.items():
-            due = self.due(id) if (-one.step, one.index, id) < last and self._is_usable(id) else None
+            # Of a worker that has none in the batch any due work would do: its first one was not taken either.
+            first = one.node not in named and starving(one.node)
+            behind = batch_order(first, (-one.step, one.lot, id)) < last
+            due = self.due(id) if behind and self._is_usable(id) else None
             if due is not None and due[0] < batch.step and batch.step - one.step <= self._max_staleness:
                 passed = self._passed.setdefault(one.node, _Passed(Recent(KEPT_PASSED), Recent(KEPT_PASSED)))
                 passed.works[id] = passed.batches[batch.step] = None
                 self.longest = max(self.longest, len(passed.works))
+
+    def _starving(self, step: int) -> Callable[[Address], bool]:
+        """Of which workers the last batches before a step named nothing; of none for who has not seen them all, and
+        where nobody comes first for that."""
+        self._first = step if self._first is None else min(self._first, step)
+        seen = self._keep_surplus and step - self._first >= FED
+        return lambda who: seen and self._fed.get(who, -1) < step - FED
 
     def dropped(self) -> dict[Address, int]:
         """Workers that this trainer drops, and how many of their due works it passed over. One whose works come too

@@ -17,11 +17,14 @@ from protocol.manifest import (
     UsedWork,
     decode_manifest,
     encode_manifest,
+    lot_of,
     state_root,
+    work_order,
 )
 from protocol.statements import work_id
 
 RUN, POOL, STEP = b"\1" * 32, 4, 7
+NODES = address_from_bytes(b"\5" * 20), address_from_bytes(b"\6" * 20)
 CLASS = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2")
 
 
@@ -31,14 +34,18 @@ def work(index: int = 0, **changes: Any) -> UsedWork:
     return UsedWork(b"\5" * 20, b"\3" * 32, fields.pop("policy_step", 6), index, b"\2" * 32, 40, **fields)
 
 
-def manifest(works: tuple[UsedWork, ...] = (work(), work(1)), **changes: Any) -> BatchManifest:
+def in_order(*works: UsedWork) -> tuple[UsedWork, ...]:
+    return tuple(sorted(works, key=lambda one: work_order(POOL, one)))
+
+
+def manifest(works: tuple[UsedWork, ...] = in_order(work(), work(1)), **changes: Any) -> BatchManifest:
     fields = {"term": 0, "parent": b"\x08" * 32, "state": b"\x09" * 32, "arithmetic": CLASS} | changes
     batch = ComposedBatch(fields.pop("run_root", RUN), fields.pop("pool", POOL), fields.pop("step", STEP), works)
     return BatchManifest(batch, **fields)
 
 
 def test_a_manifest_is_small_and_comes_back_as_it_was() -> None:
-    data = encode_manifest(manifest(tuple(work(index) for index in range(32))))
+    data = encode_manifest(manifest(in_order(*(work(index) for index in range(32)))))
     decode_manifest(data).check(RUN, POOL, STEP, 2)
     assert len(data) < 300 + 32 * 200
     assert encode_manifest(decode_manifest(data)) == data
@@ -52,7 +59,7 @@ def test_a_manifest_is_small_and_comes_back_as_it_was() -> None:
         (manifest(step=8), "for step 8"),
         (manifest(()), "names no work"),
         (manifest((work(), work())), "stands twice"),
-        (manifest((work(1), work())), "not in order"),
+        (manifest(in_order(work(), work(1))[::-1]), "not in order"),
         (manifest((work(policy_step=4),)), "more than 2 steps old"),
         (manifest((work(policy_step=8),)), "later policy"),
         (manifest((work(used=b"\x03", flat=b"\x01"),)), "used twice"),
@@ -70,6 +77,18 @@ def test_what_breaks_a_bound_or_a_rule_is_refused_with_its_reason(bad: BatchMani
     with pytest.raises(MalformedManifest, match="bad batch manifest") as caught:
         decode_manifest(encode_manifest(bad)).check(RUN, POOL, STEP, 2)
     assert why in caught.value.why
+
+
+def test_a_works_lot_is_of_its_policy_its_node_and_its_index_and_of_nothing_that_a_worker_could_try() -> None:
+    one = work()
+    assert work_order(POOL, one)[:2] == (-6, lot_of(POOL, one.policy_root, one.author, 0))
+    other = work(size=1, reports=(UsedReport(b"\1" * 20, RUN, 9, b"\x0b"),))
+    changed = msgspec.structs.replace(other, file_root=RUN, units=41, epoch=2)
+    assert work_order(POOL, changed)[:2] == work_order(POOL, one)[:2]
+    places = {lot_of(POOL, root, node, index) for root in (RUN, bytes(32)) for node in NODES for index in range(50)}
+    assert len(places) == 200 and max(places) < 2**48
+    assert lot_of(POOL, RUN, NODES[0], 0) == 0x9B5C7C8B539E, "others compute the same"
+    assert lot_of(0, RUN, NODES[0], 7) == 7, "at a desk"
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"\x91" * 5000, bytes(MAX_MANIFEST_BYTES + 1)])

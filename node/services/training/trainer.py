@@ -7,6 +7,7 @@ the policy that made the tokens. Publishing and batching are journaled, so a res
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
 from protocol.errors import IntellectError
-from protocol.manifest import BatchManifest, ComposedBatch, encode_manifest
+from protocol.manifest import FED, BatchManifest, ComposedBatch, decode_composed, encode_manifest
 from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
@@ -506,7 +507,9 @@ class Trainer:
                     continue
             # At most AHEAD of what is published: a batch made sooner would miss the rollouts of the newest policies.
             elif self.apart is None and step <= self.step + AHEAD and not self._evaluations.behind:
-                selection = self._pool.take(step)
+                full = self._pool.missing(step) == 0
+                fed = await trio.to_thread.run_sync(self._fed, step) if full else None
+                selection = self._pool.take(step, fed)
                 if selection is not None:
                     await self._hand_over(selection)
                     continue
@@ -588,6 +591,15 @@ class Trainer:
         await trio.to_thread.run_sync(self._write, entry, composed, batch)
         self._tokens += entry.metrics["output_tokens"]
         return True
+
+    def _fed(self, step: int) -> set[bytes]:
+        """Workers of whom the last batches before this one named a work."""
+        found = set[bytes]()
+        for at in range(max(step - FED, 0), step):
+            with suppress(OSError, IntellectError):  # of a checkpoint that was taken over
+                composed = decode_composed(self._spool.works_path(at).read_bytes())
+                found.update(work.node for work in composed.works)
+        return found
 
     async def _settle(self, names: list[bytes], step: int) -> None:
         await self._station.journal.do(self._station.journal.consume, names, step)

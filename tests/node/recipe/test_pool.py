@@ -1,9 +1,11 @@
 import msgspec
 import pytest
 
-from node.recipe.pool import RolloutPool
+from node.recipe.pool import Group, Origin, RolloutPool
+from protocol.identity import address_bytes, address_from_bytes
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.sections import Filters
+from protocol.statements import WorkCommitment
 
 MIXED, FLAT = (0.0, 1.0), (1.0, 1.0)
 
@@ -36,6 +38,22 @@ def test_the_freshest_policies_go_first_and_the_rest_is_kept(make_group) -> None
     pool.add(make_group(i, MIXED, policy_step=1) for i in range(2))
     assert numbers(pool.take(2)) == [0, 1, 10]
     assert pool.rollouts == 2 and pool.missing(2) == 2 and pool.missing(3) == 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_first_file_of_a_worker_that_starves_goes_before_the_freshest(make_group, keep: bool) -> None:
+    def of(number: int, node: int, step: int) -> Group:
+        commitment = WorkCommitment(1, address_from_bytes(bytes([node]) * 20), bytes(32), 0, bytes(32), 1)
+        origin = Origin(commitment, 9, b"", bytes(32), 1)
+        return msgspec.structs.replace(make_group(number, MIXED, policy_step=step), origin=origin)
+
+    pool, slow = RolloutPool(run(keep_surplus=keep)), [of(10, 1, 0), of(11, 1, 1)]
+    files = [msgspec.structs.replace(one, key=(bytes([at]) * 32, one.key[1])) for at, one in enumerate(slow)]
+    pool.add([*files, *(of(number, 2, 2) for number in range(4))])
+    fed = {address_bytes(address_from_bytes(bytes([2]) * 20))}
+    assert numbers(pool.take(2, fed)) == ([11, 0, 1] if keep else [0, 1, 2]), "its freshest, once"
+    if keep:
+        assert numbers(pool.take(2, fed | {bytes([1]) * 20})) == [2, 3, 10], "the control: it starves no more"
 
 
 @pytest.mark.parametrize("level", range(9))

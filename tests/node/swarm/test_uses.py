@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from node.recipe.pool import Group, RolloutPool, Sample
+from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
 from node.services.tracing import UseBook
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
+from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
 from protocol.messages import DueSigned
 from protocol.statements import WorkCommitment, work_id
 from tests.node.swarm.test_register import NODE, OTHER, RUN, Clock, announced, committed
@@ -203,10 +203,16 @@ def test_what_nobody_may_train_on_any_more_was_not_left_out_and_what_is_used_lat
 
 class Swarm:
     """Workers that make files as they can, validators, and the product's pool and book. lags: of each worker's files on
-    their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes.
+    their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes;
+    held: how long after a policy the next batch is composed, by which time all workers but the last have made theirs;
+    turns: whether starving workers come first.
     """
 
-    def __init__(self, seed: int, lags: Sequence[float], surplus: float, keep: bool = True) -> None:
+    def __init__(
+        self, seed: int, lags: Sequence[float], surplus: float, keep: bool = True, held: float = 0.0, turns: bool = True
+    ) -> None:
+        self.held, self.turns = held, turns
+        self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)
         self.now = 0.0
         self.policies = PolicyClock(lambda: self.now)
@@ -233,28 +239,42 @@ class Swarm:
         each. Whom the book says to be dropped by then."""
         step, self._step = self._step, self._step + 1
         self.policies.announce(announced(step))
-        # The trainer composes the next batch at this very moment, from what it has fetched.
-        self._arrive(drops)
-        selection = self.pool.take(step + 1)
+        if not self.held:  # the trainer composes the next batch at this very moment, from what it has fetched
+            selection = self._compose(step + 1, drops)
         for one in JUDGES:
             heard = self.now
             self.now += 0.01  # gossip
             works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821
             self.book.heard(one, DueSigned(pool=1, step=step, works=works))
             self.now = heard
-        if selection is not None:
-            used = {group.key[0] for group in selection.groups}
-            in_order = sorted((self._used(id) for id in used), key=lambda work: work_order(1, work))
-            self.book.trained(1, ComposedBatch(bytes(32), 1, step + 1, tuple(in_order)))
-        accepted = sorted(
-            (self.now + self.random.random(), number, index) for index in (0, 1) for number in range(len(self.nodes))
-        )
+        accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
         indices = dict.fromkeys(range(len(self.nodes)), 0)
         for at, number, _ in accepted:
             self._make(at, step, number, indices[number])
             indices[number] += 1
+        if self.held:
+            self.now += self.held
+            selection = self._compose(step + 1, drops)
+            self.now -= self.held
+        if selection is not None:  # noqa: F821
+            ids = {group.key[0] for group in selection.groups}  # noqa: F821
+            in_order = sorted((self._used(id) for id in ids), key=lambda work: work_order(1, work))
+            self.used[step + 1] = {one.node for one in in_order}
+            self.book.trained(1, ComposedBatch(bytes(32), 1, step + 1, tuple(in_order)))
         self.now += 1.0
         return list(self.book.dropped())
+
+    def _at(self, number: int) -> float:
+        """When a file is accepted."""
+        if not self.held:
+            return self.now + self.random.random()
+        begins = self.held if number == len(self.nodes) - 1 else 0.0
+        return self.now + begins + self.random.random() * 0.7 * self.held
+
+    def _compose(self, step: int, drops: Sequence[Address]) -> Selection | None:
+        self._arrive(drops)
+        fed = set[bytes]().union(*(self.used.get(at, set()) for at in range(step - FED, step)))
+        return self.pool.take(step, fed if self.turns else None)
 
     def _make(self, at: float, step: int, number: int, index: int) -> None:
         root = blake3(f"{step} {number} {index}".encode()).digest()
@@ -272,7 +292,9 @@ class Swarm:
             if self.works[id].node not in drops:
                 commitment, step = self.works[id], self.steps[id]
                 samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
-                self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, commitment.index))])
+                lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
+                origin = Origin(commitment, 9, b"", bytes(32), 1)
+                self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])
         self._coming = [one for one in self._coming if one[0] > self.now]
 
     def _used(self, id: bytes) -> UsedWork:
@@ -298,3 +320,17 @@ def test_an_honest_trainer_is_not_said_to_drop_anybody_and_one_that_drops_a_work
     assert not any(set(one) - {out} for one in found)
     if keep:
         assert any(found), "batch after batch"
+
+
+@pytest.mark.parametrize("turns", [True, False], ids=["who starves comes first", "the freshest alone"])
+def test_a_slow_worker_whom_the_others_can_replace_is_used_so_a_trainer_that_drops_it_is_seen(turns: bool) -> None:
+    """All the others' files are there when a batch is composed, and its are not. The control is an honest trainer that
+    takes the freshest alone: it drops the slow one for good."""
+    swarm = Swarm(2, [0.02] * 6, 1.25, held=0.4, turns=turns)
+    for _ in range(60):
+        assert not swarm.policy() or not turns
+    slow = swarm.nodes[-1]
+    assert (swarm.book.workers[slow].used >= 10) == turns
+    if turns:
+        found = [swarm.policy([slow]) for _ in range(12)]
+        assert found[-1] == [slow] and all(set(one) <= {slow} for one in found)
