@@ -96,6 +96,7 @@ WORKERS = ROOT / "tests" / "cheats" / "catalogue.py"
 VALIDATORS = ROOT / "tests" / "cheats" / "liars.py"
 SEATS = ROOT / "tests" / "cheats" / "seats.py"
 DAEMONS = ROOT / "tests" / "cheats" / "nodes.py"
+TRAINERS = ROOT / "tests" / "cheats" / "trainers.py"
 _MODULES = {"own-problems": "tests.cheats.own_problems", "other-weights": "tests.cheats.other_weights"}
 
 
@@ -119,6 +120,11 @@ def nodes() -> dict[str, str]:
     return _names(DAEMONS, "NODES")
 
 
+def leaders() -> dict[str, str]:
+    """Trainers that cheat while they lead, likewise."""
+    return _names(TRAINERS, "LEADERS")
+
+
 def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[str, ...]:
     """The typed names of what was asked for; raises CommandError that names the nearest one."""
     return tuple(_chosen(word, known, what) for word in words)
@@ -128,6 +134,8 @@ def program_module(cheat: str | None) -> list[str]:
     """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
     if cheat in seats():
         return ["tests.cheats.seats", seats()[cheat]]
+    if cheat in leaders():
+        return ["tests.cheats.trainers", leaders()[cheat]]
     return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
 
 
@@ -177,8 +185,8 @@ def _word(name: str) -> str:
 
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
-    `--resume`. cheats, liars: typed names; worker_engine: the engine command of honest workers; seats: the trainers
-    learn in rounds, and none of them leads."""
+    `--resume`. cheats, liars, leader: typed names; worker_engine: the engine command of honest workers; seats: the
+    trainers learn in rounds, and none of them leads."""
 
     workers: int = 2
     validators: int = 1
@@ -188,6 +196,7 @@ class Casting(msgspec.Struct, frozen=True):
     worker_engine: str | None = None
     trainers: int = 1
     seats: bool = False
+    leader: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,8 @@ class DemoOptions:
     """What the user asked for. cheats: of workers, none for an honest swarm; liars: of the first validators; steps:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
-    killed on the way where there are others, and comes back as the last of them; seats: as in Casting."""
+    killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
+    first one cheats, who then lives until it is found out."""
 
     directory: Path
     workers: int = 2
@@ -212,11 +222,12 @@ class DemoOptions:
     churn: bool = False
     trainers: int = 1
     seats: bool = False
+    leader: str | None = None
 
     @property
     def casting(self) -> Casting:
         who = self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine
-        return Casting(*who, self.trainers, self.seats)
+        return Casting(*who, self.trainers, self.seats, self.leader)
 
 
 def remembered(scene: Scene) -> Casting:
@@ -246,7 +257,7 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
         Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))
     ]
     # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
-    return (Participant("trainer", "trainer"), *standbys, *workers, *validators, *cheats, *late)
+    return (Participant("trainer", "trainer", options.leader), *standbys, *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:
@@ -277,7 +288,7 @@ def join_command(
     if part.role == "trainer":
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
-    if part.cheat and part.cheat not in nodes() | seats():
+    if part.cheat and part.cheat not in nodes() | seats() | leaders():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     if part.role == "worker" and part.cheat is None and worker_engine:
         command += ["--engine-command", worker_engine]

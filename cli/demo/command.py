@@ -39,6 +39,9 @@ def command(
     liar: Annotated[
         list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
     ] = None,
+    leader: Annotated[
+        str | None, typer.Option(help="How the first of several trainers cheats while it leads: censor.")
+    ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
     worker_engine: Annotated[
         str | None,
@@ -69,7 +72,7 @@ def command(
     import msgspec
     import trio
 
-    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, liars, nodes, remembered
+    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, leaders, liars, nodes, remembered
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
@@ -97,6 +100,14 @@ def command(
         raise CommandError(
             "a run with [pretraining] takes no --trainers", "its peers have no leader", "leave --trainers out", USAGE
         )
+    led_by = chosen([leader], leaders(), "leader")[0] if leader else before.leader
+    several = before.trainers if trainers is None else trainers
+    if led_by and several < 2:
+        why = "with one trainer nobody goes on when its term ends"
+        raise CommandError("a leader that cheats needs a standby", why, "--trainers 2", USAGE)
+    if led_by and (seats or pretrains):
+        why = "its trainers learn in rounds, and none of them leads"
+        raise CommandError("this run has no leader that could cheat", why, "leave --leader out", USAGE)
     require_training("the demo trains a model here, and torch is not installed", "demo")
     options = DemoOptions(
         directory=directory,
@@ -112,8 +123,9 @@ def command(
         lingers=not no_page and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
         worker_engine=worker_engine or before.worker_engine,
         churn=pretrains,
-        trainers=before.trainers if trainers is None else trainers,
+        trainers=several,
         seats=seats,
+        leader=led_by,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

@@ -12,8 +12,8 @@ from node.metrics.journal import Ends, ends_of
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One process of the demo. cheat: how it cheats (a worker) or lies (a validator), None for the honest; address:
-    empty until it told."""
+    """One process of the demo. cheat: how it cheats (a worker, a trainer) or lies (a validator), None for the honest;
+    address: empty until it told."""
 
     name: str
     role: str
@@ -34,7 +34,7 @@ class ProcessState:
 class Row:
     """One line of the swarm table. files_accepted, files_rejected: of a worker, by the pool's quorum; of a validator,
     as it judged; reasons: for which a worker's files were refused; paid_wei: what was claimed for it; owed_wei: what is
-    certified or in the table, and not claimed yet."""
+    certified or in the table, and not claimed yet; leads: of a trainer, whether the term is its own."""
 
     participant: Participant
     process: ProcessState
@@ -47,6 +47,7 @@ class Row:
     reasons: Mapping[str, int] = field(default_factory=dict)
     paid_wei: int = 0
     owed_wei: int = 0
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Snapshot:
 
     @property
     def cheats(self) -> tuple[Row, ...]:
-        """Workers that cheat and validators that lie."""
+        """Workers and trainers that cheat, and validators that lie."""
         return tuple(row for row in self.rows if row.participant.cheat)
 
     @property
@@ -273,6 +274,7 @@ class Tracker:
             reasons=dict(work.rejected_by_reason) if work else {},
             paid_wei=int(pay.paid_wei) if pay else 0,
             owed_wei=int(pay.due_wei) + int(pay.waiting_wei) if pay else 0,
+            leads=bool(status.chair and status.chair.leads),
         )
 
 

@@ -4,6 +4,7 @@ Everything that is started is stopped, whichever way the story ends: processes f
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ async def _perform(
                     _churn, participants[1], participants[0], latecomer, scene, supervisor, starting, view
                 )
             trainers = [one for one in participants if one.role == "trainer"]
-            if len(trainers) > 1 and options.seats:
+            if options.leader:
+                nursery.start_soon(_find_out, trainers, scene, view)
+            elif len(trainers) > 1 and options.seats:
                 nursery.start_soon(_lose_seat, trainers, scene, supervisor, starting, view)
             elif len(trainers) > 1:
                 nursery.start_soon(_take_over, trainers, scene, tracker, supervisor, starting, view)
@@ -208,6 +211,16 @@ async def _take_over(
     view.say(f"{leader.name} comes back, as the last standby")
 
 
+async def _find_out(trainers: Sequence[Participant], scene: Scene, view: View) -> None:
+    """Tell when somebody else leads than the trainer that cheats, and from which policy on."""
+    for standby in cycle(trainers[1:]):
+        status = await get_status_async(socket_of(scene.state_dir(standby.name)))
+        if status and status.chair and status.chair.leads and status.chair.term:
+            cheat, taken = trainers[0], f"{standby.name} does, from policy {status.chair.from_step} on"
+            return view.say(f"{cheat.name} ({cheat.cheat}) leads no more: {taken}")
+        await trio.sleep(CHURN_POLL)
+
+
 async def _step_of(one: Participant, scene: Scene) -> int:
     status = await get_status_async(socket_of(scene.state_dir(one.name)))
     return status.training.step if status and status.training else -1
@@ -287,7 +300,10 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
 
 
 def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:
-    """A liar is not believed; a cheat lost its stake, or its pay where that is all that its fault costs at once."""
+    """A liar is not believed; a cheat lost its stake, or its pay where that is all that its fault costs at once; a
+    trainer, its term."""
+    if row.participant.role == "trainer":
+        return not row.leads
     if row.participant.role == "validator":
         return snapshot.disbelief_in(row.participant) is not None
     # Only faults that anybody can prove from signed words take stake at once; the others go through files that

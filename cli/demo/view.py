@@ -333,6 +333,9 @@ def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
     name = (row.participant.name, "red")
     if row.participant.role == "validator":
         return [_fate_of_liar(row, snapshot)]
+    if row.participant.role == "trainer":
+        leads = "leads still" if row.leads else "leads no more"
+        return [Text.assemble(name, f" ({row.participant.cheat}) {leads}")]
     slash = snapshot.slash_of(row.participant)
     if slash:
         stake = (f"{ether(int(slash.amount_wei))} tokens", "bold")

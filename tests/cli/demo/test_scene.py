@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, engine_module, join_command, liars, quorum_of
+from cli.demo.cast import (
+    DemoOptions,
+    Scene,
+    cast,
+    cheats,
+    chosen,
+    engine_module,
+    join_command,
+    leaders,
+    liars,
+    quorum_of,
+)
 from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
@@ -16,6 +27,7 @@ from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
 from tests.cheats.seats import SEATS
+from tests.cheats.trainers import LEADERS
 
 
 def test_a_second_demo_in_one_directory_is_refused_and_the_lock_is_gone_afterwards(tmp_path: Path) -> None:
@@ -65,9 +77,18 @@ def test_several_validators_and_cheats_are_numbered_and_more_than_half_decide(tm
 def test_the_demos_cheats_are_those_of_the_catalogue_and_each_is_given_its_engine() -> None:
     assert list(cheats().values()) == list(CHEATS)
     assert list(liars().values()) == [*LIARS, *SEATS]
+    assert list(leaders().values()) == list(LEADERS)
     assert engine_module("step-k-1") == ["tests.cheats.catalogue", "step k-1"]
     assert engine_module("own-problems") == ["tests.cheats.own_problems"]
     assert engine_module("false-accuser") == ["tests.cheats.liars", "false accuser"]
+
+
+def test_a_leader_that_cheats_is_the_first_of_the_trainers_and_another_program(tmp_path: Path) -> None:
+    options = DemoOptions(tmp_path, trainers=2, leader="censor", cheats=())
+    programs = {one.name: list(join_command(one, Scene(tmp_path), Path("net.toml"), 1))[2:4] for one in cast(options)}
+    assert programs.pop("trainer") == ["tests.cheats.trainers", "censor"]
+    assert {program[0] for program in programs.values()} == {"cli"}
+    assert options.casting.leader == "censor", "a resumed demo would have the same"
 
 
 def test_a_cheat_may_be_written_as_in_the_catalogue_and_a_misspelt_one_is_told_the_nearest() -> None:

@@ -1,0 +1,48 @@
+"""Trainers that cheat: each in the place of `Training`, with the honest daemon around it.
+
+`python -m tests.cheats.trainers NAME join ...` is a drop-in for `python -m cli join ...`. Once such a trainer leads no
+more it stands by as any other.
+"""
+
+import sys
+
+import structlog
+
+from cli.main import main as run_program
+from node import daemon
+from node.recipe.pool import Group
+from node.services.training.service import Training
+
+log = structlog.get_logger("node.attack")
+
+
+class Censor(Training):
+    """Uses nothing of one worker, the first whose file it is given."""
+
+    victim = b""
+
+    def _take_in(self, groups: list[Group]) -> None:
+        for group in groups:
+            if group.origin is not None and not self.victim:
+                self.victim = group.origin.node
+                log.info("attack.drops", node="0x" + self.victim.hex())
+        super()._take_in([group for group in groups if group.origin is None or group.origin.node != self.victim])
+
+
+LEADERS: dict[str, type[Training]] = {
+    "censor": Censor,
+}
+
+
+def main() -> None:
+    """Be the trainer that the first argument names; what follows is the program's own command line."""
+    if len(sys.argv) < 2 or sys.argv[1] not in LEADERS:
+        sys.exit(f"which trainer? one of: {', '.join(LEADERS)}")
+    cheat = LEADERS[sys.argv.pop(1)]
+    services = daemon.ROLES["trainer"]
+    daemon.ROLES["trainer"] = tuple(cheat if one is Training else one for one in services)
+    sys.exit(run_program(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
