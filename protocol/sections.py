@@ -145,8 +145,8 @@ class Pay(Section, frozen=True):
 
     judging: units per output token of a group that a validator recomputed; judged_share: of one file at most this
     share of the groups is paid for, however many a validator looks at; training: units of a published policy, per
-    output token that its step can have at most; standing: of that, the share for a standby that replayed a policy's
-    step. 0 pays nothing.
+    output token that its step can have at most, or of a trainer's contribution to a round, likewise; standing: of
+    that, the share for a standby that replayed a policy's step. 0 pays nothing.
     """
 
     judging: float = 0.25
