@@ -40,12 +40,16 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     warm = run.warm_start
     if warm is not None:
         warm = msgspec.structs.replace(warm, model=str(base / warm.model), data=str(base / warm.data))
+    distill = run.distill
+    if distill is not None:
+        distill = msgspec.structs.replace(distill, teacher=str(base / distill.teacher))
     recipe, evaluation = run.recipe, run.evaluation
     own = {name: placed(getattr(recipe, name), base) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(
         run,
         model=str(base / run.model),
         warm_start=warm,
+        distill=distill,
         dataset=str(base / run.dataset) if run.dataset is not None else None,
         environment=environment(run.environment) if run.environment else None,
         environments=environments(run.environments),
