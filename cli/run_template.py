@@ -201,6 +201,8 @@ seed = 0
 # teacher = "models/larger"     # same tokenizer
 # coefficient = 1.0
 # rewards = 0.0                 # above 0: rewards count beside it
+# tasks = false                 # true: in a swarm workers ask the teacher, and the trainer needs none
+# pay = 0.25                    # units for each token of such a task
 
 [filters]
 online = {online}                  # leave groups with equal rewards out and wait for others

@@ -206,7 +206,7 @@ def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lor
         return [(name, shape, None, 0) for name, shape in KNOWN.items()]
     run = load_run_file(file)
     shape, teacher = shape_of(file.parent / run.model), None
-    if run.distill:
+    if run.distill and not run.distill.tasks:
         teacher = shape_of(file.parent / run.distill.teacher)
     return [(run.name, shape, run.recipe.lora, held_beside(shape, run.recipe, teacher))]
 

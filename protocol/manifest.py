@@ -109,7 +109,8 @@ class UsedReport(_Row, frozen=True):
 
 class JudgedShard(_Row, frozen=True):
     """What one judge thought of some answers: its commitment field by field (node: 20 bytes), and the report of the
-    validator (author: 20 bytes) who read the scores off it."""
+    validator (author: 20 bytes) who read the scores off it. Of a teacher's result, which is a report by itself, both
+    are that."""
 
     node: bytes
     shard: int
@@ -130,8 +131,8 @@ class JudgedShard(_Row, frozen=True):
 
 
 class JudgedTask(_Row, frozen=True):
-    """The judge task about a file. task, subject: roots of the specification and of the answers that were judged;
-    shards: results with a report, ascending."""
+    """A task about a file, for judges or the teacher. task, subject: roots of the specification and of the answers that
+    it is about; shards: results with a report, ascending."""
 
     task: bytes
     task_size: int
@@ -159,7 +160,7 @@ class UsedWork(_Row, frozen=True):
     """A file that a batch is made of: its commitment field by field (node: 20 bytes), size in bytes, and reports.
 
     used, flat: bitmaps of the groups that are learnt from, and of those that are used up without; judged: the tasks in
-    which judges gave the rewards that the reports lack.
+    which judges gave the rewards that the reports lack, or the run's teacher spoke.
     """
 
     node: bytes

@@ -432,6 +432,11 @@ class RunSpec(RunSections, frozen=True):
         return self.rollout.prompts_per_step * self.rollout.group_size if self.seats else 0
 
     @property
+    def waits_for_tasks(self) -> bool:
+        """Whether accepted groups wait for judges or a teacher before they are trained on."""
+        return self.audit.judges or (self.distill is not None and self.distill.tasks)
+
+    @property
     def groups_per_file(self) -> int:
         """Parts of a work that are looked at one by one: problems of a file of rollouts; a contribution is one."""
         return 1 if self.pretraining is not None else self.rollout.prompts_per_file

@@ -172,18 +172,23 @@ class Distill(Section, frozen=True):
 
     teacher: a model directory in a run file; in a run its files are assets below `teacher/`, so their roots name it.
     coefficient: a token's advantage has so much of log teacher - log sampler, the sampled part of the reverse KL;
-    rewards: and so much of what the rewards say, 0 for a run that learns from the teacher alone.
+    rewards: and so much of what the rewards say, 0 for a run that learns from the teacher alone; tasks: in a swarm,
+    workers compute them as tasks and validators do so again, and the trainer needs no teacher; pay: units of work for
+    each token of such a task.
     """
 
     teacher: str
     coefficient: float = 1.0
     rewards: float = 0.0
+    tasks: bool = False
+    pay: float = 0.25
 
     def rules(self) -> list[Rule]:
         return [
             ("distill.teacher", 1 <= len(self.teacher) <= MAX_TEXT, "must name a model directory"),
             ("distill.coefficient", 0 < self.coefficient <= 10, "must be above 0, at most 10"),
             ("distill.rewards", 0 <= self.rewards <= 10, "must be 0 (the teacher alone) to 10"),
+            ("distill.pay", 0 < self.pay <= 64, "must be above 0, at most 64 units per token"),
         ]
 
 

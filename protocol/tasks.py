@@ -2,9 +2,9 @@
 
 A task is a specification, a blob; its root is the task's id. A shard's result is a rollout file (of a review: a report)
 whose commitment names the task in place of the policy and the shard in place of the submission's index, so that
-whatever holds of rollouts holds of it. What is not sampled (a report, a stretch of a merged policy) validators compute
-again, and it must be equal to the byte. Problems and random numbers follow from (task, shard) and not from who does it:
-whoever takes a shard over makes the same answers. Pure.
+whatever holds of rollouts holds of it. What is not sampled (a report, a stretch of a merged policy, what a teacher says
+of a rollout file) validators compute again. Problems and random numbers follow from (task, shard) and not from who does
+it: whoever takes a shard over makes the same answers. Pure.
 """
 
 from collections.abc import Iterable
@@ -19,11 +19,12 @@ from protocol.draw import sample_seed
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.merging import Merge, MergeError
+from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES
 from protocol.run import Asset, EnvironmentSpec, RunSpec, check_asset_path
 from protocol.sections import LengthBudget, Rule, Section
 
 TaskId = bytes
-Kind = Literal["generate", "filter", "evaluate", "judge", "review", "merge"]
+Kind = Literal["generate", "filter", "evaluate", "judge", "review", "merge", "teach"]
 Part = Literal["training", "held_out", "all"]
 Device = Literal["any", "cpu", "cuda"]
 
@@ -35,7 +36,7 @@ MAX_NAME = 128
 MAX_REVIEW_BYTES = 1 << 20
 """Of a review's report."""
 MAX_REVIEW_UNITS = 1 << 20
-"""What one review, or shard of a merge, may be paid for at most, in units of work."""
+"""What one result of which nothing is sampled may be paid for at most, in units of work."""
 STRETCH = 1 << 20
 """Numbers of a merged policy that are one problem of a merge task; its tensors lie one after another."""
 MAX_STRETCHES = 16
@@ -45,6 +46,9 @@ COPIES = 3
 """How many nodes do the same of a judge or review task, each by itself. The median of opinions needs three."""
 SUBJECT = "subject.arrow"
 """The path of the file that is judged, among a judge task's assets."""
+LESSON = "{}.arrow"
+"""The path of a rollout file among a teach task's assets, by the number of its problem."""
+MAX_ASSETS = 16
 WEIGHTS = "policy.safetensors"
 """The path of the weights that a task brings along, among its assets."""
 ANYBODY = Address("0x0000000000000000000000000000000000000000")
@@ -83,16 +87,16 @@ class MergeOrder(Section, frozen=True):
 class TaskSpec(Section, frozen=True):
     """One task.
 
-    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kinds review and merge), or
-    of the blob of the task's own asset WEIGHTS, an image of weights that are no policy of the run (a merged model);
-    step: its step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its problems,
-    "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the last;
-    samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same; max_prompt_tokens,
-    max_output_tokens, temperature: 0 for the run's; lease_seconds: how long a claimed shard may take; device: what
-    engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a package);
-    units: of work that each report of a review, or shard of a merge, counts as, since nothing of it is sampled; merge:
-    what is merged, whose problems are stretches of STRETCH numbers of the result; nonce: tells tasks apart that
-    are equal otherwise.
+    policy: 64 hex digits of the root of the policy that answers (empty: nothing is sampled, kinds review, merge and
+    teach), or of the blob of the task's own asset WEIGHTS, an image of weights that are no policy of the run (a merged
+    model); step: its step; environment: as in a run, None: the run's own, with `assets` beside it; part: which of its
+    problems, "all" numbers the held-out ones after the training ones; first, last: numbers of the problems, without the
+    last; samples: answers to each; shard_size: problems of a shard; copies: nodes that each do the same;
+    max_prompt_tokens, max_output_tokens, temperature: 0 for the run's; lease_seconds: how long a claimed shard may
+    take; device: what engines must compute on; subject: 64 hex digits of what is judged (a rollout file) or reviewed (a
+    package); units: of work that each result counts as, where nothing is sampled; merge: what is merged, whose problems
+    are stretches of STRETCH numbers of the result; nonce: tells tasks apart that are equal otherwise. The problems of a
+    teach task are its assets, rollout files of which the run's teacher says how likely their tokens are.
     """
 
     kind: Kind
@@ -133,7 +137,7 @@ class TaskSpec(Section, frozen=True):
     @property
     def samples_asked(self) -> bool:
         """Whether its results are rollout files."""
-        return self.kind not in ("review", "merge")
+        return self.kind not in ("review", "merge", "teach")
 
     @property
     def weights(self) -> Asset | None:
@@ -149,6 +153,8 @@ class TaskSpec(Section, frozen=True):
     @property
     def most_bytes(self) -> int:
         """Of a result of which nothing is sampled."""
+        if self.kind == "teach":
+            return MAX_REPORT_BYTES
         return 2 * STRETCH * self.shard_size + _MAX_IMAGE_HEADER if self.kind == "merge" else MAX_REVIEW_BYTES
 
     def numbers(self, shard: int) -> range:
@@ -201,6 +207,8 @@ class TaskSpec(Section, frozen=True):
                 f"{WEIGHTS} must be what `policy` names, in a task that samples",
             ),
             ("assets", self.kind != "judge" or self._has_subject(), f"must hold what is judged as {SUBJECT}"),
+            ("assets", self.kind != "teach" or self._has_lessons(), "must be one rollout file for each problem"),
+            ("shard_size", self.kind != "teach" or self.shard_size == 1, "must be 1 to teach"),
             ("lease_seconds", 1 <= self.lease_seconds <= 86_400, "must be 1 to 86400"),
             ("temperature", self.temperature == 0 or 0.01 <= self.temperature <= 10, "must be 0 or 0.01 to 10"),
             ("tokens", 0 <= min(self.max_prompt_tokens, self.max_output_tokens), "limits are not negative"),
@@ -211,7 +219,7 @@ class TaskSpec(Section, frozen=True):
                 not (self.environment and self.environment.for_desks_only),
                 "must not be one for desks only",
             ),
-            ("assets", len(self.assets) <= 16, "a task has at most 16 files"),
+            ("assets", len(self.assets) <= MAX_ASSETS, f"a task has at most {MAX_ASSETS} files"),
         ]
 
     def _units_fit(self) -> bool:
@@ -219,6 +227,11 @@ class TaskSpec(Section, frozen=True):
 
     def _has_subject(self) -> bool:
         return any((asset.path, asset.root) == (SUBJECT, self.subject) for asset in self.assets)
+
+    def _has_lessons(self) -> bool:
+        paths = [asset.path for asset in self.assets]
+        named = paths == [LESSON.format(number) for number in range(self.last)] if self.last <= MAX_ASSETS else False
+        return self.first == 0 and named and all(0 < asset.size <= MAX_FILE_BYTES for asset in self.assets)
 
 
 def is_root(text: str) -> bool:

@@ -297,7 +297,10 @@ def make(
 
         root = assemble((file for _, file, _ in folder.results()), files.run()[1] / "model", out)
         return {"weights_root": root.hex(), **told}
-    find = {"evaluate": findings.evaluate, "judge": findings.judgement, "review": findings.review}[spec.kind]
+    find = {"evaluate": findings.evaluate, "judge": findings.judgement, "review": findings.review}.get(spec.kind)
+    if find is None:
+        why = f"the trainer makes batches of what a task of kind {spec.kind} comes to"
+        raise CommandError("nothing to collect", why, "look at: intellect-node task status", USAGE)
     found = find(folder)
     if out is not None:
         exports.write_json(out, found)

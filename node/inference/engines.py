@@ -64,6 +64,26 @@ def torch_engine(model_dir: Path, settings: EngineSettings = DEFAULT) -> tuple[E
     return engine, engine.tokenizer
 
 
+def teacher_beside(engine: Engine, directory: Path, model_dir: Path) -> Engine:
+    """A teacher on the device of an engine and in its type, without weights. model_dir: of the model whose tokenizer it
+    has. Raises EngineError, ModelError."""
+    from node.inference.tokenizer import LocalTokenizer
+    from node.inference.torch_engine import TorchEngine
+
+    settings = EngineSettings(device=engine.device, dtype=engine.dtype)
+    return TorchEngine(directory, settings, LocalTokenizer(model_dir))
+
+
+def load_start(engine: Engine, directory: Path) -> None:
+    """Put the weights of a model directory into an engine for it. Raises ModelError."""
+    from node.inference.start_weights import StartWeights
+    from node.inference.torch_engine import build_model, image_names
+
+    weights = StartWeights(directory)
+    weights.check(image_names(build_model(directory, "meta")))
+    engine.load(weights)
+
+
 def vllm_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Tokenizer]:
     """The engine for GPUs. Raises EngineError where vLLM is missing or of another version."""
     installed.check(settings.device)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -22,6 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from node.inference.engines import EngineFactory, make_engine  # noqa: E402
 from node.inference.errors import reason_to_end  # noqa: E402 - the environment must be set before torch loads
 from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
+from node.inference.room import room_for  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
 from node.inference.session import Session  # noqa: E402
 from node.inference.settings import devices  # noqa: E402
@@ -39,6 +41,7 @@ from node.inference.wire import (  # noqa: E402
     Progress,
     Reply,
     Request,
+    Teach,
     WireError,
     body_length,
     decode_request,
@@ -46,6 +49,7 @@ from node.inference.wire import (  # noqa: E402
 )
 from node.inference.wish import Wish, wish_from  # noqa: E402
 from protocol.run import RunSpec  # noqa: E402
+from protocol.sections import TEACHER  # noqa: E402
 
 PROGRESS_EVERY = 1.0
 """Seconds between two words on a request's progress."""
@@ -132,7 +136,13 @@ class Child:
 
 
 def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
-    return lambda run: functools.partial(make_engine, settings=wish.granted(run.verification.admitted, devices()))
+    def factory_for(run: RunSpec) -> EngineFactory:
+        settings = wish.granted(run.verification.admitted, devices())
+        if run.distill and run.distill.tasks:  # its teacher is put beside it
+            settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
+        return functools.partial(make_engine, settings=settings)
+
+    return factory_for
 
 
 def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
@@ -161,6 +171,8 @@ def share_of(request: Request) -> Share | None:
     """What kind of work a request is; None for what is done at once, without waiting for a thread."""
     if isinstance(request, Produce):
         return "rollout" if request.task is None else "task"
+    if isinstance(request, Teach):
+        return "verdict" if request.checking else "task"
     if isinstance(request, Inspect):
         return "verdict"
     return "evaluation" if isinstance(request, Evaluate) else None

@@ -124,6 +124,11 @@ def _pass_tokens(model: ModelSize, left: int, size: int, *, gpu: bool) -> int:
     return max(CHUNK_TOKENS, min(PASS_TOKENS, left // 8 // (model.widest * size)))
 
 
+def room_for(files: int, dtype: str) -> int:
+    """Bytes that another model needs which only reads: weights (files: bytes of them, in bf16) and its passes."""
+    return files * SIZES[dtype] // SIZES["bfloat16"] + GIB
+
+
 class NoRoom(EngineError):
     """A device has too little memory for a model."""
 

@@ -16,6 +16,7 @@ from node.inference.inspect import inspect
 from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.produce import produce
 from node.inference.session import Session
+from node.inference.teacher import teach
 from node.inference.wire import (
     Evaluate,
     Evaluated,
@@ -28,6 +29,7 @@ from node.inference.wire import (
     Ready,
     Reply,
     Request,
+    Teach,
 )
 from node.state.files import write_whole
 from protocol.errors import IntellectError
@@ -82,6 +84,8 @@ class Server:
             started = time.monotonic()
             session.keep(request.policy_root, request.path)
             return Loaded(id=request.id, seconds=time.monotonic() - started)
+        if isinstance(request, Teach):
+            return teach(session.at(None, 0, Desk(owner, ticket)), request)
         assert isinstance(request, Produce | Inspect | Evaluate)  # noqa: S101 - the others never get here
         task = None if isinstance(request, Evaluate) else request.task
         with session.working_with(request.policy_root, task):

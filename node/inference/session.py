@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from node.environments.base import Environment, EnvironmentSettings, Problem
 from node.environments.registry import load_environment
 from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights, generate
-from node.inference.engines import EngineFactory
+from node.inference.engines import EngineFactory, load_start, teacher_beside
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
 from node.inference.owner import EnginePolicy
@@ -26,7 +26,8 @@ from protocol.draw import draw_problems, sample_seed
 from protocol.engines import LORA, arithmetic, classes, with_arithmetic
 from protocol.identity import Address, parse_address
 from protocol.lora import is_adapter
-from protocol.run import RunSpec
+from protocol.run import MODEL, RunSpec
+from protocol.sections import TEACHER
 
 
 class Computing(Protocol):
@@ -46,11 +47,12 @@ class Session:
     def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
         self.run = run
         self._assets = assets
-        self.engine, self._tokenizer = factory(assets / "model")
+        self.engine, self._tokenizer = factory(assets / MODEL)
         self.environment: Environment = self._load(run.environment)
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
         self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
         self._in_use: dict[str, bytes] = {}
+        self._teacher: list[Engine] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self._shard: Shard | None = None
         self._evaluated: dict[str, Environment] = {}
@@ -100,6 +102,16 @@ class Session:
         """What an engine, the own one or a sibling, recomputes of finished sequences."""
         return self._computing.look(self._in(engine, policy_root), sequences, self.run.rollout.temperature)
 
+    def ask_teacher(self, sequences: Sequence[Finished]) -> list[Prefill]:
+        """What the run's teacher finds of finished sequences. Raises EngineError."""
+        if self.run.distill is None:
+            raise EngineError("nobody can be taught", "the run has no teacher", "report this: the daemon asked for it")
+        with self._making:
+            if not self._teacher:
+                self._teacher.append(teacher_beside(self.engine, self._assets / TEACHER, self._assets / MODEL))
+        teacher = EnginePolicy(self._teacher[0], b"")
+        return self._computing.look(teacher, sequences, self.run.rollout.temperature)
+
     def _in(self, engine: Engine, policy_root: bytes) -> EnginePolicy:
         root = self._policy(policy_root)
         return EnginePolicy(engine, root, isinstance(engine, Apart) and self._apart(engine, root))
@@ -145,6 +157,11 @@ class Session:
     def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
         """Put a kept policy's weights into `engine`, by default the own one."""
         engine = engine or self.engine
+        if engine in self._teacher:
+            if TEACHER not in self._in_use:
+                load_start(engine, self._assets / TEACHER)
+                self._in_use[TEACHER] = b""
+            return
         policy_root = self._policy(policy_root)
         kept = self.policies.get(policy_root)
         if isinstance(engine, Apart) and self._apart(engine, policy_root):
@@ -190,7 +207,7 @@ class Session:
         return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
-        for engine in self._siblings.values():
+        for engine in (*self._siblings.values(), *self._teacher):
             engine.close()
         for environment in (self.environment, *self._evaluated.values()):
             environment.close()

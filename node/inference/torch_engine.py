@@ -109,10 +109,13 @@ def _plan(model: ModelSize, settings: EngineSettings) -> Plan:
 class TorchEngine:
     """`node.inference.engine.Engine` for one model directory."""
 
-    def __init__(self, model_dir: Path, settings: EngineSettings = DEFAULT) -> None:
+    def __init__(
+        self, model_dir: Path, settings: EngineSettings = DEFAULT, tokenizer: LocalTokenizer | None = None
+    ) -> None:
+        """tokenizer: of a model whose directory has none."""
         keep_precision()
         self._model_dir, self._settings = model_dir, settings
-        self._tokenizer = LocalTokenizer(model_dir)
+        self._tokenizer = tokenizer or LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")
         self._names = image_names(shell)
         self.parameters = sum(tensor.numel() for tensor in self._names.values())

@@ -182,6 +182,25 @@ class Evaluated(_Message, frozen=True):
     seconds: float
 
 
+class Teach(_Message, frozen=True):
+    """Write what the run's teacher says of the rollout file at `path` to out_path, for a task (32 bytes). file_root: of
+    the file, 32 bytes; checking: another one's result is to be compared with it."""
+
+    path: str
+    file_root: bytes
+    task: bytes
+    out_path: str
+    checking: bool = False
+
+
+class Taught(_Message, frozen=True):
+    """tokens: that the teacher judged."""
+
+    path: str
+    tokens: int
+    seconds: float
+
+
 class Cancel(_Message, frozen=True):
     """Give up the request `which`: what was sampled of it is thrown away."""
 
@@ -228,8 +247,8 @@ class Ending(_Message, frozen=True):
     during: tuple[int, ...] = ()
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect | Evaluate | Cancel | Ping
-Reply = Ready | Loaded | Produced | Inspected | Evaluated | Pong | Progress | Failed | Ending
+Request = Prepare | LoadPolicy | Produce | Inspect | Evaluate | Teach | Cancel | Ping
+Reply = Ready | Loaded | Produced | Inspected | Evaluated | Taught | Pong | Progress | Failed | Ending
 
 REPLY_TO: dict[type, type] = {
     Prepare: Ready,
@@ -237,6 +256,7 @@ REPLY_TO: dict[type, type] = {
     Produce: Produced,
     Inspect: Inspected,
     Evaluate: Evaluated,
+    Teach: Taught,
 }
 """What each request that is asked for is answered with."""
 

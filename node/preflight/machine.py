@@ -233,7 +233,7 @@ ALONE = 0.6 * GIB
 COPIES = {"worker": 2.5, "validator": 2.5, "trainer": 9.0}
 """Bytes of memory for one of bf16 weights: float32 weights and activations; the trainer's gradients and moments."""
 TEACHER_COPIES = 2.0
-"""The same of a trainer's teacher: float32, without any of these."""
+"""The same of a teacher: float32, without any of these."""
 
 
 def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
@@ -244,7 +244,10 @@ def check_memory(run: RunSpec | None, role: str, hardware: Hardware) -> Finding:
     lacking = shortfalls(run, role, hardware)
     if lacking:
         return failure("memory", "; ".join(lacking), LARGER, **data)
-    teacher = TEACHER_COPIES * run.weight_bytes(TEACHER) if role == "trainer" else 0.0
+    as_tasks = run.distill is not None and run.distill.tasks
+    # Whoever asks the teacher holds it: the trainer, or those who do and check tasks.
+    holds = run.distill is not None and (role != "trainer") == as_tasks
+    teacher = TEACHER_COPIES * run.weight_bytes(TEACHER) if holds else 0.0
     needed = ALONE + COPIES[role] * run.weight_bytes() + teacher
     largest = max([hardware.memory, *(gpu.memory for gpu in hardware.gpus)])
     data["needed_bytes"] = round(needed)

@@ -28,6 +28,8 @@ def scores_of(work: UsedWork, name: bytes, batch: RolloutBatch, blobs: Blobs) ->
     found: dict[Place, float] = {}
     for task in work.judged:
         spec = decode_task(blobs(task.task))
+        if spec.kind == "teach":
+            continue
         if (spec.kind, spec.nonce, spec.subject) != ("judge", PREFIX + name.hex(), task.subject.hex()):
             raise _bad("a task is not for judges of this file")
         places = _places(batch, decode(blobs(task.subject), MOST_ANSWERS))

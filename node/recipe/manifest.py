@@ -11,6 +11,7 @@ import msgspec
 from node.recipe.docket import Unjudged, with_scores, without_rewards
 from node.recipe.join import join
 from node.recipe.judged import Blobs, scores_of
+from node.recipe.lessons import asks_for_teachers, taught_in, with_teacher
 from node.recipe.pool import Group, Origin, Selection, freshness, group_id
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
@@ -105,6 +106,9 @@ def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs
         lacking = tuple(row for row in rows if row.group in waiting)
         file = Unjudged(name, work.file_root, work.policy_step, rest, lacking)
         found += with_scores(run, file, scores_of(work, name, batch, reports))
+    if pool and asks_for_teachers(run):
+        taught = taught_in(run, work, reports)
+        found = [with_teacher(group, taught) for group in found]
     return {group.key[1]: group for group in found}
 
 

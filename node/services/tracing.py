@@ -135,8 +135,8 @@ class Tracing(Service):
             self.book.begin_term()
         self.book.trained(self._station.pool, manifest.batch)
         statement, dropped = message.statement, self.book.dropped()
-        # Where judges give rewards, fresh files wait for them while older ones are used.
-        if statement is None or not dropped or self._station.run.spec.audit.judges:
+        # Where judges give rewards, or a teacher speaks, fresh files wait for that while older ones are used.
+        if statement is None or not dropped or self._station.run.spec.waits_for_tasks:
             return
         named = ", ".join(f"{count} of {worker}" for worker, count in list(dropped.items())[:3])
         for tell in self.on_dropped:

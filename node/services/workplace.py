@@ -20,6 +20,7 @@ from node.inference.client import EngineProcess
 from node.member import Member
 from node.processes.forkserver import Starter
 from node.recipe.docket import Docket
+from node.recipe.lessons import Lessons
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.books import Books
@@ -111,6 +112,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def docket(self) -> Docket:
         """What waits for judges at the trainer."""
         return Docket(self.station.run.spec)
+
+    @cached_property
+    def lessons(self) -> Lessons:
+        """What waits for the run's teacher there."""
+        return Lessons(self.station.run.spec)
 
     @cached_property
     def certifying(self) -> Certifying:

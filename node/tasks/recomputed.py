@@ -1,42 +1,122 @@
 """What nodes compute for tasks of which nothing is sampled: by kind, from a task and a shard to bytes.
 
-Whoever computes a shard has the same bytes, so validators compute it again and compare.
+Whoever computes a shard has the same bytes, or, where they are rounded, bytes that are told apart by their kind's rule.
+So validators compute it again and compare.
 """
 
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import trio
+
+from node.inference.link import Told
+from node.inference.wire import LoadPolicy, Reply, Request, Taught, Teach
 from node.swarm.taskbook import Task
 from node.tasks.reviewing import review_package
 from node.weights.merge import merge_stretches
+from protocol.errors import ProtocolError
+from protocol.teaching import decode_taught, taught_otherwise
 
-Work = Callable[[], bytes]
-"""Blocking: call in a thread."""
+Work = Callable[[], Awaitable[bytes]]
+"""Raises IntellectError."""
+TEACH_TIMEOUT = 300.0
+MOST_ROWS = 1 << 20
+"""Of a result that this node has made."""
 
 
 class Stock(Protocol):
     """The part of node.tasks.stock that has a task's files and policies."""
 
     async def files(self, task: Task) -> Path: ...
+    async def file(self, task: Task, number: int) -> Path: ...
     async def policies(self, task: Task) -> dict[str, Path]: ...
 
 
-async def prepared(stock: Stock, task: Task, shard: int) -> Work:
+class Engine(Protocol):
+    """The part of node.inference that computes in a process of its own."""
+
+    async def ask(
+        self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a node computes with. scratch: a directory for files that nobody misses; checking: another's result is to be
+    compared with it."""
+
+    stock: Stock
+    engine: Engine
+    scratch: Path
+    checking: bool = False
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """prepare: a shard's work, once what it needs is here; differs: from the own result, another's and the tolerance to
+    words on how they differ; None where they must be equal to the byte."""
+
+    prepare: Callable[[Means, Task, int], Awaitable[Work]]
+    differs: Callable[[Task, int, bytes, bytes, float], str] | None = None
+
+
+async def prepared(means: Means, task: Task, shard: int) -> Work:
     """A shard's work, once what it needs is here. Raises IntellectError, as the work does."""
-    return await RECOMPUTED[task.spec.kind](stock, task, shard)
+    return await RECOMPUTED[task.spec.kind].prepare(means, task, shard)
 
 
-async def _review(stock: Stock, task: Task, shard: int) -> Work:  # noqa: ARG001 - every shard is the whole package
-    return partial(review_package, await stock.files(task), task.id)
+def _in_thread(do: Callable[[], bytes]) -> Work:
+    async def work() -> bytes:
+        return await trio.to_thread.run_sync(do)
+
+    return work
 
 
-async def _merge(stock: Stock, task: Task, shard: int) -> Work:
-    order, images = task.spec.merge, await stock.policies(task)
+async def _review(means: Means, task: Task, shard: int) -> Work:  # noqa: ARG001 - every shard is the whole package
+    return _in_thread(partial(review_package, await means.stock.files(task), task.id))
+
+
+async def _merge(means: Means, task: Task, shard: int) -> Work:
+    order, images = task.spec.merge, await means.stock.policies(task)
     assert order is not None  # noqa: S101 - a task of this kind was checked for it
     models, base = [images[root] for root in order.models], images.get(order.base)
-    return partial(merge_stretches, order.rule, models, base, task.spec.numbers(shard))
+    return _in_thread(partial(merge_stretches, order.rule, models, base, task.spec.numbers(shard)))
 
 
-RECOMPUTED: Mapping[str, Callable[[Stock, Task, int], Awaitable[Work]]] = {"review": _review, "merge": _merge}
+async def _teach(means: Means, task: Task, shard: int) -> Work:
+    path, root = await means.stock.file(task, shard), _lesson(task, shard)
+
+    async def work() -> bytes:
+        with tempfile.TemporaryDirectory(dir=means.scratch) as place:
+            out = Path(place) / "taught.arrow"
+            order = Teach(path=str(path), file_root=root, task=task.id, out_path=str(out), checking=means.checking)
+            told = await means.engine.ask(order, timeout=TEACH_TIMEOUT)
+            assert isinstance(told, Taught)  # noqa: S101 - the engine client checks the reply's type
+            return await trio.to_thread.run_sync(out.read_bytes)
+
+    return work
+
+
+def _lesson(task: Task, shard: int) -> bytes:
+    """The root of the rollout file that a shard is about."""
+    return bytes.fromhex(task.spec.assets[task.spec.numbers(shard)[0]].root)
+
+
+def _taught_otherwise(task: Task, shard: int, own: bytes, theirs: bytes, tolerance: float) -> str:
+    about = _lesson(task, shard), task.id
+    ours = decode_taught(own, *about, MOST_ROWS)
+    try:
+        return taught_otherwise(ours, decode_taught(theirs, *about, sum(map(len, ours.values()))), tolerance)
+    except ProtocolError as error:
+        return error.why
+
+
+RECOMPUTED: Mapping[str, Recomputed] = {
+    "review": Recomputed(_review),
+    "merge": Recomputed(_merge),
+    "teach": Recomputed(_teach, _taught_otherwise),
+}

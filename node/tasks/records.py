@@ -112,10 +112,13 @@ class TaskFolder:
 
     def results(self) -> Iterator[tuple[ShardRecord, bytes, bytes]]:
         """(record, file, report) of every shard that is here, in order."""
-        for shard in self.done():
-            place = self._place(shard)
-            record = msgspec.json.decode(place.with_suffix(".json").read_bytes(), type=ShardRecord)
-            yield record, place.with_suffix(".arrow").read_bytes(), place.with_suffix(".report").read_bytes()
+        return map(self.result, self.done())
+
+    def result(self, shard: int) -> tuple[ShardRecord, bytes, bytes]:
+        """The same of one that is here."""
+        place = self._place(shard)
+        record = msgspec.json.decode(place.with_suffix(".json").read_bytes(), type=ShardRecord)
+        return record, place.with_suffix(".arrow").read_bytes(), place.with_suffix(".report").read_bytes()
 
     def _place(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}"

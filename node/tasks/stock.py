@@ -18,12 +18,14 @@ from node.inference.wire import LoadPolicy, ShardOrder
 from node.run.assets import Run, place_asset
 from node.swarm.taskbook import Task
 from node.weights.keeper import HeldPolicy, PolicyShelf
+from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.tasks import WEIGHTS, TaskId
 
 log = structlog.get_logger()
 POLICY_TIMEOUT = 60.0
 ASSET_TIMEOUT = 600.0
+FILE_TIMEOUT = 60.0
 # The trainer offers tasks, but every worker pays with its disk.
 MOST_ASSET_BYTES = 1 << 30
 
@@ -75,6 +77,17 @@ class TaskStock:
         """The directory of the files that a task brings along. Raises TaskUnready."""
         async with self._turn:
             return await self._assets(task)
+
+    async def file(self, task: Task, number: int) -> Path:
+        """One of them by itself, as a blob. Raises TaskUnready."""
+        asset = task.spec.assets[number]
+        holders = [task.owner, *self._members()]
+        try:
+            return await self._blobs.fetch(
+                bytes.fromhex(asset.root), holders, max_size=asset.size, timeout=FILE_TIMEOUT
+            )
+        except IntellectError as error:
+            raise TaskUnready(f"{task.title} cannot be worked on", error.why, "wait for its owner") from None
 
     async def policies(self, task: Task) -> dict[str, Path]:
         """The images of all policies that a task names, by root as hex. Raises TaskUnready."""

@@ -39,7 +39,8 @@ class BatchRow(msgspec.Struct, frozen=True):
     the policy `policy_step` that sampled it, as validators recomputed them; reward: what is learnt from; task_reward:
     the same before any length term (None: no such term); environment: the name of the part of a mix, or "";
     target_length: tokens that the prompt asked for (0: none); finished: False if the output was cut at the limit;
-    experts: those that computed it, and that learning computes it with (protocol.routing), none of a model without.
+    experts: those that computed it, and that learning computes it with (protocol.routing), none of a model without;
+    teacher_logprobs: float32, one per sampled token, of the run's teacher, where a task brought them.
     """
 
     group_key: int
@@ -54,6 +55,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     finished: bool = True
     segments: list[int] = []
     experts: bytes = b""
+    teacher_logprobs: list[float] = []
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -93,7 +95,7 @@ _COLUMNS: Columns = (
     ("target_length", "int32"),
     ("finished", "bool"),
 )
-_OPTIONAL: Columns = (SEGMENTS, EXPERTS)
+_OPTIONAL: Columns = (SEGMENTS, EXPERTS, ("teacher_logprobs", "list<float>"))
 
 
 def encode_batch(batch: Batch) -> bytes:

@@ -76,8 +76,9 @@ class Learner:
         distill: Distill | None = None,
     ) -> None:
         """assets: where the source of the recipe's own functions lies; inner_steps: from one policy to the next, which
-        several trainers make by themselves; distill: such a learner needs a teacher before its first step. Raises
-        OwnCodeError, and TrainingError for an adapter that does not fit the model."""
+        several trainers make by themselves; distill: such a learner needs a teacher before its first step, unless all
+        rows bring what theirs says. Raises OwnCodeError, and TrainingError for an adapter that does not fit the
+        model."""
         self._recipe = recipe
         self._objective = recipe.objective()
         self._functions = functions_of(self._objective, assets)
@@ -134,6 +135,10 @@ class Learner:
     def set_reference(self, model: Any, weights: Weights) -> None:
         """Give the model that KL is measured to; `model` is a fresh one like the learner's."""
         self._reference = self._held(model, weights)
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._teacher is not None
 
     def set_teacher(self, model: Any, weights: Weights) -> None:
         """Give the model that [distill] names, of any architecture, without memory like the learner's. Raises
@@ -279,7 +284,7 @@ class Learner:
         batch = self._micro_batch(rows)
         functions, objective, scale = self._functions, self._objective, self._world.size
         reference = self._reference_logprobs(batch)  # also without rows: a sharded reference is gathered by all ranks
-        teacher = self._teacher_logprobs(batch)
+        teacher = self._teacher_logprobs(batch, rows)
         known = self._known(update, place, members, reference, teacher, version) if rows else None
         slopes = slopes_of(functions, objective, known, scale) if known else None
         with self._saving():
@@ -299,10 +304,13 @@ class Learner:
         return None if self._reference is None else self._reference(batch)[0]
 
     @torch.no_grad()
-    def _teacher_logprobs(self, batch: MicroBatch) -> Tensor | None:
+    def _teacher_logprobs(self, batch: MicroBatch, rows: Sequence[BatchRow]) -> Tensor | None:
         """Of the sampled tokens; experts on record are the policy's, not the teacher's."""
         if self._distill is None:
             return None
+        if self._teacher is None and all(row.teacher_logprobs for row in rows):
+            brought = [row.teacher_logprobs for row in rows]
+            return sent(np.concatenate(brought).astype(np.float32), self._world.device) if rows else None
         assert self._teacher is not None  # noqa: S101 - whoever makes such a learner gives it
         return self._teacher(replace(batch, experts=None))[0]
 

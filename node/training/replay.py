@@ -64,6 +64,7 @@ class Replayer(Trainer):
         """From the state here and a batch of its step to the next. Raises TrainingError for one that is not of it."""
         step = batch.header.step
         self._admit(batch, step)
+        self._teach(batch)
         self._learner.step(batch.rows, step, NO_TIMING)
         return self.roots(step + 1)
 

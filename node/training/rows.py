@@ -20,7 +20,8 @@ MOST_LOGPROB = 1e-3
 def usable_rows(
     rows: Sequence[BatchRow], vocabulary: int, routing: Routing | None = None
 ) -> tuple[list[BatchRow], Counter[str]]:
-    """The good rows in order, and why others were left out: "empty", "vocabulary", "logprobs", "reward", "experts".
+    """The good rows in order, and why others were left out: "empty", "vocabulary", "logprobs", "reward", "experts",
+    "teacher".
     routing: of the model.
 
     Raises TrainingError if no row of a batch is usable: then something larger is wrong than a report.
@@ -50,6 +51,9 @@ def _fault(row: BatchRow, vocabulary: int, routing: Routing | None) -> str | Non
     logprobs = np.asarray(row.sampler_logprobs)
     if not np.isfinite(logprobs).all() or logprobs.max() > MOST_LOGPROB or logprobs.min() < LEAST_LOGPROB:
         return "logprobs"
+    taught = np.asarray(row.teacher_logprobs)
+    if len(taught) not in (0, row.length) or not np.isfinite(taught).all():
+        return "teacher"
     if row.experts and odd_experts(row.experts, row.fed, routing):
         return "experts"
     return None if math.isfinite(row.reward) else "reward"
@@ -60,6 +64,7 @@ _WHY = {
     "vocabulary": "{} rows have tokens outside the model's vocabulary",
     "logprobs": "{} rows have log-probabilities that are not finite, or above zero",
     "reward": "{} rows have a reward that is not finite",
+    "teacher": "{} rows have a teacher's log-probabilities that are not finite, or not one for each sampled token",
     "experts": "{} rows name experts that the model does not have, or not of each of their tokens",
 }
 _REMEDY = {
@@ -67,5 +72,6 @@ _REMEDY = {
     "vocabulary": "the run's model and tokenizer do not belong together, or the batch is another run's",
     "logprobs": "see the validators' logs: their engine computes with broken weights",
     "reward": "see the environment's scores: they must be finite numbers",
+    "teacher": "see the validators' logs: they accepted a teacher's result that fits no rollout",
     "experts": "the run's model is not the one that made the rollouts, or the batch is another run's",
 }

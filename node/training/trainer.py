@@ -154,6 +154,7 @@ class Trainer:
         """Where memory runs out and smaller micro-batches may help, all ranks start again with them: what the step had
         begun is undone by the checkpoint. Raises SystemExit then, OutOfMemory where nothing is left to divide."""
         limit = self._learner.micro_batch_tokens = self._limit.at(step)
+        self._teach(batch)
         try:
             metrics = self._learner.step(batch.rows, step, watch)
         except OutOfMemory as error:
@@ -205,11 +206,19 @@ class Trainer:
         learner.load_frozen(self._start_weights)
         if learner.needs_reference:
             learner.set_reference(self._new_model(), self._start_weights)
-        if self._run.distill:
-            teacher, weights = self._new_model(TEACHER), StartWeights(self._spool.assets / TEACHER)
-            weights.check(image_names(teacher))
-            learner.set_teacher(teacher, weights)
+        if self._run.distill and not self._run.distill.tasks:
+            self._place_teacher()
         learner.load_weights(adapter or self._start_weights)
+
+    def _teach(self, batch: Batch) -> None:
+        """Have a teacher for rows that do not bring what it says: at a desk nobody does tasks."""
+        if self._run.distill and not self._learner.has_teacher and not all(row.teacher_logprobs for row in batch.rows):
+            self._place_teacher()
+
+    def _place_teacher(self) -> None:
+        teacher, weights = self._new_model(TEACHER), StartWeights(self._spool.assets / TEACHER)
+        weights.check(image_names(teacher))
+        self._learner.set_teacher(teacher, weights)
 
     # From another trainer's state
 

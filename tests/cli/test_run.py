@@ -266,14 +266,14 @@ def test_a_run_file_is_written_as_it_was_read(tmp_path: Path) -> None:
         '[[environments]]\nname = "dataset"\ndataset = "d.jsonl"\nargs = { template = "chat", held_back_share = 0.5 }\n'
         '[[environments]]\nname = "sort"\nweight = 0.5\n'
         "[requirements.worker]\ncores = 3\n[length_budget]\ntargets = [1, 2]\n"
-        '[distill]\nteacher = "t"\n'
+        '[distill]\nteacher = "t"\ntasks = true\n'
     )
     run = load_run_file(file)
     copy = tmp_path / "copy.toml"
     copy.write_text(render_run(run))
     assert load_run_file(copy) == run
     placed = with_real_paths(run, Path("/data"))
-    assert placed.distill
+    assert placed.distill and placed.distill.tasks
     assert (placed.model, placed.distill.teacher) == ("/data/m", "/data/t")
     assert [part.dataset for part in placed.environments] == ["/data/d.jsonl", None]
 

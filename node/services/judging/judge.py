@@ -40,6 +40,7 @@ from node.state.tally import Tally
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.swarm.standbys import held_back
+from node.tasks.recomputed import Means
 from node.tasks.stock import TaskStock
 from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
@@ -110,9 +111,10 @@ class Validator(Service):
         self._engine = engine
         self._policies = policies
         self._stock = stock
-        self._recomputing = Recomputing(stock)
         self._scratch = scratch
         self._audit = station.run.spec.audit
+        means = None if stock is None else Means(stock, engine, scratch, checking=True)
+        self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
         self._register = station.jury.register
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
@@ -184,7 +186,7 @@ class Validator(Service):
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
-            if candidate.work.is_recomputed:  # takes minutes and no engine
+            if candidate.work.is_recomputed:  # takes minutes, mostly without the engine
                 nursery.start_soon(self._judge_or_put_off, candidate, nursery)
             elif not await looks.take(node, partial(self._judge_or_put_off, candidate, nursery)):
                 self.outcomes["skipped"] += 1
@@ -231,7 +233,8 @@ class Validator(Service):
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
         if work.is_recomputed:
-            await self._judge_recomputed(work, candidate.recheck)
+            path = candidate.path or await self._fetching.deliver(work)
+            await self._judge_recomputed(work, path, candidate.recheck)
             return
         started = self._station.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
@@ -253,11 +256,10 @@ class Validator(Service):
         standing = await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
         await self._pronounce(work, found, lot, standing, seconds, candidate.recheck)
 
-    async def _judge_recomputed(self, work: Work, recheck: bool) -> None:
-        """A report, or a stretch of a merge, is what this validator finds itself, to the byte. It says nothing of how
-        well its author samples."""
+    async def _judge_recomputed(self, work: Work, path: Path | None, recheck: bool) -> None:
+        """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
         started = self._station.clock.monotonic()
-        found = await _here(self._recomputing.inspect(work, afresh=recheck))
+        found = await _here(self._recomputing.inspect(work, path, afresh=recheck))
         seconds = self._station.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 

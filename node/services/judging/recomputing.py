@@ -1,6 +1,8 @@
-"""A validator's look at what was not sampled (a review, a stretch of a merge): it makes it itself, and the bytes must
-be the same. That takes no engine, so it is done beside other files, and once for all copies.
+"""A validator's look at what was not sampled (a review, a stretch of a merge, what a teacher says): it makes it itself,
+and the bytes must be the same, or differ by rounding only. It is done beside other files, and once for all copies.
 """
+
+from pathlib import Path
 
 import numpy as np
 import trio
@@ -10,7 +12,7 @@ from node.inference.wire import Inspected
 from node.recent import Recent
 from node.swarm.register import Work
 from node.swarm.taskbook import Task
-from node.tasks.recomputed import Stock, prepared
+from node.tasks.recomputed import RECOMPUTED, Means, prepared
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
 from protocol.statements import Outcome
@@ -18,39 +20,52 @@ from protocol.tasks import TaskId
 from protocol.values import mean_logprobs, reward_tags
 
 REMEMBERED = 64
+AT_ONCE = 8
+"""Results that the engine is asked about."""
 
 
 class Recomputing:
-    """stock: None where this node takes no part in tasks."""
+    """means: None where this node takes no part in tasks; tolerance: as in protocol.values.rows_differ."""
 
-    def __init__(self, stock: Stock | None) -> None:
-        self._stock = stock
+    def __init__(self, means: Means | None, tolerance: float) -> None:
+        self._means = means
+        self._tolerance = tolerance
         self._own: Recent[tuple[TaskId, int], bytes] = Recent(REMEMBERED)
-        self._turn = trio.Lock()
+        self._turn, self._some = trio.Lock(), trio.CapacityLimiter(AT_ONCE)
 
-    async def inspect(self, work: Work, *, afresh: bool = False) -> Inspected | Fault:
-        """What is to be said of a result. afresh: whatever was found before. Raises IntellectError where what it needs
-        cannot be had, or used, here."""
+    async def inspect(self, work: Work, path: Path | None = None, *, afresh: bool = False) -> Inspected | Fault:
+        """What is to be said of a result. path: of its file; afresh: whatever was found before. Raises IntellectError
+        where what it needs cannot be had, or used, here."""
         task, commitment = work.task, work.commitment
-        if task is None or self._stock is None:
+        if task is None or self._means is None:
             raise NodeError("it cannot be computed again here", "this node holds no tasks", "nothing to do here")
         if commitment.units != task.spec.units:
             return Fault(Reason.UNITS, f"{commitment.units} units claimed for a {task.spec.kind} of {task.spec.units}")
         started = trio.current_time()
-        own = await self._root(self._stock, task, commitment.index, afresh)
-        same = own == commitment.file_root
+        why = await self._differs(self._means, work, task, path, afresh)
         # Other bytes cost no stake: what a check says may depend on the version of the program.
-        fault = None if same else Fault(Reason.WRONG_REPORT, f"the {task.spec.kind} comes to other bytes here")
+        fault = Fault(Reason.WRONG_REPORT, why) if why else None
         return _inspected(fault, trio.current_time() - started)
 
-    async def _root(self, stock: Stock, task: Task, shard: int, afresh: bool) -> bytes:
+    async def _differs(self, means: Means, work: Work, task: Task, path: Path | None, afresh: bool) -> str:
+        """How a result differs from the own one, in words; empty where it does not."""
+        shard, differs = work.commitment.index, RECOMPUTED[task.spec.kind].differs
+        if differs is None:
+            same = await self._root(means, task, shard, afresh) == work.commitment.file_root
+            return "" if same else f"the {task.spec.kind} comes to other bytes here"
+        if path is None:
+            raise NodeError("it cannot be compared", "its file cannot be had", "wait for whoever made it")
+        async with self._some:
+            own = await (await prepared(means, task, shard))()
+        compare = lambda: differs(task, shard, own, path.read_bytes(), self._tolerance)  # noqa: E731
+        return await trio.to_thread.run_sync(compare)
+
+    async def _root(self, means: Means, task: Task, shard: int, afresh: bool) -> bytes:
         """Of the own result. Copies of one span have the same."""
         place = task.id, shard // task.spec.copies
         async with self._turn:
             if afresh or place not in self._own:
-                work = await prepared(stock, task, shard)
-                result = await trio.to_thread.run_sync(work)
-                self._own[place] = describe(result).root
+                self._own[place] = describe(await (await prepared(means, task, shard))()).root
             return self._own[place]
 
 

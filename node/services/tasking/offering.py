@@ -15,10 +15,12 @@ import trio
 
 from node.recent import Recent
 from node.recipe.docket import Docket
+from node.recipe.lessons import Lessons
 from node.services.base import Service
 from node.services.station import Station
 from node.services.tasking.gathering import gather
 from node.services.tasking.judges import Judges
+from node.services.tasking.teachers import Teachers
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -60,14 +62,22 @@ class _Own(msgspec.Struct):
 
 
 class Offering(Service):
-    """directory: of the tasks' folders; docket: what waits for judges. own: the tasks of this node."""
+    """directory: of the tasks' folders; docket, lessons: what waits for judges, and for the teacher. own: the tasks of
+    this node."""
 
     name = "offers"
 
-    def __init__(self, station: Station, directory: Path, docket: Docket | None = None) -> None:
+    def __init__(
+        self, station: Station, directory: Path, docket: Docket | None = None, lessons: Lessons | None = None
+    ) -> None:
         self._station = station
         self._directory = directory
-        self._judges = Judges(self, docket, station.run.spec, directory) if docket is not None else None
+        run = station.run.spec
+        self._askers: list[Judges | Teachers] = []
+        if docket is not None:
+            self._askers.append(Judges(self, docket, run, directory))
+        if lessons is not None and lessons.wanted:
+            self._askers.append(Teachers(self, lessons, run, station.blobs))
         self.own: dict[TaskId, _Own] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
@@ -75,7 +85,7 @@ class Offering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.station, place.directory / "tasks", place.docket)
+        service = cls(place.station, place.directory / "tasks", place.docket, place.lessons)
         if place.control is not None:
             place.control.mount(routes(service))
         return service
@@ -91,16 +101,18 @@ class Offering(Service):
                         await self._tend(own, nursery)
                     except OSError as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
-                await self._ask_judges()
+                await self._ask_for_training()
                 await trio.sleep(LOOK_EVERY)
 
-    async def _ask_judges(self) -> None:
-        """A standby asks nobody: it reads in the leader's manifest what judges said."""
-        if self._judges is not None and self._station.membership.trainer == self._station.key.address:
+    async def _ask_for_training(self) -> None:
+        """A standby asks nobody: it reads in the leader's manifest what judges and teachers said."""
+        if self._station.membership.trainer != self._station.key.address:
+            return
+        for asker in self._askers:
             try:
-                await self._judges.tend()
+                await asker.tend()
             except (IntellectError, OSError) as error:
-                log.warning("judging.failed", why=str(error))
+                log.warning("asking.failed", why=str(error))
 
     def status(self) -> dict[str, Any]:
         return {"tasks": {"own": self.tasks()}}

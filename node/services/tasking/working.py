@@ -21,7 +21,7 @@ from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import Task
-from node.tasks.recomputed import prepared
+from node.tasks.recomputed import Means, prepared
 from node.tasks.stock import TaskStock
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -129,10 +129,10 @@ class TaskWork(Service):
         await (self._sample(task, shard) if task.spec.samples_asked else self._compute(task, shard))
 
     async def _compute(self, task: Task, shard: int) -> None:
-        """Do what needs no engine: review a package, merge a stretch of policies."""
-        work = await prepared(self._stock, task, shard)
+        """Do what is not sampled: review a package, merge a stretch of policies, ask the teacher about a file."""
+        work = await prepared(Means(self._stock, self._engine, self._scratch), task, shard)
         if await self._claim(task, shard):
-            result = await trio.to_thread.run_sync(work)
+            result = await work()
             out = self._scratch / f"task-{task.id.hex()[:16]}-{shard}.bin"
             await trio.to_thread.run_sync(out.write_bytes, result)
             await self._deliver(task, shard, out, task.spec.units)

@@ -41,7 +41,9 @@ class Training(Trainer, Service):
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
         evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
         look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
-        return cls(station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chairing)
+        return cls(
+            station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chairing, place.lessons
+        )
 
     async def run(self) -> None:
         try:

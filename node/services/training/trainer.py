@@ -19,6 +19,7 @@ from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
+from node.recipe.lessons import Lessons
 from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id, key_of
 from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
@@ -94,6 +95,7 @@ class Trainer:
         docket: Docket | None = None,
         look: OwnLook | None = None,
         chair: Chairing | None = None,
+        lessons: Lessons | None = None,
     ) -> None:
         self._station = station
         self._chair = chair
@@ -118,6 +120,8 @@ class Trainer:
         self._pool = RolloutPool(self._spec)
         self._docket = Docket(self._spec) if docket is None else docket  # an empty one is one, too
         self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
+        self._lessons = Lessons(self._spec) if lessons is None else lessons
+        self._lessons.fresh, self._lessons.taken_in = self._fresh, self._take_taught
         self._used: dict[int, set[bytes]] = {}
         self._tokens = self._lost = 0
         self._journeys = Journeys(station.clock.monotonic)
@@ -476,7 +480,17 @@ class Trainer:
     # verdicts in
 
     def _take_in(self, groups: list[Group]) -> None:
+        """Accepted groups: into the pool, or to the teacher first."""
         # After a restart the intake takes in files again whose groups have trained a step.
+        unused = [group for group in groups if not self._is_used(_key_name(group.key))]
+        (self._lessons.put if self._lessons.wanted else self._gather)(unused)
+
+    def _take_taught(self, groups: list[Group]) -> None:
+        """As the intake does, since a term may have taken their policy back meanwhile."""
+        orphan = self._station.jury.policies.is_orphan
+        self._gather([one for one in groups if one.origin and not orphan(one.origin.commitment.policy_root)])
+
+    def _gather(self, groups: list[Group]) -> None:
         self._pool.add(group for group in groups if not self._is_used(_key_name(group.key)))
         self.rate.add(sum(sample.length for group in groups for sample in group.samples))
 
@@ -493,6 +507,7 @@ class Trainer:
     def _take_back(self, work: WorkId) -> None:
         self._pool.forget(work)
         self._docket.forget(work)
+        self._lessons.forget(work)
 
     # batches in
 
@@ -586,6 +601,7 @@ class Trainer:
         for work in composed.works:
             if work.judged:
                 self._docket.forget(work.name(self._station.pool))
+                self._lessons.forget(work.name(self._station.pool))
         await self._settle([_key_name(key) for key in keys], step)
         entry = entry_of(composed, batch)
         await trio.to_thread.run_sync(self._write, entry, composed, batch)
@@ -660,6 +676,7 @@ class Trainer:
             "invalidated_files": self.invalidated,
             "values": self._intake.values.status(),
             "judging": {"files": len(self._docket), **self._docket.counts},
+            "teaching": {"files": len(self._lessons), **self._lessons.counts},
         }
         children = [
             {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from node.errors import RunFileError
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
 from node.run.file import compile_run, describe_file
-from node.training.batch import BatchRow, decode_batch
+from node.training.batch import Batch, BatchHeader, BatchRow, decode_batch, encode_batch
 from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.micro_batch import padded
@@ -121,6 +122,29 @@ def test_a_policy_comes_to_its_teacher_where_rewards_say_nothing(assets: Path) -
     assert deaf.step(sampled(deaf, 0), 0)["updates"] == 0
 
 
+def test_who_is_told_what_the_teacher_says_needs_none_and_learns_the_same(assets: Path) -> None:
+    recipe = Recipe(name="cispo", learning_rate=3e-3)
+    holds = learner_of(assets, Distill(teacher=TEACHER), recipe)
+    told = Learner(
+        build_model(assets / "model"), recipe, 1.0, TrainerSettings(), None, LIMIT, distill=Distill(teacher="")
+    )
+    told.load_weights(StartWeights(assets / "model"))
+    rows = sampled_by(holds, made_up_rows(12))
+    with torch.no_grad():
+        said = teacher_of(assets)(padded(rows, CPU))[0].split([row.length for row in rows])
+    bring = [msgspec.structs.replace(row, teacher_logprobs=one.tolist()) for row, one in zip(rows, said, strict=True)]
+    bring = list(decode_batch(encode_batch(Batch(BatchHeader(0), tuple(bring)))).rows)
+    ((_, one),) = [*holds.group_gradients(rows, 0)][:1]
+    ((_, other),) = [*told.group_gradients(bring, 0)][:1]
+    assert not told.has_teacher and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+    assert holds.step(rows, 0)["teacher_kl"] == pytest.approx(told.step(bring, 0)["teacher_kl"])
+    with pytest.raises(TrainingError, match="nothing in a batch"):
+        told.step(
+            [msgspec.structs.replace(row, teacher_logprobs=row.teacher_logprobs[:-1] + [nan]) for row in bring], 1
+        )
+    assert b"teacher_logprobs" not in encode_batch(Batch(BatchHeader(0), tuple(rows)))
+
+
 def test_a_teacher_with_fewer_tokens_is_refused(assets: Path, tmp_path: Path) -> None:
     create_model(tmp_path, "0123=", seed=1, hidden=32, layers=1)
     with pytest.raises(TrainingError, match="does not fit") as caught:
@@ -148,7 +172,7 @@ def test_whoever_replays_a_step_with_the_teachers_files_has_its_roots(
     published = json.loads(spool.metrics_path(1).read_bytes())
     assert published["teacher_kl"] > 0
 
-    def replayed(files: Path, name: str) -> str:
+    def replayed(files: Path, name: str, run: RunSpec = run) -> str:
         other = Spool(tmp_path / name)
         other.prepare(encode_run(run), files)
         replayer = Replayer(other, TrainerSettings())
@@ -156,6 +180,9 @@ def test_whoever_replays_a_step_with_the_teachers_files_has_its_roots(
         return replayer.step(decode_batch(batch(0))).policy_root.hex()
 
     assert replayed(assets, "again") == published["policy_root"]
+    # At a desk nobody does tasks: there the teacher is held after all.
+    as_tasks = msgspec.structs.replace(run, distill=Distill(teacher=TEACHER, tasks=True))
+    assert replayed(assets, "as tasks", as_tasks) == published["policy_root"]
     changed = Path(shutil.copytree(assets, tmp_path / "changed"))
     create_model(changed / TEACHER, SORT_ALPHABET, seed=9, hidden=32, layers=1)
     assert replayed(changed, "otherwise") != published["policy_root"]

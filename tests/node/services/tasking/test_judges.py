@@ -132,7 +132,7 @@ class Court(Town):
         self.docket = Docket(RUN)
         self.docket.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
         self.docket.taken_in = self.taken.extend
-        self.offering._judges = Judges(self.offering, self.docket, RUN, directory / "tasks")
+        self.offering._askers = [Judges(self.offering, self.docket, RUN, directory / "tasks")]
         self.intake = Intake(
             self.trainer.station,
             fresh=self.docket.fresh,

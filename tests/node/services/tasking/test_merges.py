@@ -71,20 +71,19 @@ async def test_workers_merge_stretches_and_the_whole_is_what_one_desk_makes(
     clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     town = Town(tmp_path)
-    honest = recomputed.merge_stretches
-
-    def forged(*given: Any) -> bytes:
-        """The last worker changes one bit of whatever it makes."""
-        data = honest(*given)
-        return bytes([data[0] ^ 1]) + data[1:]
-
     async with opened(town) as nursery:
         paths = await announce(town)
         forger: Address = town.workers[2].key.address
 
-        async def prepared(stock: Any, task: Any, shard: int) -> Any:
-            work = await recomputed.prepared(stock, task, shard)
-            return (lambda: forged(*work.args)) if stock is town.work[2]._stock else work
+        async def prepared(means: Any, task: Any, shard: int) -> Any:
+            """The last worker changes one bit of whatever it makes."""
+            work = await recomputed.prepared(means, task, shard)
+
+            async def forged() -> bytes:
+                data = await work()
+                return bytes([data[0] ^ 1]) + data[1:]
+
+            return forged if means.stock is town.work[2]._stock else work
 
         monkeypatch.setattr("node.services.tasking.working.prepared", prepared)
         town.start(nursery)

@@ -17,6 +17,7 @@ from node.services.tasking.wishes import TaskWish
 from node.swarm.ballots import FileState
 from node.tasks import reviewing
 from node.tasks.findings import review
+from node.tasks.recomputed import Means
 from node.tasks.reviewing import PACKAGE, NoReview, review_package
 from protocol.blobs import describe
 from protocol.checks import Fault, Reason
@@ -146,7 +147,8 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
 
     looked: list[Path] = []
     monkeypatch.setattr("node.tasks.recomputed.review_package", lambda path, task: looked.append(path) or b"good")
-    reviews = Recomputing(SimpleNamespace(files=files))
+    stock, none = SimpleNamespace(files=files), SimpleNamespace()
+    reviews = Recomputing(Means(stock, none, tmp_path), 0.05)
     assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
     refused = await reviews.inspect(work(b"better"))
     assert (refused.outcome, refused.reason) == (Outcome.REJECT, Reason.WRONG_REPORT) and len(looked) == 1

@@ -108,6 +108,10 @@ class Stock:
             (self._place / asset.path).write_bytes((self._blobs / asset.root).read_bytes())
         return self._place
 
+    async def file(self, task: Task, number: int) -> Path:
+        await trio.lowlevel.checkpoint()
+        return self._blobs / task.spec.assets[number].root
+
     async def policies(self, task: Task) -> dict[str, Path]:
         await trio.lowlevel.checkpoint()
         return {root: self._blobs / root for root in task.spec.policies}

@@ -1,0 +1,40 @@
+"""What a run's teacher says of a rollout file. The teacher is a second engine of torch's, whatever the own one is: it
+computes on the same device in the same type, and is made when it is first asked."""
+
+import time
+from pathlib import Path
+
+from node.inference.engine import Finished
+from node.inference.errors import EngineError
+from node.inference.session import Session
+from node.inference.wire import Taught, Teach
+from node.state.files import write_whole
+from protocol.blobs import describe
+from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, decode
+from protocol.teaching import encode_taught
+
+AT_ONCE = 64
+"""Rows of one turn on the engine: others get theirs between."""
+
+
+def teach(session: Session, order: Teach) -> Taught:
+    """Raises EngineError, and MalformedRollout for a file that is none."""
+    started = time.monotonic()
+    batch = _read(session, order)
+    found: list[list[float]] = []
+    for start in range(0, len(batch.rows), AT_ONCE):
+        rows = batch.rows[start : start + AT_ONCE]
+        # Experts on record are the policy's, not the teacher's.
+        sequences = [Finished(row.prompt, row.output, row.segments) for row in rows]
+        found += [one.logprobs.tolist() for one in session.ask_teacher(sequences)]
+    data = encode_taught(order.file_root, order.task, batch.rows, found)
+    write_whole(Path(order.out_path), data)
+    return Taught(id=order.id, path=order.out_path, tokens=batch.units, seconds=time.monotonic() - started)
+
+
+def _read(session: Session, order: Teach) -> RolloutBatch:
+    with open(order.path, "rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if describe(data).root != order.file_root:
+        raise EngineError("a file cannot be taught about", "its bytes are not those that are named", "fetch it again")
+    return decode(data, session.run.rollout.samples_per_file)

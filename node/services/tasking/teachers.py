@@ -1,0 +1,161 @@
+"""What a teacher says of rollouts: files that wait for it are asked about in tasks, a few files to each, and go on to
+the pool with what a quorum of validators found to be so.
+
+A file that grows stale before that is given up. A restart goes on with open tasks.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Protocol
+
+import structlog
+import trio
+
+from node.blobs.interface import Blobs
+from node.recipe.lessons import Lesson, Lessons
+from node.services.tasking.wishes import TaskWish
+from node.tasks.records import ShardRecord, TaskFolder
+from protocol.errors import IntellectError
+from protocol.identity import Address, address_bytes
+from protocol.manifest import JudgedShard, JudgedTask, MalformedManifest
+from protocol.rollout import MalformedRollout
+from protocol.run import Asset, RunSpec
+from protocol.tasks import LESSON, MAX_ASSETS, MAX_REVIEW_UNITS, TaskId, TaskSpec
+from protocol.teaching import Taught, decode_taught
+
+log = structlog.get_logger()
+PREFIX = "lessons "
+"""Begins the nonce of such a task."""
+MOST_OPEN = 4
+"""Tasks at a time. Files that come meanwhile share the next one: every task is told of for two minutes."""
+LEASE_SECONDS = 60.0
+FETCH_TIMEOUT = 30.0
+
+
+class Owned(Protocol):
+    """A task of this node's owner. open: results are waited for; done: shards whose results are here."""
+
+    folder: TaskFolder
+    spec: TaskSpec
+    encoded: bytes
+    done: set[int]
+    open: bool
+    passing: bool
+
+
+class Owner(Protocol):
+    """Who offers tasks."""
+
+    @property
+    def own(self) -> Mapping[TaskId, Owned]: ...
+
+    async def offer(self, wish: TaskWish) -> TaskId: ...
+    async def cancel(self, id: TaskId) -> None: ...
+    def forget(self, id: TaskId) -> None: ...
+
+
+class Teachers:
+    """Asked from time to time."""
+
+    def __init__(self, owner: Owner, lessons: Lessons, run: RunSpec, blobs: Blobs) -> None:
+        self._owner = owner
+        self._lessons = lessons
+        self._run = run
+        self._blobs = blobs
+
+    async def tend(self) -> None:
+        """Ask about what waits, take what is accepted, give up what is too old."""
+        asked: dict[str, tuple[TaskId, int]] = {}
+        for id, task in self._tasks().items():
+            if not self._lessons.fresh(task.spec.step):
+                await self._end(id, task)
+                continue
+            for shard, asset in enumerate(task.spec.assets):
+                if task.open or shard in task.done:
+                    asked[asset.root] = id, shard
+        waiting: list[Lesson] = []
+        for lesson in self._lessons.files:
+            id, shard = asked.get(lesson.root.hex(), (b"", -1))
+            if not self._lessons.fresh(lesson.step):
+                self._lessons.give_up(lesson)
+            elif not id:
+                waiting.append(lesson)
+            elif shard in self._owner.own[id].done:
+                await self._settle(lesson, id, shard)
+        if waiting and sum(task.open for task in self._tasks().values()) < MOST_OPEN:
+            await self._offer(waiting[:MAX_ASSETS])
+
+    def _tasks(self) -> dict[TaskId, Owned]:
+        own = self._owner.own.items()
+        return {id: one for id, one in own if one.spec.nonce.startswith(PREFIX) and not one.passing}
+
+    async def _end(self, id: TaskId, task: Owned) -> None:
+        if task.open:
+            await self._owner.cancel(id)
+        self._owner.forget(id)
+
+    async def _offer(self, lessons: list[Lesson]) -> None:
+        assets, files = [], dict[str, str]()
+        for lesson in lessons:
+            try:
+                path = await self._blobs.fetch(
+                    lesson.root, [Address(lesson.author)], max_size=lesson.size, timeout=FETCH_TIMEOUT
+                )
+            except IntellectError as error:  # without it the batch could not be made either
+                log.warning("lesson.lost", work=lesson.name.hex()[:16], why=error.why)
+                self._lessons.give_up(lesson)
+                continue
+            size = await trio.to_thread.run_sync(lambda path=path: path.stat().st_size)
+            place = LESSON.format(len(assets))
+            assets.append(Asset(path=place, root=lesson.root.hex(), size=size))
+            files[place] = str(path)
+        if not assets:
+            return
+        spec = TaskSpec(
+            kind="teach",
+            last=len(assets),
+            step=max(lesson.step for lesson in lessons),
+            assets=tuple(assets),
+            shard_size=1,
+            lease_seconds=LEASE_SECONDS,
+            units=self._units(lessons),
+            nonce=PREFIX + secrets.token_hex(8),
+        )
+        await self._owner.offer(TaskWish(spec, files=files))
+
+    def _units(self, lessons: list[Lesson]) -> int:
+        """Of each file, which are of about one length."""
+        assert self._run.distill is not None  # noqa: S101 - else nothing waits
+        tokens = sum(lesson.tokens for lesson in lessons) / len(lessons)
+        return min(max(1, round(self._run.distill.pay * tokens)), MAX_REVIEW_UNITS)
+
+    async def _settle(self, lesson: Lesson, id: TaskId, shard: int) -> None:
+        task = self._owner.own[id]
+        try:
+            taught, named = await trio.to_thread.run_sync(self._read, task, lesson, id, shard)
+            self._lessons.settle(lesson, taught, named)
+        except (MalformedManifest, MalformedRollout) as error:  # accepted by validators who read it otherwise
+            log.warning("lesson.unusable", work=lesson.name.hex()[:16], why=error.why)
+            self._lessons.give_up(lesson, "unusable")
+
+    def _read(self, task: Owned, lesson: Lesson, id: TaskId, shard: int) -> tuple[Taught, JudgedTask]:
+        record, data, _ = task.folder.result(shard)
+        taught = decode_taught(data, lesson.root, id, self._run.rollout.samples_per_file)
+        asset = task.spec.assets[shard]
+        named = JudgedTask(id, len(task.encoded), lesson.root, asset.size, (_shard(record, len(data)),))
+        return taught, named
+
+
+def _shard(record: ShardRecord, size: int) -> JudgedShard:
+    """The result itself stands where a judge's work has a validator's report on it."""
+    node, root = address_bytes(Address(record.node)), bytes.fromhex(record.file_root)
+    return JudgedShard(
+        node=node,
+        shard=record.shard,
+        file_root=root,
+        units=record.units,
+        epoch=record.epoch,
+        author=node,
+        report_root=root,
+        report_size=size,
+    )
