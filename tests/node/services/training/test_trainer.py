@@ -34,7 +34,7 @@ from protocol.blobs import BlobInfo, describe
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.lots import pack_groups
-from protocol.manifest import Arithmetic, PolicyStatement, decode_manifest
+from protocol.manifest import Arithmetic, PolicyStatement, decode_manifest, lot_of
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
@@ -305,6 +305,11 @@ VARIED = [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
 MIXED = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
 
 
+def by_lot(*indices: int) -> list[str]:
+    """Names of files of policy 0, in the order in which a batch takes them."""
+    return [f"0{index}" for index in sorted(indices, key=lambda index: lot_of(1, policy(0), WORKER, index))]
+
+
 async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path: Path) -> None:
     house = House(tmp_path / "house", RUN)
     house.swarm.submit(0, 0, VARIED)
@@ -312,7 +317,8 @@ async def test_surplus_groups_wait_for_the_next_batch_through_a_restart(tmp_path
     assert house.groups(0) == ["00:0", "00:1"]
     house.swarm.submit(0, 1, VARIED)
     trainer = await house.live(until=2, last=1)  # it prepares one batch ahead
-    assert (house.groups(1), house.groups(2)) == (["00:2", "01:0"], ["01:1", "01:2"])
+    waiting = [f"{one}:{group}" for one in by_lot(0, 1) for group in range(3) if one == "01" or group == 2]
+    assert (house.groups(1), house.groups(2)) == (waiting[:2], waiting[2:])
     assert trainer.staleness == {0: 4, 1: 4, 2: 4}, "the batch before the restart counts too"
     assert trainer.queued == 0
 
@@ -373,12 +379,13 @@ async def test_the_online_filter_settles_groups_without_signal_for_good(tmp_path
     house.swarm.submit(0, 0, MIXED)
     house.swarm.submit(0, 1, MIXED)
     await house.live(until=0, last=0)
-    assert house.groups(0) == ["00:1", "01:1"]
+    assert house.groups(0) == [f"{one}:1" for one in by_lot(0, 1)]
     seen = BatchLog(house.spool.root).read(0)
     assert seen is not None and seen.metrics["groups_seen"] == 5 and seen.metrics["reward_mean"] == 0.4
     house.swarm.submit(0, 2, VARIED)
     await house.live(until=1, last=1)
-    assert house.groups(1) == ["02:0", "02:1"]  # 01:2 had come after the first batch was full, and has no signal
+    # What had come after the first batch was full has no signal.
+    assert house.groups(1) == ["02:0", "02:1"]
 
 
 async def test_files_that_are_too_old_are_not_even_fetched(tmp_path: Path) -> None:
