@@ -7,7 +7,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.doctor import Running, check_running
 from contracts.bindings import PoolInfo
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
@@ -40,6 +39,7 @@ from node.preflight.machine import (
     judge_gpu,
 )
 from node.preflight.reach import check_announced, check_listen, is_public
+from node.preflight.running import Running, check_running
 from node.preflight.settings import check_settings
 from node.preflight.survey import check_calibrated, exit_code
 from node.state.directory import StateDir
