@@ -41,10 +41,10 @@ from contracts.bindings import (
     topic_of,
 )
 from node.chain.cases import Case, write_case
-from node.chain.errors import EXPECTED, ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
+from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import FallbackProvider
+from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address

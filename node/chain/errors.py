@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
-
-from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3Exception, Web3RPCError
+from typing import TYPE_CHECKING, Any
 
 from contracts.bindings import Revert, parse_revert
 from protocol.errors import IntellectError
+
+if TYPE_CHECKING:
+    from web3.exceptions import ContractLogicError
 
 
 class ChainError(IntellectError):
@@ -257,6 +258,9 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
 
 def translate(error: Exception, action: str) -> ChainError:
     """The error to raise instead of `error`; action completes "cannot ..."."""
+    # web3 takes a second to import, and whoever reads a profile needs these errors, but no chain
+    from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3RPCError
+
     if isinstance(error, ChainError):
         return error
     if isinstance(error, ContractLogicError):
@@ -287,7 +291,7 @@ def from_revert(revert: Revert, action: str) -> ChainError:
     return Reverted(action, revert.name, args)
 
 
-def _revert_of(error: ContractLogicError) -> Revert:
+def _revert_of(error: "ContractLogicError") -> Revert:
     data = error.data
     if isinstance(data, str) and data.startswith("0x"):
         try:
@@ -303,7 +307,3 @@ def _from_rpc(message: str, action: str) -> ChainError:
     if "insufficient funds" in message.lower():
         return InsufficientFunds(f"cannot {action}", message[:300], "send the account some of the chain's coin for gas")
     return RpcRefused(action, message[:300])
-
-
-EXPECTED: tuple[type[Exception], ...] = (Web3Exception, ValueError, TypeError, KeyError)
-"""What web3 raises for bad answers, besides what our provider raises."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import structlog
+from web3.exceptions import Web3Exception
 from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
@@ -22,6 +23,8 @@ from node.chain.errors import RpcUnreachable, WrongChain
 # The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
 MAX_RESPONSE = 32 * 1024 * 1024
 log = structlog.get_logger()
+EXPECTED: tuple[type[Exception], ...] = (Web3Exception, ValueError, TypeError, KeyError)
+"""What web3 raises for bad answers, besides what the provider raises."""
 
 
 @cache

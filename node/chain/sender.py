@@ -18,7 +18,6 @@ from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3RPCError
 
 from node.chain.errors import (
-    EXPECTED,
     ChainError,
     FeeTooHigh,
     InsufficientFunds,
@@ -30,6 +29,7 @@ from node.chain.errors import (
     translate,
 )
 from node.chain.outbox import Fate, Outbox, Pending
+from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
     FEE_BUMP,
     FEES,

@@ -17,7 +17,8 @@ from web3.exceptions import Web3Exception
 from web3.types import RPCEndpoint
 
 from contracts.bindings import Revert, parse_revert
-from node.chain.errors import EXPECTED, InsufficientFunds, RpcRefused, from_revert, tokens, translate
+from node.chain.errors import InsufficientFunds, RpcRefused, from_revert, tokens, translate
+from node.chain.rpc import EXPECTED
 from node.chain.transactions import Call, call_of
 from protocol.identity import Address
 

@@ -113,8 +113,8 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
     from web3 import Web3
 
     from contracts.bindings import Contracts
-    from node.chain.errors import EXPECTED, RpcUnreachable, translate
-    from node.chain.rpc import FallbackProvider
+    from node.chain.errors import RpcUnreachable, translate
+    from node.chain.rpc import EXPECTED, FallbackProvider
 
     provider = FallbackProvider(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
     try:
