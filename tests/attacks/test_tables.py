@@ -13,11 +13,11 @@ from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import HORIZON, OwnLots
 from node.services.judging.queue import URGENT
 from node.services.judging.records import CLASSES_REMEMBERED, REMEMBERED, WorkerRecords
-from node.services.jury import KEPT, OPEN, Contributions
 from node.services.rounds.judging import Looks
 from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
+from node.swarm.contributions import KEPT, OPEN, Contributions
 from node.swarm.jury import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.earnings import encode_table, table_after

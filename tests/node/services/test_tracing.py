@@ -10,7 +10,8 @@ from node.blobs.store import BlobStore
 from node.processes.forkserver import Anew
 from node.services.auditing import Auditing
 from node.services.judging.judge import Validator
-from node.services.tracing import BATCHES, IN_A_ROW, Tracing
+from node.services.tracing import Tracing
+from node.swarm.uses import BATCHES, IN_A_ROW
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.identity import NodeKey, address_bytes

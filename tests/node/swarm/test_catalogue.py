@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.services.cataloguing import ReviewBook, Reviews, entries, look
+from node.swarm.catalogue import ReviewBook, Reviews, entries, look
 from protocol.identity import NodeKey
 from protocol.messages import EnvironmentPublished, Signed
 

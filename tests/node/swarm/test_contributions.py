@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from node.services.jury import Contributions
 from node.swarm.ballots import FileState
+from node.swarm.contributions import Contributions
 from protocol.checks import Reason
 
 A, B = "0x" + "a" * 40, "0x" + "b" * 40

@@ -11,10 +11,10 @@ import pytest
 from blake3 import blake3
 
 from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
-from node.services.tracing import UseBook
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
+from node.swarm.uses import UseBook
 from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
 from protocol.messages import DueSigned

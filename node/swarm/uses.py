@@ -1,0 +1,258 @@
+"""What the trainer made of the works that the pool accepted, worker by worker: counted from its own manifests.
+
+A work is due for a step if a quorum of validators signed that they held it accepted when they heard of the policy
+before (`DueSigned`): the trainer composes a batch one step ahead. What is due, fresher than something that was used,
+and not used, was left out: manifest and cuts show it to anybody. One such work is no fault, since a file may be lost on
+its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
+"""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import msgspec
+
+from node.recent import Recent
+from node.swarm.policies import PolicyClock
+from node.swarm.register import Work, WorkId
+from protocol.identity import Address
+from protocol.manifest import FED, ComposedBatch, UsedWork, batch_order, lot_of, work_order
+from protocol.messages import DueSigned
+
+KEPT = 8192
+"""Accepted works that no manifest has named yet."""
+NAMED = 8192
+"""Works that one validator has named in its cuts, the newest."""
+TOLD = 16
+"""Works that were left out, the newest, with whose cuts show it."""
+IN_A_ROW, BATCHES = 4, 3
+"""Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in between,
+until validators say that it drops that worker."""
+MARGIN = 4
+"""One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so shortly
+before a policy is named at the next one. The trainer composes a batch at the same moment, and must have fetched it."""
+MOST_MARGIN = 30.0
+KEPT_PASSED = 64
+"""Of one worker."""
+MOST_WORKERS = 16384
+"""As many as a table of members has, and so the latest of those that come and go."""
+
+
+class Uses(msgspec.Struct):
+    """Files of one worker. flat: used up without a group that was learnt from; surplus: due, and behind all that was
+    used; stale: too old before they were used; left_out: due and fresher than something that was used."""
+
+    accepted: int = 0
+    used: int = 0
+    flat: int = 0
+    surplus: int = 0
+    stale: int = 0
+    left_out: int = 0
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """step: whose manifest used something older; due: the policy at which the last of a quorum had named it; by: who
+    signed a cut with it until then."""
+
+    work: str
+    node: Address
+    policy_step: int
+    step: int
+    due: int
+    by: tuple[Address, ...]
+
+
+class _Passed(msgspec.Struct, gc=False):
+    """Of one worker, since the last one of its works that was used: due works that stood before something that was used
+    instead of them, and in which batches."""
+
+    works: Recent[WorkId, None]
+    batches: Recent[int, None]
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    node: Address
+    step: int
+    lot: int
+
+
+class UseBook:
+    """clock: monotonic seconds, the same as that of `policies`; is_member: of an author whom only a manifest names;
+    quorum, is_validator: whose cuts make a work due; is_usable: whether a trainer may use a work still; keep_surplus:
+    whether the run keeps what a batch has no room for."""
+
+    def __init__(
+        self,
+        policies: PolicyClock,
+        max_staleness: int,
+        clock: Callable[[], float],
+        is_member: Callable[[Address], bool],
+        quorum: Callable[[], int],
+        is_validator: Callable[[Address], bool],
+        is_usable: Callable[[WorkId], bool],
+        *,
+        keep_surplus: bool,
+    ) -> None:
+        self._policies = policies
+        self._max_staleness = max_staleness
+        self._keep_surplus = keep_surplus
+        self._clock = clock
+        self._is_member = is_member
+        self._quorum = quorum
+        self._is_validator = is_validator
+        self._is_usable = is_usable
+        self._uncut: Recent[WorkId, float] = Recent(KEPT)
+        """Works that no cut of this node has named, and when they were accepted."""
+        self._named: dict[Address, Recent[WorkId, int]] = {}
+        """By validator: the policy at which it named a work first."""
+        self._left: Recent[WorkId, LeftOut] = Recent(TOLD)
+        self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
+        self._done: Recent[WorkId, bool] = Recent(KEPT)
+        """Whether it was left out."""
+        self._passed: Recent[Address, _Passed] = Recent(MOST_WORKERS)
+        self._fed: Recent[Address, int] = Recent(MOST_WORKERS, refresh=True)
+        """The newest step whose batch named a work of a worker."""
+        self._first: int | None = None
+        """The first step of which a manifest was seen."""
+        self.longest = 0
+        """The most works of one worker that were passed over in a row."""
+        self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
+
+    def accepted(self, work: Work) -> None:
+        """The pool accepts a work, as this node sees it."""
+        if work.task is None and work.id not in self._done and work.id not in self._waiting:
+            of = work.commitment
+            lot = lot_of(of.pool, of.policy_root, of.node, of.index)
+            self._waiting[work.id] = _Waiting(work.node, work.step, lot)
+            self._uncut[work.id] = self._clock()
+            self._of(work.node).accepted += 1
+
+    def cut(self, step: int) -> tuple[WorkId, ...]:
+        """What this node held accepted when it heard of a policy, and has not named in a cut before; rising."""
+        signed = self._policies.of_step(step)
+        known = self._policies.find(signed.message.policy_root) if signed is not None else None
+        before = self._policies.of_step(step - 1)
+        since = self._policies.find(before.message.policy_root) if before is not None else None
+        margin = min((known.at - since.at) / MARGIN, MOST_MARGIN) if known is not None and since is not None else 0.0
+        found = sorted(id for id, at in self._uncut.items() if known is not None and at < known.at - margin)
+        for id in found:
+            del self._uncut[id]
+        return tuple(found)
+
+    def heard(self, validator: Address, cut: DueSigned) -> None:
+        """A validator's cut. Its first word on a work counts: what one says fills a table of its own."""
+        named = self._named.setdefault(validator, Recent(NAMED))
+        for id in cut.works:
+            named.setdefault(id, cut.step)
+
+    def due(self, id: WorkId) -> tuple[int, tuple[Address, ...]] | None:
+        """(the policy at which a quorum of validators had named a work, who); None while none has."""
+        by = sorted((one[id], who) for who, one in self._named.items() if id in one and self._is_validator(who))
+        quorum = self._quorum()
+        return (by[quorum - 1][0], tuple(who for _, who in by[:quorum])) if 0 < quorum <= len(by) else None
+
+    def trained(self, pool: int, batch: ComposedBatch) -> None:
+        """A manifest of the trainer's; each once, in the order of steps."""
+        for used in batch.works:
+            self._used(used.name(pool), used)
+        starving = self._starving(batch.step)
+        # Works are in order, so the first of each worker remains.
+        ahead = {used.author: used.name(pool) for used in reversed(batch.works) if starving(used.author)}
+        self._pass_over(pool, batch, set(ahead.values()), starving)
+        for used in batch.works:
+            self._fed[used.author] = batch.step
+        in_turn = (one for one in batch.works if any(one.used) and ahead.get(one.author) != one.name(pool))
+        oldest = min((one.policy_step for one in in_turn), default=batch.step + 1)
+        for id, one in list(self._waiting.items()):
+            due, left_out = self.due(id), False
+            if batch.step - one.step > self._max_staleness:
+                self._of(one.node).stale += 1
+            elif not self._is_usable(id):
+                pass  # of a policy that was taken back, or one of two for one place: nobody may train on it
+            elif due is None or due[0] >= batch.step:
+                continue
+            elif one.step > oldest:
+                left_out = True
+                self._of(one.node).left_out += 1
+                self._left[id] = LeftOut(id.hex(), one.node, one.step, batch.step, *due)
+            elif not self._keep_surplus:
+                self._of(one.node).surplus += 1
+            else:
+                continue
+            self._settle(id, left_out=left_out)
+
+    def _pass_over(
+        self, pool: int, batch: ComposedBatch, ahead: Container[WorkId], starving: Callable[[Address], bool]
+    ) -> None:
+        """Note the due works that the trainer's own rule puts before the last one that it used (`batch_order`). Where a
+        run keeps no surplus, those of a later policy only: it may have thrown others away. ahead: works that came first
+        because their workers are starving."""
+        used = [(one.name(pool), work_order(pool, one)) for one in batch.works if any(one.used)]
+        if not used:
+            return
+        last = max(batch_order(id in ahead, order) for id, order in used)
+        if not self._keep_surplus:
+            last = (True, max(order for _, order in used)[0], -1, b"")
+        named = {one.author for one in batch.works}
+        for id, one in self._waiting.items():
+            # Of a worker that has none in the batch any due work would do: its first one was not taken either.
+            first = one.node not in named and starving(one.node)
+            behind = batch_order(first, (-one.step, one.lot, id)) < last
+            due = self.due(id) if behind and self._is_usable(id) else None
+            if due is not None and due[0] < batch.step and batch.step - one.step <= self._max_staleness:
+                passed = self._passed.setdefault(one.node, _Passed(Recent(KEPT_PASSED), Recent(KEPT_PASSED)))
+                passed.works[id] = passed.batches[batch.step] = None
+                self.longest = max(self.longest, len(passed.works))
+
+    def _starving(self, step: int) -> Callable[[Address], bool]:
+        """Of which workers the last batches before a step named nothing; of none for who has not seen them all, and
+        where nobody comes first for that."""
+        self._first = step if self._first is None else min(self._first, step)
+        seen = self._keep_surplus and step - self._first >= FED
+        return lambda who: seen and self._fed.get(who, -1) < step - FED
+
+    def dropped(self) -> dict[Address, int]:
+        """Workers that this trainer drops, and how many of their due works it passed over. One whose works come too
+        late now and then is none of them: others of it are used in between."""
+        return {
+            node: len(one.works)
+            for node, one in self._passed.items()
+            if len(one.works) >= IN_A_ROW and len(one.batches) >= BATCHES
+        }
+
+    def begin_term(self) -> None:
+        """Another one leads, which starts with a clean record."""
+        self._passed.clear()
+
+    def _used(self, id: WorkId, used: UsedWork) -> None:
+        self._passed.pop(used.author, None)
+        if id not in self._waiting and id not in self._done:
+            if not self._is_member(used.author):
+                return  # or a trainer could name strangers without end
+            self._of(used.author).accepted += 1  # the trainer heard of its verdicts first
+        elif self._done.get(id) is False:
+            return
+        uses = self._of(used.author)
+        if self._done.get(id):  # later than was due: judges take their time
+            uses.left_out -= 1
+            self._left.pop(id, None)
+        if any(used.used):
+            uses.used += 1
+        else:
+            uses.flat += 1
+        self._settle(id)
+
+    def _settle(self, id: WorkId, *, left_out: bool = False) -> None:
+        self._waiting.pop(id, None)
+        self._done[id] = left_out
+
+    def _of(self, node: Address) -> Uses:
+        return self.workers.setdefault(node, Uses())
+
+    def status(self) -> dict[str, Any]:
+        """workers: by address; left_out: the newest works, with the validators whose cuts show it; passed_over: due
+        works in a row, by worker, and longest, the most of them; dropped: workers for which that is too many."""
+        passed = {node: len(one.works) for node, one in self._passed.items()}
+        told = {"passed_over": passed, "longest": self.longest, "dropped": list(self.dropped())}
+        workers = {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}
+        left_out = [msgspec.structs.asdict(one) for one in self._left.values()]
+        return {"workers": workers, "left_out": left_out, **told}
