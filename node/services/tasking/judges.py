@@ -32,11 +32,15 @@ SHARD_SIZE = 64
 
 
 class Owned(Protocol):
-    """A task of this node's owner. open: results are waited for."""
+    """A task of this node's owner. open: results are waited for; done: shards whose results are here; passing: it is
+    about to be forgotten."""
 
     folder: TaskFolder
     spec: TaskSpec
+    encoded: bytes
+    done: set[int]
     open: bool
+    passing: bool
 
 
 class Owner(Protocol):
@@ -48,6 +52,13 @@ class Owner(Protocol):
     async def offer(self, wish: TaskWish) -> TaskId: ...
     async def cancel(self, id: TaskId) -> None: ...
     def forget(self, id: TaskId) -> None: ...
+
+
+async def end(owner: Owner, id: TaskId) -> None:
+    """Nobody waits for a task any more."""
+    if owner.own[id].open:
+        await owner.cancel(id)
+    owner.forget(id)
 
 
 class Judges:
@@ -63,9 +74,8 @@ class Judges:
         """Ask for judges, take what they agree on, give up what is too old."""
         tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
         for id in tasks.values():
-            one = self._owner.own[id]
-            if not self._docket.fresh(one.spec.step):
-                await self._give_up(id, one)
+            if not self._docket.fresh(self._owner.own[id].spec.step):
+                await end(self._owner, id)
         for file in self._docket.files:
             try:
                 await self._tend(file, tasks.get(_nonce(file)))
@@ -76,17 +86,12 @@ class Judges:
         task = self._owner.own[id] if id is not None else None
         if not self._docket.fresh(file.step):
             self._docket.give_up(file)
-            if id is not None and task is not None:
-                await self._give_up(id, task)
+            if id is not None:
+                await end(self._owner, id)
         elif task is None:
             await self._offer(file)
         elif not task.open:
             await self._settle(file, task.folder)
-
-    async def _give_up(self, id: TaskId, task: Owned) -> None:
-        if task.open:
-            await self._owner.cancel(id)
-        self._owner.forget(id)
 
     async def _offer(self, file: Unjudged) -> None:
         """Unless enough are open."""

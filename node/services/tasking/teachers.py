@@ -5,16 +5,15 @@ A file that grows stale before that is given up. A restart goes on with open tas
 """
 
 import secrets
-from collections.abc import Mapping
-from typing import Protocol
 
 import structlog
 import trio
 
 from node.blobs.interface import Blobs
 from node.recipe.lessons import Lesson, Lessons
+from node.services.tasking.judges import Owned, Owner, end
 from node.services.tasking.wishes import TaskWish
-from node.tasks.records import ShardRecord, TaskFolder
+from node.tasks.records import ShardRecord
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
 from protocol.manifest import JudgedShard, JudgedTask, MalformedManifest
@@ -32,28 +31,6 @@ LEASE_SECONDS = 60.0
 FETCH_TIMEOUT = 30.0
 
 
-class Owned(Protocol):
-    """A task of this node's owner. open: results are waited for; done: shards whose results are here."""
-
-    folder: TaskFolder
-    spec: TaskSpec
-    encoded: bytes
-    done: set[int]
-    open: bool
-    passing: bool
-
-
-class Owner(Protocol):
-    """Who offers tasks."""
-
-    @property
-    def own(self) -> Mapping[TaskId, Owned]: ...
-
-    async def offer(self, wish: TaskWish) -> TaskId: ...
-    async def cancel(self, id: TaskId) -> None: ...
-    def forget(self, id: TaskId) -> None: ...
-
-
 class Teachers:
     """Asked from time to time."""
 
@@ -68,7 +45,7 @@ class Teachers:
         asked: dict[str, tuple[TaskId, int]] = {}
         for id, task in self._tasks().items():
             if not self._lessons.fresh(task.spec.step):
-                await self._end(id, task)
+                await end(self._owner, id)
                 continue
             for shard, asset in enumerate(task.spec.assets):
                 if task.open or shard in task.done:
@@ -88,11 +65,6 @@ class Teachers:
     def _tasks(self) -> dict[TaskId, Owned]:
         own = self._owner.own.items()
         return {id: one for id, one in own if one.spec.nonce.startswith(PREFIX) and not one.passing}
-
-    async def _end(self, id: TaskId, task: Owned) -> None:
-        if task.open:
-            await self._owner.cancel(id)
-        self._owner.forget(id)
 
     async def _offer(self, lessons: list[Lesson]) -> None:
         assets, files = [], dict[str, str]()
