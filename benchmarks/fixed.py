@@ -1,10 +1,5 @@
-"""What batch-invariant arithmetic costs beside the ordinary kind, and what is equal in each.
-
-    python -m benchmarks.fixed [--quick] [--json FILE]
-
-A Qwen3 of random weights on a CPU, one thread: tokens per CPU second drawn at batch 1, 8 and 64 and read, the better of
-two turns taken one after the other; and of how many rows decoding at each batch size and one pass over the finished
-sequence give the same bits. `benchmarks.gpu --only invariance` asks the same of a GPU.
+"""What batch-invariant arithmetic costs beside the ordinary kind, and what is equal in each: `benchmarks.gpu --only
+invariance`. Tokens a second are the better of two turns; no program by itself.
 """
 
 from collections.abc import Iterator
@@ -14,15 +9,14 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
-from benchmarks.command import clock_of, parser_of, save
-from benchmarks.engine import VOCABULARY, configuration, engine_run, model_of, prompts, rate, read
+from benchmarks.command import clock_of
+from benchmarks.engine import engine_run, model_of, prompts, rate, read
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request
 from node.inference.language_model import LanguageModel
 from node.inference.prefilling import Prefiller
 
 KERNELS = ("sdpa", "fixed")
-SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
 Row = dict[str, Any]
 
 
@@ -63,22 +57,3 @@ def decoded(model: LanguageModel, asked: list[Request]) -> list[Completion]:
     while len(decoder):
         done |= dict(decoder.step())
     return [done[number] for number in numbers]
-
-
-def main() -> None:
-    parser = parser_of(__doc__, "batches of 1 and 8, 16 tokens")
-    a = parser.parse_args()
-    batches, new, length = ((1, 8), 16, 600) if a.quick else ((1, 8, 64), 64, 1024)
-    found: list[Row] = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for row in rows(configuration(SHAPE, VOCABULARY), dtype, "cpu", batches, new, length):
-            found.append(row)
-            print(
-                f"{row['dtype']:9} {row['kernel']:6} batch {row['batch']:3}: {row['drawn_per_s']:8.1f} drawn a second, "
-                f"{row['read_per_s']:8.1f} read, {row['equal']:7.2%} of rows equal"
-            )
-    save(a.json, {"rows": found})
-
-
-if __name__ == "__main__":
-    main()

@@ -2,27 +2,217 @@
 
     python -m benchmarks.hundred [--nodes 100] [--rate 2] [--quick] [--json]
 
-Each is a process of the product's parts (see benchmarks.healing), forked from one that has the imports. `joined`: until
-the last one is on the network; `heard`: from then until everybody holds everybody alive by a signed heartbeat;
-`forgotten`: from the kill until no survivor holds a dead one alive; `told`: until every survivor has every commitment
-that survivors posted in the ten seconds after the kill. MiB are proportional shares of resident memory, by node.
+Each is a process of the product's parts: network, board, members, peer book, probe and heartbeat, over libp2p on
+loopback. The chain's part (who is a member, and where) is told here. All are forked from one process that has the
+imports, as the guardian does it, and post commitments at `rate` per second in all. `joined`: until the last one is on
+the network; `heard`: from then until everybody holds everybody alive by a signed heartbeat; `forgotten`: from the kill
+until no survivor holds a dead one alive; `told`: until every survivor has every commitment that survivors posted in the
+ten seconds after the kill. MiB are proportional shares of resident memory, by node.
 """
 
 import json
+import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import trio
 
 from benchmarks.command import parser_of, silence_logs
-from benchmarks.healing import PATIENCE, POLL, Swarm, settle
+from node.clock import Clock
+from node.member import Member, open_member
+from node.network.host import Libp2pNetwork
+from node.processes.guardian import die_with_parent
+from node.progress import ProgressRecord
+from node.services.base import Crew
+from node.services.heartbeat import Beating
+from node.services.membership.peers import Peers
+from node.services.membership.reach import Reach
+from protocol.identity import Address, NodeKey
+from protocol.messages import RolloutCommitted
+from protocol.statements import Domain, WorkCommitment, sign
 
+DOMAIN = Domain(31337, Address("0x" + "11" * 20))
+POLL = 0.25
+PATIENCE = 150.0
 AFTER = 10.0
 """Seconds after the kill whose commitments must reach everybody."""
+FORK = multiprocessing.get_context("fork")
+
+
+# one node
+
+
+class Seat:
+    """A node: what it hears, and what it is asked."""
+
+    def __init__(self, member: Member, rate: float) -> None:
+        self.member = member
+        self.rate = rate
+        self.heard: set[tuple[Address, int]] = set()
+        """Author and number of each commitment; numbers are Unix milliseconds, and two authors may have the same."""
+
+    async def hear(self) -> None:
+        async for signed in self.member.board.subscribe(RolloutCommitted):
+            self.heard.add((signed.author, signed.message.commitment.index))
+
+    async def post(self) -> None:
+        while True:
+            await trio.sleep(1 / self.rate)
+            key, index = self.member.key, time.time_ns() // 1_000_000
+            work = WorkCommitment(1, key.address, bytes(32), index, index.to_bytes(32, "big"), 5)
+            signature = sign(key, DOMAIN, work)
+            await self.member.board.post(RolloutCommitted(pool=1, commitment=work, signature=signature, size=9))
+
+    def state(self, since: int, until: int) -> dict[str, Any]:
+        """fresh: members that are alive by a heartbeat of `until` or later (Unix ms); heard: of that stretch."""
+        table = self.member.membership.table
+        alive = set(table.live(trio.current_time()))
+        beats = [one for one in table.all() if one.address in alive and one.beat]
+        return {
+            "alive": len(beats),
+            "fresh": [one.address for one in beats if one.beat and one.beat.at >= until],
+            "heard": [f"{who}:{index}" for who, index in self.heard if since <= index < until],
+        }
+
+
+async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
+    """Live until killed; answer what the pipe asks."""
+    key = NodeKey(bytes.fromhex(settings["secret"]))
+    addresses = [Address(each) for each in settings["members"]]
+    pool: Any = SimpleNamespace(id=1, manager=addresses[0], validators=addresses[1:2], threshold=1, bootnodes=())
+    network = Libp2pNetwork(key, settings["listen"])
+    directory = Path(settings["directory"])
+    opened = open_member(key, DOMAIN, pool, network, directory / "blobs", quota=1 << 30)
+    async with opened as member, trio.open_nursery() as nursery:
+        for address, contact in settings["members"].items():
+            member.membership.joined(Address(address), contact)
+        await Peers(member, directory).start(nursery)
+        nursery.start_soon(Reach(member, ProgressRecord()).run)
+        nursery.start_soon(member.listen)
+        nursery.start_soon(beating(member, 1.0).run)
+        seat = Seat(member, settings["rate"])
+        nursery.start_soon(seat.hear)
+        nursery.start_soon(seat.post)
+        pipe.send_bytes(b"{}")
+        while True:
+            order = json.loads(await trio.to_thread.run_sync(pipe.recv_bytes, abandon_on_cancel=True))
+            pipe.send_bytes(json.dumps(seat.state(*order)).encode())
+
+
+def beating(member: Member, seconds: float, pool: int = 1) -> Beating:
+    """The product's heartbeat, at a place with what it reads."""
+    place: Any = SimpleNamespace(
+        **{"key": member.key, "board": member.board, "membership": member.membership, "pool": pool},
+        progress=ProgressRecord(),
+        clock=Clock(),
+        shelf=SimpleNamespace(newest=None),
+    )
+    return Beating(place, Crew(), "worker", member.network.contacts, seconds)
+
+
+def _begin(pipe: Connection, settings: dict[str, Any], parent: int) -> None:
+    die_with_parent(parent)
+    trio.run(be_node, pipe, settings)
+
+
+# all of them
+
+
+class Node:
+    """A node in another process."""
+
+    def __init__(self, key: NodeKey, settings: dict[str, Any]) -> None:
+        self.address = key.address
+        self._settings = settings | {"secret": key.secret.hex()}
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def start(self) -> None:
+        self._pipe, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=_begin, args=(theirs, self._settings, os.getpid()), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def ask(self, since: int, until: int) -> None:
+        if self._pipe is not None:
+            self._pipe.send_bytes(json.dumps([since, until]).encode())
+
+    def answer(self) -> Any:
+        if self._pipe is None or not self._pipe.poll(PATIENCE):
+            raise TimeoutError(f"{self.address} does not answer")
+        return json.loads(self._pipe.recv_bytes())
+
+
+class Swarm:
+    """Its nodes, the first of them the trainer."""
+
+    def __init__(self, nodes: int, rate: float, folder: Path) -> None:
+        keys = [NodeKey.generate() for _ in range(nodes)]
+        ports = _free_ports(nodes)
+        places = [f"/ip4/127.0.0.1/tcp/{port}" for port in ports]
+        members = {key.address: f"{at}/p2p/{key.peer_id}" for key, at in zip(keys, places, strict=True)}
+        self.nodes = []
+        for key, place in zip(keys, places, strict=True):
+            directory = folder / key.address
+            directory.mkdir()
+            settings = {"listen": place, "members": members, "rate": rate / nodes, "directory": str(directory)}
+            self.nodes.append(Node(key, settings))
+        self.start(self.nodes)
+
+    @staticmethod
+    def start(nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.answer()
+
+    def states(self, since: int, until: int) -> dict[str, Any]:
+        for node in self.nodes:
+            node.ask(since, until)
+        return {node.address: node.answer() for node in self.nodes}
+
+    def end(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+def _free_ports(many: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(many)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def settle(swarm: Swarm) -> float:
+    """Seconds until everybody holds everybody alive."""
+    began = _now()
+    while True:
+        if all(len(state["fresh"]) == len(swarm.nodes) for state in swarm.states(began, began).values()):
+            return (_now() - began) / 1000
+        if _now() - began > 1000 * PATIENCE:
+            raise TimeoutError("the swarm does not come together")
+        time.sleep(POLL)
+
+
+def _now() -> int:
+    """Unix milliseconds, as heartbeats and commitments are numbered here."""
+    return time.time_ns() // 1_000_000
 
 
 def measure(nodes: int, rate: float, folder: Path) -> dict[str, Any]:

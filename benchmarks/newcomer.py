@@ -34,7 +34,7 @@ import trio
 from web3.contract.contract import ContractFunction
 
 from benchmarks.command import Child, parser_of, silence_logs
-from benchmarks.healing import beating
+from benchmarks.hundred import beating
 from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams
 from contracts.deploy import TOKEN

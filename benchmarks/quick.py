@@ -4,7 +4,6 @@ python -m benchmarks.quick [NAME ...] [--limit 300]
 """
 
 import argparse
-import importlib.util
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 LISTED = re.compile(r"^\| `benchmarks\.([\w.]+)` \|", re.MULTILINE)
-NEEDS_VLLM, NEEDS_ROOT = "vllm_engine", "nat"
+NEEDS_ROOT = "nat"
 GPU_PARTS = "challenge,engine,costs"
 """Parts of benchmarks.gpu that a CPU rehearses in seconds."""
 
@@ -59,8 +58,6 @@ def _run(name: str, limit: float) -> bool:
 
 
 def _why_not(name: str) -> str | None:
-    if name == NEEDS_VLLM and importlib.util.find_spec("vllm") is None:
-        return "this interpreter has no vLLM: .venv-vllm/bin/python -m benchmarks.vllm_engine --quick"
     if name == NEEDS_ROOT:
         from benchmarks.nat import why_not
 

@@ -6,7 +6,7 @@ file is refused for its worst proof or for the sum of its tokens' distances:
   exponential or, where it is heavier, for a generalised Pareto tail (Pickands 1975; probability-weighted moments as in
   Hosking and Wallis, Technometrics 29, 1987);
 - of tokens, files are drawn from the samples, and their tail is followed in the same way.
-Both are widened by what so few samples leave open. `python -m benchmarks.false_refusals` counts what comes of it.
+Both are widened by what so few samples leave open. tests/node/calibration/simulated.py counts what comes of it.
 """
 
 import math

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import trio
 
-from benchmarks.rehearsal import CHAIN_ID, COIN, NETWORK, TOKEN, Scene, light_keys, rehearse, stage
 from cli.main import main
 from node.chain.client import ChainClient
 from node.chain.errors import TransactionUnconfirmed
@@ -18,6 +17,7 @@ from node.chain.sender import SendLimits
 from node.chain.simulate import Step
 from node.state.keystore import load_key
 from protocol.identity import NodeKey
+from tests.cli.rehearsal import CHAIN_ID, COIN, NETWORK, TOKEN, Scene, light_keys, rehearse, stage
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearsal import COIN, TOKEN, Scene, light_keys, stage
 from cli.main import main
+from tests.cli.rehearsal import COIN, TOKEN, Scene, light_keys, stage
 
 SOUND = """
 network = "base-sepolia"

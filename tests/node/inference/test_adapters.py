@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.launches import count
 from node.inference import adapters, decoding
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Finished, Request, generate
@@ -37,6 +36,7 @@ from protocol.run import RunSpec
 from protocol.sampling import distance
 from protocol.statements import Outcome
 from tests.node.inference.engine_kinds import write_image
+from tests.node.inference.launches import count
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, transformers_model
 from tests.pretended_cuda import PretendedGPU, pretended_cuda
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.launches import count
 from node.inference import attention, graphs
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Completion, Request
 from node.inference.fixed import model_for
 from node.inference.graphs import LEAST_SPAN, row_bucket, span_bucket
 from node.inference.language_model import LanguageModel
+from tests.node.inference.launches import count
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, transformers_model
 from tests.pretended_cuda import PretendedGPU, pretended_cuda
 

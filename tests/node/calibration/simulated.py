@@ -1,7 +1,5 @@
 """Honest files that a calibration's hard cuts refuse, of 10^5: simulated, since nobody can measure so many.
 
-    python -m benchmarks.false_refusals [--samples 64] [--json FILE]
-
 Each calibration sees so many samples of a made-up pair of engines, each of a problem of its own, and its cuts judge
 files of 16 samples (two problems, eight answers each; answers to one problem share what makes them hard). `rule` is the
 program's; `margin` what it did before: 1.5 times the largest value seen. The same files are judged by both. Seeds are
@@ -14,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command import parser_of, save
 from node.calibration.cuts import FLOORS, hard_cuts
 from protocol.cuts import Cuts
 from protocol.decision import SampleStatistics
@@ -120,25 +117,3 @@ def count(pair: Pair, samples: int, calibrations: int, files: int) -> dict[str, 
         for name, cuts in RULES.items():
             counts[name].append(int(refused(judged, cuts(seen, seed)).sum()))
     return counts
-
-
-def main() -> None:
-    parser = parser_of(__doc__, "one calibration, 200 files")
-    parser.add_argument("--samples", type=int, default=64, help="that each calibration sees")
-    parser.add_argument("--files", type=int, default=5000, help="judged per calibration")
-    a = parser.parse_args()
-    calibrations, files = (1, 200) if a.quick else (20, a.files)
-    result = {}
-    for name, pair in PAIRS.items():
-        counts = count(pair, a.samples, calibrations, files)
-        per = 1e5 / (calibrations * files)
-        cuts = by_rule(draw(pair, a.samples, 1, np.random.default_rng(0)), 0)
-        result[name] = {"refused": counts, "cuts": {one: getattr(cuts, one) for one in Cuts.__struct_fields__}}
-        said = ", ".join(f"{rule} {sum(each) * per:.0f} (worst {max(each)})" for rule, each in counts.items())
-        numbers = ", ".join(f"{value:g}" for value in result[name]["cuts"].values())
-        print(f"{name}: of 10^5 honest files refused: {said}; one's cuts: {numbers}")
-    save(a.json, result)
-
-
-if __name__ == "__main__":
-    main()

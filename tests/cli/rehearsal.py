@@ -1,11 +1,8 @@
 """The whole story of the contracts through the command line, on an anvil that calls itself Base Sepolia.
 
-    python -m benchmarks.rehearsal [--quick] [--json FILE]
-
 Deploy, faucet, stake, register, open and fund a pool, join, earn, claim, slash, appeal, overturn, evidence, end, sweep,
-withdraw: chain id 84532, blocks every 2 s (--quick: one per transaction), the windows of a
-public network (time is moved on where they are waited for). Prints every command with its gas and seconds; ends with
-exit code 1 if the chain, the journal and the books do not agree.
+withdraw: chain id 84532, a block per transaction or every 2 s, the windows of a public network (time is moved on where
+they are waited for). It fails if the chain, the journal and the books do not agree at the end.
 """
 
 import contextlib
@@ -14,8 +11,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +22,6 @@ import msgspec
 from eth_account import Account
 from eth_hash.auto import keccak
 
-from benchmarks.command import parser_of, save
 from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
 from node.chain.cases import CommitmentContradiction, FileCase, VerdictContradiction, Vote, write_case
@@ -400,31 +394,3 @@ def light_keys() -> Iterator[None]:
         yield
     finally:
         Account.encrypt = full  # type: ignore[method-assign]
-
-
-def main() -> int:
-    parser = parser_of(__doc__, "a block per transaction, and keys that open fast")
-    given = parser.parse_args()
-    from cli.devnet import cache_directory
-
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        if given.quick:
-            stack.enter_context(light_keys())
-        scene = stack.enter_context(stage(Path(directory) / "home", cache_directory(), quick=given.quick))
-        started = time.perf_counter()
-        try:
-            rehearse(scene)
-        except RehearsalFailed as error:
-            print(f"failed: {error}", file=sys.stderr)
-            return 1
-        total = time.perf_counter() - started
-    for row in scene.rows:
-        print(f"{row['command']:<28} {row['gas']:>10,} gas {row['seconds']:>7.2f} s")
-    print(f"{len(scene.rows)} commands that sent something, {total:.1f} s; books and journal agree with the chain")
-    facts = {"chain_id": CHAIN_ID, "block_seconds": 0 if given.quick else 2, "seconds": total, "rows": scene.rows}
-    save(given.json, facts)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
