@@ -192,6 +192,7 @@ def command(
     from node.preflight.early import refuse_early
 
     # Before --detach: what is refused is said in this terminal, not in a log.
+    # It starts no thread, so that the fork server below may still be forked.
     refuse_early(config)
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
@@ -206,6 +207,7 @@ def command(
 
     # Imported before the guardian forks: a daemon that it starts again then has everything at once.
     import_for(config.role)
+    # A test's process must not be replaced by a guardian that forks daemons.
     if context.obj.own_process:
         become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
@@ -224,6 +226,7 @@ def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
 
     scope = Scope(joining=True, visit=True, engine=True)
     findings = look(config, scope, quiet=as_json)
+    # As of `doctor`: a script asks one or the other with the same codes.
     code = exit_code(findings)
     if as_json:
         print_json({"admitted": code == 0, **as_dict(findings)})
@@ -350,6 +353,7 @@ def _is_under_way(status: "DaemonStatus") -> bool:
 
 def _status(directory: Path, pid: int) -> "DaemonStatus | None":
     """What this very process says by now."""
+    # Asked for only here: a foreground join needs no client of its own daemon.
     from cli import api
 
     socket = api.socket_of(directory)

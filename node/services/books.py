@@ -86,6 +86,7 @@ class Books:
             if seen is not None and now < self._looked_at + SHARED_SECONDS:
                 return seen
             posted, block = await self.chain.earnings(self.station.pool), await self.chain.block()
+            # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
             self.station.time.saw(block.timestamp)
             same = told == self._told and now < self._terms_at + TERMS_SECONDS
             if seen is not None and same and seen.posted == posted:
@@ -98,6 +99,7 @@ class Books:
     async def listen(self) -> None:
         async for signed in self.station.board.subscribe(EarningsSigned):
             said = self._signed.setdefault(signed.author, Recent(HEARD, refresh=True))
+            # Several, since the table on chain may be an older one than the last that was signed.
             said[signed.message.earnings.root] = signed.message
 
     @property
@@ -115,6 +117,7 @@ class Books:
 
     async def _kept(self, read: Callable[[bytes], Table]) -> Table | None:
         kept = await self._journal.do(self._journal.recall, TABLE)
+        # `read` checks the root, so a stale table in the journal is no harm.
         with suppress(IntellectError):  # it is the one before
             return await trio.to_thread.run_sync(read, kept) if kept else None
 
@@ -122,10 +125,12 @@ class Books:
         for author, message in [(one, said[root]) for one, said in self._signed.items() if root in said]:
             try:
                 size = min(message.size, MAX_TABLE_BYTES)
+                # Whoever signed it has it. Anybody else may, and the root says whether it is the one.
                 table = await self.fetch(message.table, size, [author, *self.station.membership.addresses()], read)
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
                 continue
+            # Kept: its signers may be gone when this node starts again, and it must claim by it.
             await self._journal.do(self._journal.remember, TABLE, encode_table(table))
             return table
         return None

@@ -91,12 +91,15 @@ class Cataloguing(Service):
         """Hold an archive, and offer it. Raises IntellectError, OSError."""
         if len(self.own) >= MOST_OWN:
             raise NotOffered("too many packages", f"this node offers {MOST_OWN} already", "publish at another node")
+        # Unpacking a stranger's archive takes time in proportion to its size: in a thread.
         manifest = await trio.to_thread.run_sync(_read, file)
         blob = await self._station.blobs.add(file)
+        # It is printed in others' terminals, where a control character could rewrite what stands there.
         about = "".join(c if c.isprintable() else " " for c in manifest.about)[:MAX_ABOUT]
         own = _Own(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
         self.own[own.root] = own
         encoded = msgspec.json.encode(list(self.own.values()))
+        # Before the offer is said: after a restart it is said again.
         await trio.to_thread.run_sync(write_whole, self._kept, encoded)
         await self._say(own)
         return own
@@ -114,6 +117,7 @@ class Cataloguing(Service):
                 "try again when they are there, or choose another",
             ) from None
         manifest = await trio.to_thread.run_sync(_read, path)
+        # An offer's fields are its publisher's word; what the archive says itself is what will run.
         said = {"name": entry.name, "determinism": entry.determinism, "turns": entry.turns}
         return path, [f"{key}: offered {value}, is {getattr(manifest, key)}" for key, value in said.items()
                       if getattr(manifest, key) != value]  # fmt: skip
@@ -125,6 +129,7 @@ class Cataloguing(Service):
             one
             for one in self.entries()
             if (one.name == name and one.root.startswith(root))
+            # A root may be shortened, but not so far that two packages share the beginning by chance.
             or (not root and len(name) > 7 and one.root.startswith(name))
         ]
         if len({one.root for one in found}) != 1:
@@ -162,6 +167,7 @@ class Cataloguing(Service):
         ]
 
     async def _say(self, own: _Own) -> None:
+        # Milliseconds, as of every message that replaces an older one by its author.
         sequence = time.time_ns() // 1_000_000
         fields = {**msgspec.structs.asdict(own), "root": bytes.fromhex(own.root)}
         await self._station.board.post(EnvironmentPublished(pool=self._station.pool, sequence=sequence, **fields))

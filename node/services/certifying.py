@@ -81,6 +81,8 @@ class Certifying(Service):
         """Before and after somebody looked whether they are so (`judging/peer_audit.py`)."""
         self._policies: dict[Address, Recent[bytes, Accepted]] = {}
         self._most_steps = self._run.recipe.max_staleness + BURST
+        # A budget of policies: accepted files fill it, announced policies draw on it. So a trainer is not paid for
+        # steps that there was no work for.
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
         self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
@@ -116,6 +118,7 @@ class Certifying(Service):
 
     def claims(self) -> list[list[Claim]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
+        # Handed over whole: who looks at them takes seconds, in which new ones come.
         waiting, self._claims = self._claims, {}
         return [list(claims.values()) for claims in waiting.values()]
 
@@ -133,6 +136,7 @@ class Certifying(Service):
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a
         restart."""
+        # Asked for all at once: a node shows hundreds, and each visit to the journal's thread costs a turn.
         kept = await self._journal.do(
             lambda: [self._journal.certificate(self._own, self._station.pool, one.work) for one in lacking]
         )
@@ -159,6 +163,7 @@ class Certifying(Service):
         statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
         if statement.units:
             waiting = self._verdicts.setdefault(signed.author, Recent(WAITING))
+            # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
             waiting.setdefault(message.verdict.work, (message.verdict.outcome == Outcome.ACCEPT, statement))
 
     async def _hear_policies(self) -> None:
@@ -174,6 +179,7 @@ class Certifying(Service):
     def _decided_files(self, waiting: Recent[WorkId, Work]) -> list[Accepted]:
         jury, found = self._station.jury, list[Accepted]()
         for id, work in list(waiting.items()):
+            # Too old to be judged; so it will never be decided.
             if jury.register.get(id) is None:
                 del waiting[id]
             elif jury.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
@@ -182,6 +188,7 @@ class Certifying(Service):
                 if work.task is None:
                     share = rollout.prompts_per_file / rollout.prompts_per_step
                     self._steps = min(self._steps + share, self._most_steps)
+                # Signed only for what this validator saw itself: others' votes decide, but do not make it a witness.
                 own = jury.ballots.verdict_of(id, self._own)
                 if own is not None and own.message.verdict.outcome == Outcome.ACCEPT:
                     found.append(of_file(work.commitment))
@@ -207,6 +214,7 @@ class Certifying(Service):
         sealed, until it is not."""
         jury, found = self._station.jury, list[Claim]()
         for validator, shown in self._shown.items():
+            # A seal that stays closed tells nobody anything, so its verdict earns nothing.
             if validator in jury.ballots.quarantined or jury.leaves_unopened(validator):
                 shown.clear()
             if not shown or jury.is_behind(validator):
@@ -229,9 +237,12 @@ class Certifying(Service):
         standby knows all roots."""
         clock, found = self._station.jury.policies, list[Accepted]()
         if clock.fork is not None:
+            # Of a trainer that signed two things that cannot both be true nothing is certified, the earlier policies
+            # included.
             self._policies.clear()
         for trainer, waiting in self._policies.items():
             for root in list(waiting):
+                # The policy clock decides what is a policy; an announcement alone is only somebody's word.
                 if clock.find(root) is None:
                     continue  # of a term that the chain has not told yet, or nobody's
                 if not self._is_made_by(trainer, root):
@@ -260,6 +271,7 @@ class Certifying(Service):
         except ProtocolError as error:
             log.warning("verdict.unreadable", why=error.why)
             return False
+        # Compared whole, units and epoch too: a node must not have more certified than was judged.
         said = Accepted(verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units)
         return verdict.outcome == found.outcome == Outcome.ACCEPT and said == statement
 
@@ -284,7 +296,10 @@ class Certifying(Service):
                 found_at = journal.said_at("verdict", one.work) if at is None else at
                 if not self._station.time.may_certify(one.epoch, found_at) or not one.units:
                     log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")
+                # An own rejection stands in the journal, though the quorum said otherwise.
                 elif not journal.is_refused(one.work):
+                    # The journal has the last word: there are never two different statements of this validator for one
+                    # work.
                     kept = journal.certify(self._own, one, sign(self._station.key, self._station.domain, one))
                     if kept is None:
                         log.warning("work.certified_otherwise", work=one.work.hex()[:16])

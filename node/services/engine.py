@@ -31,7 +31,9 @@ class Engine(Service):
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready, or the run does not admit how it computes."""
         self._progress.enter("engine", "the engine loads its libraries and the model")
+        # Awaited: services after this one ask the engine at once.
         await nursery.start(self._child.run)
+        # Now, not at the first file: work in a way that the run does not admit is refused by everybody.
         self._child.check_permitted(self._rules, self._role)
         self._progress.tell("engine", f"the engine is ready: {self._child.engine_name}")
 
@@ -68,6 +70,7 @@ class Following(Service):
         for policy in self._station.shelf.held:
             if self._station.jury.policies.is_orphan(policy.root):
                 self._station.shelf.orphan(policy.root)
+        # An announcement of the new leader may have come before its term stood on chain.
         self._follower.look_again()
 
     async def _tell_of_the_first(self) -> None:

@@ -31,6 +31,7 @@ class Counting(Service):
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._count)
+            # Some states change without a message: a silent validator is gone without after a while.
             nursery.start_soon(self._count_by_the_clock)
             await self._station.jury.run()
 

@@ -39,6 +39,7 @@ class PoolTime:
 
     def saw(self, timestamp: int) -> None:
         """The newest block's time. A chain without work makes no block, so it may be ahead, never behind."""
+        # Only forward: a chain that stands still must not stop the pool's clock.
         self._ahead = max(0.0, timestamp - self._wall())
 
     def now(self) -> float:
@@ -108,6 +109,7 @@ def take_station(
     """A member's place in a run. clock: this machine's, unless another is given; time: of the pool; without it,
     everything counts in its epoch 0."""
     clock = clock or Clock()
+    # Rollouts of the stalest policy that still counts must be judged, a few steps later.
     keep = run.spec.recipe.max_staleness + KEPT_POLICIES_EXTRA
     shelf = PolicyShelf(keep, member.stock.store)
     jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
@@ -134,5 +136,6 @@ class Rate:
             self._events.popleft()
         if not self._events:
             return 0.0
+        # At least a second: two events in a row would make a rate of thousands.
         span = max(self._clock() - self._events[0][0], 1.0)
         return sum(tokens for _, tokens in self._events) / span

@@ -55,6 +55,7 @@ class Tracing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
+        # A round's contributions name their batches themselves (`rounds/batches.py`).
         return None if place.station.run.spec.diloco is not None else cls(place.station)
 
     async def run(self) -> None:
@@ -65,6 +66,7 @@ class Tracing(Service):
             nursery.start_soon(self._cut_always)
             async for id in self._station.jury.watch():
                 work = self._station.jury.register.get(id)
+                # Accepted is what this node's ballots say: no trainer is asked what was due.
                 if work is not None and self._station.jury.ballots.state(id) is FileState.ACCEPTED:
                     self.book.accepted(work)
 
@@ -87,6 +89,7 @@ class Tracing(Service):
         members, policies, last = self._station.membership, self._station.jury.policies, -1
         while True:
             await trio.sleep(POLL)
+            # Once per policy, and only in office: a cut of somebody else counts for nothing.
             if policies.newest_step == last or not members.may_validate(members.own):
                 continue
             last = policies.newest_step
@@ -97,6 +100,7 @@ class Tracing(Service):
 
     async def _hear_policies(self) -> None:
         async for signed in self._station.board.subscribe(PolicyAnnounced):
+            # Step 0 was not trained, so nothing can have been left out of it.
             if signed.message.statement is not None and signed.message.step > 0:
                 self._announced.append((signed.author, signed.message))
                 self._news.set()
@@ -111,6 +115,7 @@ class Tracing(Service):
                 try:
                     manifest = await self._manifest(author, message)
                 except IntellectError as error:
+                    # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
                     self.unread += 1
                     log.info("manifest.not_read", step=message.step - 1, why=error.why)
                 else:
@@ -133,6 +138,7 @@ class Tracing(Service):
         """Raises IntellectError where it cannot be had, or is none."""
         station = self._station
         sources = [author, *station.membership.addresses()]
+        # Announced by the trainer; the bound holds whatever it says.
         size = min(message.batch_size, MAX_MANIFEST_BYTES)
         path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=FETCH_TIMEOUT)
         manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))

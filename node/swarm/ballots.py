@@ -131,6 +131,7 @@ class Ballots:
         case.votes[author] = signed
         # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
         self._missed[author] = 0
+        # The dispute is decided, so this late word is measured by what won it.
         if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
             self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
         return self._conflicts(case, signed)
@@ -142,6 +143,7 @@ class Ballots:
         case = self._case(work_id(message.verdict))
         before = case.rechecks.get(author)
         if before is not None:
+            # Values may differ by rounding; outcome and reason may not.
             if before.message.verdict != message.verdict:
                 what = "it said two different things of a second look at one file"
                 self.quarantine(author, what, (*self._shows(case), before.raw, signed.raw))
@@ -166,6 +168,7 @@ class Ballots:
         if finding is None or dispute[0].author == dispute[1].author:
             return False
         case.asked = True
+        # Whoever is not believed any more must not cost everybody another look.
         if any(one.author in self.quarantined for one in dispute):
             return False  # it has said enough
         for one in dispute:
@@ -233,6 +236,7 @@ class Ballots:
         case = self._cases.get(id)
         if case is None or (case.disputed and case.ruled is None):
             return False
+        # A second look counts as having spoken, too: it may be a validator's first word here.
         said = {*case.votes, *case.rechecks}
         waited = self._clock() - case.heard >= min(self._audit.verdict_seconds, patience)
         return waited or all(validator in said for validator in self.electorate())
@@ -243,6 +247,7 @@ class Ballots:
         for its quorum: nobody alone is a witness."""
         if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum()
+        # What somebody only heard of is no ground for refusing, once those who saw it are gone.
         abstaining = {author for author, one in rejecting.items() if hearsay(one)}
         # At least one: where all validators are gone a file waits, and is not accepted by nobody.
         return max(1, min(self._quorum(), len(set(self.electorate()) - abstaining)))
@@ -362,6 +367,7 @@ class Ballots:
         late = self._clock() - case.opened > 2 * self._audit.verdict_seconds
         if result is not None and result.ruling is Ruling.UNRESOLVED and case.work.backlog and not late:
             return  # whoever has just come hears of the others' looks one after the other
+        # Time is over: whoever looked again decides alone, and whoever did not has no say.
         if result is None and late:
             result = resolve(votes, rechecks, len(rechecks), case.work.groups, self._audit.logprob_tolerance)
         if result is not None:
@@ -380,6 +386,7 @@ class Ballots:
             return
         self._strikes[validator] = self._strikes.get(validator, 0) + 1
         shown = self._shown.setdefault(validator, [])  # of all strikes: others must come to the same count
+        # Rounding may look like a contradiction once; `STRIKES` of them do not.
         shown += [*self._shows(case), *(one.raw for one in (*case.votes.values(), *case.rechecks.values()))]
         if finding.objective or self._strikes[validator] >= STRIKES:
             self.quarantine(validator, finding.what, tuple(self._shown.pop(validator)))
@@ -388,6 +395,7 @@ class Ballots:
         """Believe a validator no more: what it said shows that it lied, or that it broke its promise (lots)."""
         if validator in self.quarantined:
             return
+        # Never somebody in office if it can be helped: it would be believed again.
         if len(self.quarantined) >= EVIDENCE:  # of many benches: a pool has at most 16 validators at a time
             here = set(self._live())
             del self.quarantined[

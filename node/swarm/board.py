@@ -215,6 +215,7 @@ class Board:
 
     def withdraw(self, entry: Entry) -> bool:
         """Do not say this any more; False if it was said."""
+        # By identity: two equal words may wait for different reasons, and each is taken back by whoever said it.
         before = len(self._unsaid)
         self._unsaid = [(due, one) for due, one in self._unsaid if one is not entry]
         return len(self._unsaid) < before
@@ -227,6 +228,8 @@ class Board:
                 with trio.move_on_after(pause):
                     await self._more_to_say.wait()
                 continue
+            # What is due first must go; what is due later rides along while there is room, and costs no message of its
+            # own.
             self._unsaid.sort(key=lambda one: one[0])
             message, rest = together(self._pool, (one for _, one in self._unsaid))
             left = {id(one) for one in rest}
@@ -235,6 +238,7 @@ class Board:
 
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
+        # Opened like a stranger's: what is malformed here would be refused by everybody, at our cost.
         self._take(open_envelope(self._domain, self._pool, raw), by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
@@ -271,6 +275,7 @@ class Board:
 
     def _accept(self, publisher: Address, raw: bytes) -> bool:
         """The gossip validator: True if the message may be forwarded."""
+        # Of somebody who is no member there is nobody to charge: not even its bytes are looked at.
         if not self._belongs(publisher):
             self.counts["strangers"] += 1
             return False
@@ -309,6 +314,7 @@ class Board:
 
     def _spends_all(self, publisher: Address, message: Message) -> bool:
         """Charge a member for a message of its own and for each entry of it: several in one save nothing."""
+        # Otherwise a validator could say everything as entries of one message, past every bound of `RULES`.
         costs = Counter(type(one) for one in entries(message))
         return all(self._spends(publisher, kind, many) for kind, many in costs.items())
 
@@ -331,6 +337,7 @@ class Board:
         at = signed.message.said_at()
         if at is None:
             return False
+        # Only one that comes straight from its author was not delayed by others, so only that tells of its clock.
         if isinstance(signed.message, Heartbeat) and publisher == signed.author:
             self.clocks.heard(signed.author, at)
         ahead = self.clocks.is_future(at)
@@ -400,6 +407,7 @@ class Board:
         for one in with_carried(signed):
             kind = type(one.message)
             self.counts[f"carried.{kind.__name__}"] += one is not signed
+            # A copy: readers that have gone are taken out on the way.
             for reader in list(self._readers.get(kind, ())):
                 try:
                     self._offer(reader, one)
@@ -417,9 +425,12 @@ class Board:
     async def _catch_up_forever(self) -> None:
         greeted: set[Address] = set()
         while True:
+            # Of strangers nothing is asked: their answers could not be charged to anybody.
             peers = {peer for peer in self._wire.connected() if self._authority.is_member(peer)}
             # A peer that was away is greeted anew: it may bring what was said meanwhile.
             greeted &= peers
+            # Each new peer at once, and of the others one at random: so all boards converge, at the price of one
+            # question.
             fresh, brought = list(peers - greeted), 0
             for peer in fresh or random.sample(list(peers), min(1, len(peers))):  # noqa: S311 - load spreading
                 brought += await self._catch_up(peer)
@@ -434,6 +445,7 @@ class Board:
         """How many messages that brought."""
         # What was refused is named, too, or the same peer would hand it over with every answer.
         names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
+        # The newest names, where there are too many: old messages are soon forgotten at the other end as well.
         asked = msgspec.msgpack.encode(CatchUp(names[-MAX_KNOWN:]))
         try:
             answer = await self._wire.request(

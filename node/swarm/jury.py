@@ -119,12 +119,14 @@ class Jury:
         self.ballots = Ballots(run, lambda: membership.quorum, self.register, self.validators, clock)
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(lambda: membership.quorum, self.lots, pool)
+        # Ballots decide and the jury remembers: so the counting itself needs no journal, and tests give it none.
         self.ballots.on_quarantine = self._tell
         self._convicting: dict[int, tuple[Fork, list[Signed[Message]]]] = {}
         """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self._results: dict[Address, Recent[WorkId, Work]] = {}
         """Of tasks, that the pool has not decided about; by member."""
         self.register.follow(self._on_work)
+        # A rival is no work, but verdicts on it may come, and its author may be asked about it.
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
         self._watchers: list[trio.MemorySendChannel[WorkId]] = []
         self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
@@ -191,6 +193,7 @@ class Jury:
             self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
             for one in self.ballots.quarantined.values():
                 self._board.pin(one.evidence)
+        # Evidence is pinned again, since the board of a node that was away has forgotten it.
         kept = await self._journal.do(self._journal.recall, FORKS)
         if kept is not None:
             self.policies.forks = msgspec.msgpack.decode(kept, type=dict[int, Fork])
@@ -264,6 +267,7 @@ class Jury:
         fork = self.policies.forks.get(term)
         if fork is None:
             return {}
+        # Opening envelopes costs a signature each, and the fork of a term never changes once it is known.
         if term not in self._convicting or self._convicting[term][0] is not fork:
             self._convicting[term] = fork, [open_envelope(domain, self._pool, raw) for raw in fork.evidence]
         said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
@@ -311,6 +315,7 @@ class Jury:
         if work is not None:
             act(work)
             return
+        # By speaker: one that makes up works crowds out its own words only.
         waiting = self._early.setdefault(author, Recent(EARLY)).setdefault(id, [])
         if len(waiting) < EARLY:
             waiting.append(act)
@@ -344,6 +349,7 @@ class Jury:
         known = sealer.seals.get(id)
         if known is None:
             sealer.seals[id] = _Seal(seal, self._next_moment())
+        # The first seal binds. A second one would let its author choose, after it has seen the others.
         elif known.seal:
             return False
         else:  # gossip may bring the verdict before its seal
@@ -352,12 +358,15 @@ class Jury:
 
     def _next_moment(self) -> float:
         """By the clock, and later than the last one: what is read one after the other came so."""
+        # Seals and verdicts that come within one tick of the clock still have an order, and all of them must be
+        # comparable.
         self._moment = max(self._clock(), math.nextafter(self._moment, math.inf))
         return self._moment
 
     def sealing(self, id: WorkId) -> set[Address]:
         """Who has shown a verdict on a work, or sealed one and may be counted on to show it."""
         late = {author for author in self._sealers if self._is_late(author)}
+        # A seal whose time is over is nobody's promise any more.
         since = self._clock() - self._opening
         awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
         return awaited - late | self.ballots.has_spoken(id)
@@ -423,6 +432,7 @@ class Jury:
         said, work = self.ballots.verdict_of(id, validator), self.register.get(id)
         ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
         own = ways.pop(validator, None)
+        # What was shown must be what was sealed, or the seal bound its author to nothing.
         if said is None or work is None or own is None or seal_of(said.message, validator) != own.seal:
             return False
         quorum, every = self._membership.quorum, [own, *ways.values()]
@@ -484,10 +494,12 @@ class Jury:
         if work.id in self._results.get(work.node, ()):
             self.look_at_results()
         self._notify(work.id)
+        # One pair is enough: everybody who reads it looks again at the whole work.
         for dispute in disputes[:1]:
             self._judged.set()
             log.warning("validators.disagree", work=work.id.hex()[:16], what=dispute.finding.what)
             own = self._membership.own
+            # Others see it by themselves as soon as they have both verdicts, and may not say it.
             if self._membership.is_trainer(own) or self._membership.may_validate(own):
                 self._to_raise.append(dispute)
 

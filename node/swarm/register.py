@@ -117,6 +117,7 @@ class Register:
         self._policies = policies
         self._tasks = tasks
         self._clock = clock
+        # What a node hears right after its start may be old: it judges nobody by that (`backlog`).
         self._opened = clock()
         self._most = most_files(run)
         self._works: dict[WorkId, Work] = {}
@@ -214,10 +215,12 @@ class Register:
             return None
         node = self._submissions(commitment.node)
         node.early.pop(id, None)
+        # A commitment names one hash, which may be a policy's or a task's: whoever knows it decides what the work is.
         known, task = self._policies.find(commitment.policy_root), self._tasks.find(commitment.policy_root)
         if known is None and task is None:
             self._set_aside(node, id, early)
             return None
+        # Of a policy that a newer term took back files count for a while: who made them could not know.
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
         # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
         contributed = known is not None and known.outer and task is None
@@ -229,6 +232,7 @@ class Register:
         if len(slot) > 1:
             return None  # two are evidence enough
         work = self._made(id, early, known.step if known else -1, task, contributed, rival=bool(slot))
+        # Of a forked slot both stay, since together they are the evidence.
         slot.append(work)
         self._works[id] = node.works[id] = work
         if task is None:

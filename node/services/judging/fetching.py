@@ -113,10 +113,12 @@ class Fetching:
     def _consider(self, work: Work, nursery: trio.Nursery) -> None:
         validators = self._station.jury.validators()
         # Itself included: its own heartbeat may not have come back to it yet.
+        # Enough validators draw each file for a quorum, and no more: what all did would cost all of them.
         share = share_of_files(len({*validators, self._own}), self._station.quorum)
         if self._lots.draws_file(work.id, work.step, share):
             self._put_in_line(work, nursery)
         else:
+            # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
             self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
@@ -146,6 +148,7 @@ class Fetching:
         """Whether those who are drawn have had the time to look, and too few of them did."""
         now, id = self._station.clock.monotonic(), spare.work.id
         if spare.due is None:
+            # By rank, one second apart: all at once would all look, though one is missing.
             rank = sum(place(id, one) < place(id, self._own) for one in self._station.jury.validators())
             spare.due = now + FILL_AFTER + rank * FILL_STEP
         due = spare.due + FILL_PATIENCE if self.queue else spare.due
@@ -157,6 +160,7 @@ class Fetching:
             self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:
+            # Bounded: what one worker floods, it loses itself.
             queue, works = trio.open_memory_channel[Work](QUEUE)
             self._queues[work.node] = queue
             nursery.start_soon(self._fetch_all, works)
@@ -181,6 +185,7 @@ class Fetching:
             # Bounded: requests go on top of the pile, and the trainer asks for every late file.
             if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
                 continue
+            # Given back once its fetch ends: see `_hurry`.
             self._asked += 1
             self._spare.get(work.node, {}).pop(work.id, None)
             nursery.start_soon(self._hurry, work)

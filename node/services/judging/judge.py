@@ -116,6 +116,7 @@ class Validator(Service):
         means = None if stock is None else Means(stock, engine, scratch, checking=True)
         self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
         self._register = station.jury.register
+        # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
         own, clock = station.key.address, station.clock.monotonic
@@ -149,6 +150,7 @@ class Validator(Service):
             nursery.start_soon(self._fetching.run)
             nursery.start_soon(self._pronouncing.run)
             nursery.start_soon(self._peer_audit.run)
+            # Others' standings are part of what takes a stake: it needs two classes of engines (ADR 007).
             nursery.start_soon(self._heed_others)
             await self._judge_files(nursery)
 
@@ -172,6 +174,8 @@ class Validator(Service):
     async def _judge_files(self, nursery: trio.Nursery) -> None:
         looks = Looks(nursery)
         while True:
+            # One queue for all, in an order that all validators share: so their looks meet at the same files, and
+            # quorums form.
             candidate = await self._queue.take()
             self.own_lots.waiting = self._fetching.waiting
             if self._station.jury.distrust:
@@ -182,6 +186,7 @@ class Validator(Service):
             if self._may_skip(candidate):
                 self.outcomes["skipped"] += 1
                 continue
+            # An eviction may have come while the file waited, and nobody pays for what is found now.
             gone = check_membership(node, not self._station.membership.is_evicted(node))
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
@@ -195,6 +200,7 @@ class Validator(Service):
         """Whether enough others accepted a file while it waited, and files that nobody looked at wait behind it. Our
         verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
         late = self._station.jury.ballots.state(candidate.work.id) is FileState.ACCEPTED
+        # Work is shared out by lots. On a calm machine looking anyway is free, and more eyes see more.
         return late and not candidate.recheck and not self.own_lots.is_calm()
 
     async def _judge_or_put_off(self, candidate: Candidate, nursery: trio.Nursery) -> None:
@@ -229,6 +235,7 @@ class Validator(Service):
         if said:
             await self._station.board.post_raw(said)
             return
+        # Found before the file was read, by its commitment alone: no lot, no evidence, no standing.
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return

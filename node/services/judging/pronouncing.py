@@ -60,6 +60,7 @@ class Pronouncing:
         """Seal and show what `say` was given."""
         async with trio.open_nursery() as nursery:
             async for id, message in self._receive:
+                # Each waits for others' seals by itself; one slow file must not hold up the rest.
                 nursery.start_soon(self._seal_and_show, id, message)
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
@@ -90,6 +91,7 @@ class Pronouncing:
         shown = jury.ballots.has_spoken(id)
         lacking = self._station.quorum - len(shown)
         order = sorted({self._own, *jury.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
+        # By a hash with the work: speaking early is shared out over all validators.
         return self._own in order[: max(lacking, 0)]
 
     def _enough_sealed(self, id: WorkId, sealed: set[Address]) -> bool:
@@ -109,9 +111,11 @@ class Pronouncing:
     async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""
         journal, recheck = self._station.journal, isinstance(message, VerdictRechecked)
+        # The journal has the signed bytes before anybody hears them: after a restart the same word is said again.
         raw = self._station.board.sealed(message)
         kind = "recheck" if recheck else "verdict"
         await journal.do(journal.say, kind, work.id, raw, self._station.time.now())
+        # In a dispute everybody knows the first words already, and with one validator there is nobody who could copy.
         if isinstance(message, VerdictRechecked) or self._station.membership.has_one_validator:
             await self._station.board.post_raw(raw)
         else:
@@ -141,6 +145,7 @@ class Pronouncing:
             draft = VerdictRechecked(verdict=Rechecked(**fields, outcome=outcome, reason=reason), **said)
         else:
             verdict = Verdict(**fields, outcome=outcome, reason=reason)
+            # The salt keeps others from guessing a verdict out of its seal: there are few verdicts to try.
             draft = VerdictIssued(verdict=verdict, salt=secrets.token_bytes(SALT_BYTES), **said)
         return signed(draft, self._station.key, self._station.domain)
 
@@ -159,6 +164,7 @@ class Pronouncing:
         if not found.report_path:
             return said
         report = Path(found.report_path)
+        # A rejection needs no values: nobody trains on them.
         if outcome == Outcome.ACCEPT:
             info = await self._station.blobs.add(report)
             said |= {"report_root": info.root, "report_size": info.size}

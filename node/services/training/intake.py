@@ -116,11 +116,13 @@ class Intake:
         if not work.is_sampled:  # nobody trains on what was asked for
             return
         self._journeys.reached(work.id, "commit")
+        # Entries leave by verdict or by age (`_watch_clock`), so a worker cannot grow this table.
         self._open[work.id] = work
 
     async def _follow_jury(self) -> None:
         async for id in self._station.jury.watch():
             work = self._register.get(id)
+            # The jury tells of results of tasks as well; their owners read these.
             if work is not None and work.is_sampled:
                 await self._decide(work)
 
@@ -141,6 +143,7 @@ class Intake:
                 if waited > 4 * patience or not self._fresh(work.step):
                     self._open.pop(work.id, None)
             for work in self._next_questions(now - patience / 2, now):
+                # A fetch takes up to half a minute, and the clock must go on for all the others.
                 nursery.start_soon(self._ask_again, work)
 
     def _next_questions(self, before: float, now: float) -> list[Work]:
@@ -179,6 +182,7 @@ class Intake:
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
             timeout=FETCH_TIMEOUT,
         )
+        # Silence about it may count against validators from here on: the file can be had.
         work.delivered = True
         return path
 
@@ -211,6 +215,7 @@ class Intake:
 
     async def _invalidate(self, id: WorkId) -> None:
         """A file that was taken is rejected after all: out of the queue, and on record if it trained a step already."""
+        # Before the journal: between the two the groups must not slip into a batch.
         self._taken_back(id)
         journal = self._station.journal
         if await journal.do(journal.invalidate, id, "rejected by the quorum after it was used"):
@@ -224,6 +229,7 @@ class Intake:
             except IntellectError as error:
                 log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
                 groups, unjudged = [], None
+            # Neither usable nor waiting for judges. It was paid for, so the status counts it.
             if not groups and unjudged is None:
                 self.lost += 1
             # Asked once more: fetching takes seconds, in which a quorum may have refused the file.
@@ -255,6 +261,7 @@ class Intake:
         waiting = without_rewards([row for rows in values.values() for row in rows])
         decided = _decided(believed.votes, self._spec.rollout.prompts_per_file)
         known = tuple(row for group in sorted(values.keys() - waiting) for row in values[group])
+        # Stands for one validator's report: the values are of all whose word is believed.
         header = ReportHeader(root.hex(), batch.header.policy_root)
         joined = join(self._spec, root, work.step, batch, Report(header, known), name=work.id)
         groups = [msgspec.structs.replace(group, origin=origins.get(group.key[1])) for group in joined]
