@@ -223,15 +223,15 @@ class CheckpointOffered(_Message, frozen=True):
 
 
 class StepReplayed(_Message, frozen=True):
-    """A standby came to the state of policy `step` by itself, as that term's leader stated it. proof: 32 bytes
-    (`manifest.replay_proof`), which whoever audits the step can make, too."""
+    """A standby replayed the step that led to policy `step`. proof: 32 bytes (`manifest.replay_proof`) of the state
+    that this term's leader stated, which whoever audits the step can make, too; empty: it came to another state."""
 
     term: int
     step: int
     proof: bytes
 
     def fault(self) -> str | None:
-        fine = len(self.proof) == 32 and 0 <= self.term < 2**32 and 0 < self.step < 2**63
+        fine = len(self.proof) in (0, 32) and 0 <= self.term < 2**32 and 0 < self.step < 2**63
         return None if fine else "the proof is not 32 bytes, or a number is out of range"
 
 

@@ -1,4 +1,4 @@
-"""Audits of the trainer's steps: a validator looks at those that its lot draws, and at those that another one accuses.
+"""Audits of the trainer's steps: a validator looks at those that its lot draws, and at those that others accuse.
 
 A step is drawn by the secret that draws groups, so nobody knows beforehand who looks at what, and everybody can repeat
 the draw. What an audit takes is fetched from whoever has it; a child of low priority, bounded in time and memory,
@@ -73,7 +73,7 @@ MOST_BYTES = 4 << 30
 WAITING = 16
 _Found = tuple[Ruling | None, Audit | None]
 REFUTED = 2
-"""Accusations of one validator that this one could not follow, after which it follows no more of them."""
+"""Accusations of one member that this validator could not follow, after which it follows no more of them."""
 
 
 class Unavailable(IntellectError):
@@ -84,7 +84,7 @@ class Unavailable(IntellectError):
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """pledge: by which the step was drawn; accuser: None if nobody accused it."""
+    """pledge: by which the step was drawn; accuser: a validator or standby, None if nobody accused it."""
 
     statement: PolicyStatement
     pledge: LotPledge | None = None
@@ -172,22 +172,29 @@ class Auditing(Service):
             if statement is None or statement.step < 1:
                 continue
             pledge = lots.draws_step(statement.struct_hash, statement.step)
-            if pledge is not None:
+            if pledge is not None or self._is_severed(statement):
                 self._want(_Wanted(statement, pledge))
 
+    def _is_severed(self, statement: PolicyStatement) -> bool:
+        """Whether it goes on from another policy than the one that was announced before it. Its manifest breaks a rule
+        then, which one lot in eight would tell; every step after it is as its own parent and state say."""
+        before = self._station.jury.policies.of_step(statement.step - 1)
+        return before is not None and before.message.policy_root != statement.parent
+
     async def _hear_standbys(self) -> None:
-        """All validators audit the same policy of a window, so that a quorum may come to what a standby told."""
-        if not standing_units(self._station.run.spec):
-            return
-        policies = self._station.jury.policies
+        """All validators audit the same policy of a window, so that a quorum may come to what a standby told; and a
+        step that a standby came out of otherwise."""
+        policies, paid = self._station.jury.policies, standing_units(self._station.run.spec) > 0
         async for signed in self._station.board.subscribe(PolicyAnnounced, CheckpointOffered, StepReplayed):
             if isinstance(signed.message, PolicyAnnounced):
                 policies.announce(of_kind(signed, PolicyAnnounced))  # the jury may not have got that far
             elif isinstance(signed.message, CheckpointOffered):
                 self._standbys.offered(signed.message.step)
-            else:
+            elif signed.message.proof:
                 self.counts["proofs_late"] += not self._standbys.told(of_kind(signed, StepReplayed))
-            for drawn in self._standbys.draw():
+            else:
+                self._on_objection(signed.author, of_kind(signed, StepReplayed).message)
+            for drawn in self._standbys.draw() if paid else ():
                 if self._station.jury.lots.steps_rate(self._station.key.address):
                     self._send_in_time(drawn)
 
@@ -199,11 +206,21 @@ class Auditing(Service):
 
     def _on_accused(self, signed: Signed[StepJudged]) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
-        if signed.message.reason == Reason.LEFT_OUT:
-            return  # no replay tells: each validator counts for itself
+        if signed.message.reason != Reason.LEFT_OUT:  # no replay tells that: each validator counts for itself
+            self._look_into(signed.message.statement, signed.author)
+
+    def _on_objection(self, standby: Address, said: StepReplayed) -> None:
+        announced = self._station.jury.policies.of_step(said.step)
+        if announced is None or announced.author == standby or announced.message.term != said.term:
+            return
+        if standby in self._station.membership.terms.trainers and announced.message.statement is not None:
+            self._look_into(announced.message.statement, standby)
+
+    def _look_into(self, statement: PolicyStatement, accuser: Address) -> None:
+        """One that accuses in vain is heeded a few times."""
         pledged = self._station.jury.lots.steps_rate(self._station.key.address)
-        if self._lots is not None and pledged and self._refuted[signed.author] < REFUTED:
-            self._want(_Wanted(signed.message.statement, accuser=signed.author))
+        if self._lots is not None and pledged and self._refuted[accuser] < REFUTED:
+            self._want(_Wanted(statement, accuser=accuser))
 
     def drops(self, statement: PolicyStatement, how: str) -> None:
         """The trainer drops a worker, as far as this validator counts. It says so where another one stands by to lead:

@@ -101,10 +101,18 @@ class Told:
     def counts(self) -> dict[str, int]:
         return {"told": self._told, "windows": len(self._windows), "certified": len(self._certified)}
 
+    async def object(self, message: PolicyAnnounced) -> None:
+        """Another state came out here: validators are asked to look, wherever their lots fell."""
+        await self._post(message, b"")
+
+    async def _post(self, message: PolicyAnnounced, proof: bytes) -> None:
+        pool, board = self._station.pool, self._station.board
+        await board.post(StepReplayed(pool=pool, term=message.term, step=message.step, proof=proof))
+
     async def tell(self, message: PolicyAnnounced, proof: bytes) -> None:
         """Of the state that an announced policy is the image of, which came out here."""
         station, spec = self._station, self._station.run.spec
-        await station.board.post(StepReplayed(pool=station.pool, term=message.term, step=message.step, proof=proof))
+        await self._post(message, proof)
         self._told += 1
         self._windows[window_of(message.step, spec.audit)] = None
         # The epoch is that of a policy some steps later.

@@ -50,7 +50,7 @@ from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import FED, BatchManifest, ComposedBatch, decode_composed, encode_manifest
 from protocol.messages import PolicyAnnounced, Signed
 
@@ -368,6 +368,8 @@ class Trainer:
             self.apart = found
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
             self._station.progress.trouble(f"{text}: it follows no further")
+            if not taken and step > 0:
+                await self._told.object(signed.message)
             return None
         self.equal += not taken
         if found.proof and not taken:
@@ -592,6 +594,8 @@ class Trainer:
             self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
             self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
+            if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
+                await self._told.object(signed.message)
             await trio.sleep(FOLLOW_AGAIN)
             return False
         self._in_vain = 0

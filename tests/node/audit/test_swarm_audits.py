@@ -38,7 +38,7 @@ from protocol.checks import Reason
 from protocol.earnings import standing_units
 from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
-from protocol.manifest import PolicyStatement, replay_key, replay_proof
+from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest, replay_key, replay_proof
 from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed, stated
 from protocol.run import RunSpec, encode_run
 from protocol.statements import Accepted, Outcome, sign, work_id
@@ -141,10 +141,16 @@ class Bench:
     async def announce(self, step: int) -> None:
         word = await word_on(self.trainer.station, self.desk.spool, step)
         assert word is not None
-        root = word.statement.policy_root
-        said = stated(word.statement, word.batch_size, word.signature)
+        await self.state(word.statement, word.batch_size)
+
+    async def state(self, statement: PolicyStatement, batch_size: int) -> None:
+        signature = sign(TRAINER, self.trainer.station.domain, statement.commitment(TRAINER.address))
+        said = stated(statement, batch_size, signature)
+        root, empty = statement.policy_root, bytes(32)
         await self.trainer.board.post(
-            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **said)
+            PolicyAnnounced(
+                pool=POOL, step=statement.step, policy_root=root, manifest_root=empty, manifest_size=1, **said
+            )
         )
 
     async def invent(self, step: int) -> None:
@@ -154,12 +160,7 @@ class Bench:
         before = policies.of_step(step - 1)
         assert before is not None
         root = bytes([step]) * 32
-        statement = PolicyStatement(POOL, 0, step, before.message.policy_root, root, root, root)
-        word = sign(TRAINER, self.trainer.station.domain, statement.commitment(TRAINER.address))
-        said = stated(statement, 1, word)
-        await self.trainer.board.post(
-            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=root, manifest_size=1, **said)
-        )
+        await self.state(PolicyStatement(POOL, 0, step, before.message.policy_root, root, root, root), 1)
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):
@@ -227,6 +228,87 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
         fork = bench.trainer.jury.policies.fork
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
+        nursery.cancel_scope.cancel()
+
+
+STANDBY = NodeKey(b"\x29" * 32)
+
+
+async def _stand_by(bench: Bench, nursery: trio.Nursery) -> Seat:
+    """A second trainer, whom everybody knows."""
+    seat = Seat(bench.made, STANDBY, "trainer")
+    await seat.run(nursery)
+    for other in (bench.trainer, *bench.seats):
+        other.membership.terms.seat((TRAINER.address, STANDBY.address), 60, 60)
+        seat.membership.joined(other.key.address, other.network.contacts()[0])
+        other.membership.joined(STANDBY.address, seat.network.contacts()[0])
+    return seat
+
+
+async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_look_wherever_the_lots_fell(
+    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        gradient(hidden)(desk, patch)
+        desk.train()
+    monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)  # with standbys an audit waits for three policies
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        standby = await _stand_by(bench, nursery)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        await trio.sleep(0.5)
+        assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
+        await standby.board.post(StepReplayed(pool=POOL, term=0, step=2, proof=b""))
+        await bench.until(lambda: all(seat.jury.policies.fork for seat in bench.seats))  # which ends the term
+        assert {one for one in bench.said() if one[0] == 1} == {(1, Outcome.SLASH, Reason.STATE)}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded_twice(
+    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.train()
+    monkeypatch.setattr(auditing, "REFUTED", 1)
+    monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        standby = await _stand_by(bench, nursery)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        stranger = StepReplayed(pool=POOL, term=1, step=1, proof=b"")  # of a term that is none
+        for said in (stranger, msgspec.structs.replace(stranger, term=0)):
+            await standby.board.post(said)
+        await bench.until(lambda: [audit._refuted[STANDBY.address] for audit in bench.audits] == [1] * 3)
+        await standby.board.post(StepReplayed(pool=POOL, term=0, step=2, proof=b""))
+        await bench.until(lambda: all(len(seat.board.messages(StepReplayed)) == 3 for seat in bench.seats))
+        await trio.sleep(0.5)
+        assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 3
+        assert not any(seat.jury.policies.fork for seat in bench.seats)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_looked_at_by_everybody(
+    desk: Desk, tiny_assets: Path
+) -> None:
+    """Who puts a model of its own in the place of the run's: its manifest says so, in agreement with its statement."""
+    desk.train()
+    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery, upto=1)
+        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        await trio.sleep(0.5)
+        assert not bench.said(), "the control: no lot draws a step here"
+        word = await word_on(bench.trainer.station, desk.spool, 2)
+        assert word is not None
+        path = bench.store.path(word.statement.batch_root)
+        manifest = decode_manifest(path.read_bytes())  # noqa: ASYNC240
+        severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)
+        added = await bench.store.add(encode_manifest(severed))
+        statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)
+        await bench.state(statement, added.size)
+        await bench.until(lambda: all(seat.jury.distrust for seat in bench.seats))
+        assert {one for one in bench.said()} == {(1, Outcome.SLASH, Reason.RULE)}
         nursery.cancel_scope.cancel()
 
 
