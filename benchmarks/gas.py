@@ -161,8 +161,8 @@ def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager
     chair = contracts.chair_of(1)
     if chair is None:
         raise RuntimeError("nobody is seated")
-    silent = TermSilent(1, 1, chair.until)
-    end = contracts.end_term(silent, bench.quorum(judges, silent))
+    silent = TermSilent(1, 1, chair.until, 8)
+    end = contracts.end_term([silent] * 2, bench.quorum(judges, silent))
     gas["end a term by silence, 2 of 3"] = bench.send(end, trainers[2])
 
 

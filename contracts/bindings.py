@@ -235,7 +235,8 @@ class PostedEarnings(msgspec.Struct, frozen=True):
 class ChairInfo(msgspec.Struct, frozen=True):
     """Who leads a pool. trainers: in the order of their turn; proposed_from: when the proposed ones may take their
     places, 0 without; place: of the holder among the trainers; until: end of its lease, or when its term was ended;
-    from_step, parent: the first policy that is the holder's, and the root of the one before."""
+    from_step, parent: the first policy that is the holder's, and the root of the one before; reached: how far the run
+    has come, as holders said on holding, or a quorum on ending a term."""
 
     pool: int
     trainers: tuple[Address, ...]
@@ -248,6 +249,7 @@ class ChairInfo(msgspec.Struct, frozen=True):
     ended: bool
     until: int
     from_step: int
+    reached: int
     parent: bytes
 
     @property
@@ -901,9 +903,9 @@ class Contracts:
         lease, grace, start, trainers, proposed = self._ask("chair", "seatingOf", pool)
         if not trainers:
             return None
-        number, place, ended, until, first, parent = self._ask("chair", "termOf", pool)
+        term = self._ask("chair", "termOf", pool)
         seated = (tuple(trainers), lease, grace, tuple(proposed), start)
-        return ChairInfo(pool, *seated, number, place, ended, until, first, parent)
+        return ChairInfo(pool, *seated, *term)
 
     def pool_count(self) -> int:
         return self._ask("swarm", "poolCount")
@@ -1087,9 +1089,10 @@ class Contracts:
     def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> "ContractFunction":
         return self.chair.functions.take(pool, term, from_step, parent)
 
-    def end_term(self, silent: TermSilent, signatures: Sequence[bytes]) -> "ContractFunction":
-        """signatures: a quorum's."""
-        return self.chair.functions.endTerm(silent.pool, silent.term, silent.until, list(signatures))
+    def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> "ContractFunction":
+        """A quorum's words about one lease, and their signatures, in one order."""
+        first, steps = silent[0], [one.step for one in silent]
+        return self.chair.functions.endTerm(first.pool, first.term, first.until, steps, list(signatures))
 
     def end_term_by_verdicts(
         self, term: int, commitment: WorkCommitment, verdicts: Sequence[Verdict], signatures: Sequence[bytes]

@@ -578,18 +578,20 @@ class EnvironmentPublished(_Message, frozen=True):
 
 class SilenceSigned(_Message, frozen=True):
     """A validator does not hear the trainer that holds the chair. until: end of the lease that it means, unix seconds;
-    signature: over `statements.TermSilent`, for the contract."""
+    step: the newest policy that it knows; signature: over `statements.TermSilent`, for the contract."""
 
     term: int
     until: int
+    step: int
     signature: bytes
 
     @property
     def statement(self) -> TermSilent:
-        return TermSilent(self.pool, self.term, self.until)
+        return TermSilent(self.pool, self.term, self.until, self.step)
 
     def fault(self) -> str | None:
-        fine = 0 <= self.term < 2**32 and 0 <= self.until < 2**40 and len(self.signature) == 65
+        fine = 0 <= self.term < 2**32 and 0 <= self.until < 2**40 and 0 <= self.step < 2**63
+        fine = fine and len(self.signature) == 65
         return None if fine else "a number is out of range, or the signature not 65 bytes"
 
 

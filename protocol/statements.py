@@ -144,11 +144,13 @@ class Attestation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TermSilent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A validator does not hear the trainer that holds the chair. until: the end of its lease, unix seconds: who has
-    held since then is not meant."""
+    held since then is not meant; step: the newest policy that it knows, from which is counted what the next term may
+    take back."""
 
     pool: int
     term: int
     until: int
+    step: int
 
 
 Statement = (
@@ -179,7 +181,7 @@ _MEMBERS: dict[type[Statement], str] = {
     NodeRegistration: "address provider,address node,uint32 units,uint256 nonce,uint256 deadline",
     Invitation: "uint256 pool,address node,uint256 deadline",
     Attestation: "uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until",
-    TermSilent: "uint256 pool,uint32 term,uint64 until",
+    TermSilent: "uint256 pool,uint32 term,uint64 until,uint64 step",
 }
 """As the type string has them, in its order. A field here has the same name, its words apart by underscores."""
 

@@ -12,13 +12,15 @@ import {Swarm} from "./Swarm.sol";
 /// A term is one trainer's: one transaction wins it, and everybody can read from which step and which policy on its
 /// word counts. So two trainers never lead at once, however they hear of each other.
 contract Chair {
-    /// fromStep, parent: the first policy that is the holder's, and the one before it; until: the lease's end
+    /// fromStep, parent: the first policy that is the holder's, and the one before it; until: the lease's end; reached:
+    /// how far the run has come, as holders said, or the quorum that ended the last term
     struct Term {
         uint32 number;
         uint8 place;
         bool ended;
         uint40 until;
         uint64 fromStep;
+        uint64 reached;
         bytes32 parent;
     }
 
@@ -33,6 +35,8 @@ contract Chair {
 
     uint256 public constant MAX_TRAINERS = 8;
     uint256 public constant MAX_LEASE_SECONDS = 7 days;
+    /// @notice So many policies a new term may take back, at most: nobody takes the run back to its start.
+    uint64 public constant MAX_TAKEN_BACK = 64;
     /// @notice So long the proposed trainers may take their places; after that somebody must propose them anew.
     uint256 public constant PROPOSAL_SECONDS = 7 days;
 
@@ -80,7 +84,7 @@ contract Chair {
         _checkTrainers(trainers);
         _seatings[id] = Seating(leaseSeconds, graceSeconds, 0, trainers, new address[](0));
         emit TrainersSeated(id, trainers, leaseSeconds, graceSeconds);
-        _begin(id, 0, 0, 0, bytes32(0));
+        _begin(id, 0, 0, 0, bytes32(0), 0);
     }
 
     /// @notice The holder says that it lives, and how far it is: once in half a lease. A lease that has run out is held
@@ -93,11 +97,14 @@ contract Chair {
         if (term.ended || swarm.memberInfo(id, holder).evicted) revert TermIsOver(term.number);
         uint40 until = uint40(block.timestamp + seating.leaseSeconds);
         term.until = until;
+        // a holder that says less than it said takes nothing back; one that says too much is corrected by a quorum
+        if (step > term.reached) term.reached = step;
         emit TermHeld(id, holder, term.number, step, policyRoot, until);
     }
 
     /// @notice The next term is the caller's, if the last one is over and it is its turn. Who stands `i` places behind
-    /// the last holder waits `i - 1` graces longer, so the former holder comes last.
+    /// the last holder waits `i - 1` graces longer, so the former holder comes last. It begins at most `MAX_TAKEN_BACK`
+    /// policies before the newest; where the last term began does not matter, or one too far ahead would be the end.
     /// @param term that the caller takes: one more than the last, so that of two who take at once one loses
     function take(uint256 id, uint32 term, uint64 fromStep, bytes32 parent) external {
         // slither-disable-next-line unused-return -- asked because it refuses a pool that is over
@@ -108,25 +115,33 @@ contract Chair {
         uint256 count = seating.trainers.length;
         uint256 place = _placeOf(seating.trainers, msg.sender);
         if (place == count || swarm.memberInfo(id, msg.sender).evicted) revert NotATrainer(msg.sender);
-        if (fromStep < last.fromStep) revert BadStep(fromStep, last.fromStep);
+        uint64 least = last.reached > MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0;
+        if (fromStep < least) revert BadStep(fromStep, least);
         if (!swarm.memberInfo(id, seating.trainers[last.place]).evicted) {
             uint256 turn = (place + 2 * count - last.place - 1) % count;
             uint256 from = last.until + turn * seating.graceSeconds;
             if (block.timestamp < from) revert TooEarly(from);
         }
-        _begin(id, term, uint8(place), fromStep, parent);
+        _begin(id, term, uint8(place), fromStep, parent, last.reached);
     }
 
     /// @notice A quorum of the pool's validators did not hear the holder. The lease names which silence they mean: one
     /// that has held since then is not silent any more.
-    function endTerm(uint256 id, uint32 number, uint64 until, bytes[] calldata signatures) external {
+    /// @param steps the newest policy that each of them knows. The greatest counts: fewer than a quorum of liars can
+    /// have nothing taken back, and whoever carries the words leaves out one that is too great.
+    function endTerm(uint256 id, uint32 number, uint64 until, uint64[] calldata steps, bytes[] calldata signatures)
+        external
+    {
         Term storage term = _running(id, number);
         if (term.until != until) revert OtherTerm(number, term.until);
-        bytes32[] memory statements = new bytes32[](signatures.length);
-        for (uint256 i = 0; i < signatures.length; ++i) {
-            statements[i] = Statements.hashTermSilent(id, number, until);
+        bytes32[] memory statements = new bytes32[](steps.length);
+        uint64 newest = 0;
+        for (uint256 i = 0; i < steps.length; ++i) {
+            statements[i] = Statements.hashTermSilent(id, number, until, steps[i]);
+            if (steps[i] > newest) newest = steps[i];
         }
         court.requireQuorum(id, statements, signatures);
+        term.reached = newest;
         _end(id, term);
     }
 
@@ -150,6 +165,8 @@ contract Chair {
             statements[i] = Statements.hashVerdict(c.pool, work, verdicts[i]);
         }
         court.requireQuorum(c.pool, statements, signatures);
+        // the next term may begin at the bad step, however long ago that was
+        if (c.index < term.reached) term.reached = c.index;
         _end(c.pool, term);
     }
 
@@ -165,7 +182,8 @@ contract Chair {
         emit TrainersProposed(id, trainers, from);
     }
 
-    /// @notice Puts the proposed trainers in their places. The term goes on if its holder is one of them.
+    /// @notice Puts the proposed trainers in their places. The term goes on if its holder is one of them. If not, the next
+    /// one may begin anywhere: a run whose trainers are all lost goes on from what somebody kept.
     function applyTrainers(uint256 id) external {
         Seating storage seating = _seated(id);
         Term storage term = _terms[id];
@@ -181,6 +199,7 @@ contract Chair {
         emit TrainersSeated(id, trainers, seating.leaseSeconds, seating.graceSeconds);
         if (place == trainers.length) {
             term.place = uint8(place - 1);
+            term.reached = 0;
             if (!term.ended) _end(id, term);
         } else {
             term.place = uint8(place);
@@ -197,10 +216,10 @@ contract Chair {
 
     // --------------------------------------------------------------- internal
 
-    function _begin(uint256 id, uint32 number, uint8 place, uint64 fromStep, bytes32 parent) private {
+    function _begin(uint256 id, uint32 number, uint8 place, uint64 fromStep, bytes32 parent, uint64 reached) private {
         Seating storage seating = _seatings[id];
         uint40 until = uint40(block.timestamp + seating.leaseSeconds);
-        _terms[id] = Term(number, place, false, until, fromStep, parent);
+        _terms[id] = Term(number, place, false, until, fromStep, reached, parent);
         emit TermTaken(id, seating.trainers[place], number, fromStep, parent, until);
     }
 

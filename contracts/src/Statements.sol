@@ -66,7 +66,7 @@ library Statements {
     bytes32 internal constant ATTESTATION_TYPEHASH = keccak256(
         "Attestation(uint256 pool,address node,uint32 units,uint64 madeAt,uint64 until)"
     );
-    bytes32 internal constant TERM_SILENT_TYPEHASH = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until)");
+    bytes32 internal constant TERM_SILENT_TYPEHASH = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
 
     function hashCommitment(WorkCommitment calldata c) internal pure returns (bytes32) {
         return keccak256(
@@ -116,8 +116,8 @@ library Statements {
         return keccak256(abi.encode(ATTESTATION_TYPEHASH, pool, node, units, madeAt, until));
     }
 
-    function hashTermSilent(uint256 pool, uint32 term, uint64 until) internal pure returns (bytes32) {
-        return keccak256(abi.encode(TERM_SILENT_TYPEHASH, pool, term, until));
+    function hashTermSilent(uint256 pool, uint32 term, uint64 until, uint64 step) internal pure returns (bytes32) {
+        return keccak256(abi.encode(TERM_SILENT_TYPEHASH, pool, term, until, step));
     }
 
     /// @notice The policy root in the commitment that a trainer signs by stating a step of this term.

@@ -364,8 +364,10 @@ class ChainClient:
         """As a trainer whose turn it is: lead from policy from_step on, which comes after `parent`."""
         return await self._write("take the chair", self._contracts.take_chair(pool, term, from_step, parent), key)
 
-    async def end_term(self, silent: TermSilent, signatures: Sequence[bytes], *, key: NodeKey | None = None) -> Receipt:
-        """signatures: of a quorum of validators, of this statement."""
+    async def end_term(
+        self, silent: Sequence[TermSilent], signatures: Sequence[bytes], *, key: NodeKey | None = None
+    ) -> Receipt:
+        """A quorum's words about one lease, and their signatures, in one order."""
         return await self._write("end the term of a silent trainer", self._contracts.end_term(silent, signatures), key)
 
     async def end_term_by_verdicts(

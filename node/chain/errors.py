@@ -205,7 +205,7 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
     "OtherTerm": ("the chair is in another term, or was held since", "nothing to do: see contract chair show"),
     "TermIsOver": ("the term was ended", "wait for the turn, then take the chair"),
     "NothingFound": ("a verdict that accepts the step ends no term", "give the verdicts against it only"),
-    "BadStep": ("a term begins no earlier than the one before it", "give a later policy"),
+    "BadStep": ("a term takes back 64 policies at most", "give a later policy, or have the manager propose trainers"),
     # earnings
     "EpochNotLater": ("a table of this epoch or a later one is posted", "nothing to do: post the next one"),
     "NotMature": ("the epoch's window is not over", "post it later"),

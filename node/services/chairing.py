@@ -26,6 +26,9 @@ log = structlog.get_logger()
 POLL = 0.5
 PAUSE = 2.0
 """Seconds before a transaction that failed is tried again."""
+AHEAD = 64
+"""Policies beyond the newest that this node knows, from which on a validator's word of how far the run is is left out:
+it would have the chain refuse every later term."""
 TURN = 5.0
 """Seconds that a standby leaves to each one before it to carry the validators' words."""
 Lease = tuple[int, int]
@@ -40,7 +43,7 @@ class OnChain(Protocol):
     async def end_term_by_verdicts(
         self, term: int, commitment: WorkCommitment, verdicts: list[Verdict], signatures: list[bytes]
     ) -> object: ...
-    async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> object: ...
+    async def end_term(self, silent: list[TermSilent], signatures: list[bytes]) -> object: ...
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class Chairing(Service):
         self._station = station
         self._chain = chain
         self._terms = station.membership.terms
-        self._words: dict[Address, tuple[Lease, bytes]] = {}
+        self._words: dict[Address, SilenceSigned] = {}
         """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
         self._complete: tuple[Lease, float] | None = None
         self._signed: Lease | None = None
@@ -139,21 +142,20 @@ class Chairing(Service):
             return
         self._signed = key
         station = self._station
-        silent = TermSilent(station.pool, *key)
+        silent = TermSilent(station.pool, *key, max(station.jury.policies.newest_step, 0))
         signature = sign(station.key, station.domain, silent)
         log.warning("leader.silent", holder=term.holder, term=term.number)
         station.progress.tell("chair", f"the trainer {term.holder} is not heard: this validator says so")
-        await station.board.post(SilenceSigned(pool=station.pool, term=key[0], until=key[1], signature=signature))
+        await station.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
 
     async def _listen(self) -> None:
         async for signed in self._station.board.subscribe(SilenceSigned):
             self._hear(signed)
 
     def _hear(self, signed: Signed[SilenceSigned]) -> None:
-        key = (signed.message.term, signed.message.until)
         known = self._words.get(signed.author)
-        if known is None or known[0] < key:
-            self._words[signed.author] = key, signed.message.signature
+        if known is None or (known.term, known.until) < (signed.message.term, signed.message.until):
+            self._words[signed.author] = signed.message
 
     # trainers: hold, end, take
 
@@ -221,11 +223,15 @@ class Chairing(Service):
             bad = against[0].statement.commitment(term.holder)
             verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
             return partial(self._chain.end_term_by_verdicts, term.number, bad, verdicts, signatures)
-        key = (term.number, term.until)
-        words = [word for author, (of, word) in self._words.items() if of == key and author in fit]
+        key, most = (term.number, term.until), self._station.jury.policies.newest_step + AHEAD
+        words = [
+            word
+            for author, word in self._words.items()
+            if (word.term, word.until) == key and author in fit and word.step <= most
+        ][:quorum]
         if ready is None or len(words) < quorum:
             return None
-        return partial(self._chain.end_term, TermSilent(self._station.pool, *key), words[:quorum])
+        return partial(self._chain.end_term, [one.statement for one in words], [one.signature for one in words])
 
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""

@@ -70,9 +70,10 @@ class Terms:
     def counts(self, author: Address, number: int, step: int, parent: bytes = b"") -> bool:
         """Whether a word about policy `step` is its author's to say. parent: of the policy, where it is stated: the
         first policy of a term must come after the one that the taker named."""
-        for term, after in zip(self._terms, [*self._terms[1:], None], strict=True):
+        for term in self._terms:
             if term.number == number:
-                within = term.from_step <= step and (after is None or step < after.from_step)
+                # Not the next term alone: it may begin later than the one after it.
+                within = term.from_step <= step and not self.is_over(number, step)
                 first = step == term.from_step and step > 0 and number > 0
                 return author == term.holder and within and (not first or parent == term.parent)
         return False

@@ -10,8 +10,9 @@ import {Judgement, WorkCommitment} from "../../src/Statements.sol";
 contract ChairTest is Base {
     uint32 private constant TERM = 200;
     uint32 private constant GRACE = 30;
+    uint64 private constant STEP = 500;
     bytes32 private constant PARENT = bytes32(uint256(0x55));
-    bytes32 private constant SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until)");
+    bytes32 private constant SILENT = keccak256("TermSilent(uint256 pool,uint32 term,uint64 until,uint64 step)");
 
     Chair private chair;
     address private b = address(0xB0B);
@@ -52,12 +53,21 @@ contract ChairTest is Base {
         chair.hold(pool, 9, PARENT);
     }
 
-    function _silence(uint32 term, uint64 until) private view returns (bytes[] memory) {
-        return _quorum(keccak256(abi.encode(SILENT, pool, term, until)));
+    /// Two validators' words, of which one knows of a policy more.
+    function _silence(uint32 term, uint64 until) private view returns (bytes[] memory words) {
+        words = new bytes[](2);
+        for (uint64 i = 0; i < 2; ++i) {
+            words[i] = _sign(judgeKeys[i], keccak256(abi.encode(SILENT, pool, term, until, STEP + i)));
+        }
+    }
+
+    function _steps() private pure returns (uint64[] memory steps) {
+        steps = new uint64[](2);
+        (steps[0], steps[1]) = (STEP, STEP + 1);
     }
 
     function _end() private {
-        chair.endTerm(pool, _now().number, _now().until, _silence(_now().number, _now().until));
+        chair.endTerm(pool, _now().number, _now().until, _steps(), _silence(_now().number, _now().until));
     }
 
     /// What the node signed by stating a step of a term.
@@ -186,14 +196,76 @@ contract ChairTest is Base {
         eq(_holder(), node);
     }
 
-    function test_a_term_begins_where_the_last_one_did_or_later() public {
+    function _reach(uint64 step) private {
+        vm.prank(node);
+        chair.hold(pool, step, PARENT);
+    }
+
+    function _takeFrom(address by, uint32 term, uint64 step) private {
+        vm.prank(by);
+        chair.take(pool, term, step, PARENT);
+    }
+
+    function test_a_term_takes_back_a_few_policies_of_those_before_it_together() public {
+        _reach(5000);
+        _reach(9); // who says less takes nothing back
         vm.warp(_now().until);
-        _take(b, 1);
+        vm.expectRevert(abi.encodeWithSelector(Chair.BadStep.selector, 4935, 4936));
+        _takeFrom(b, 1, 4935);
+        _takeFrom(b, 1, 4936);
+        eq(_now().reached, 5000);
         vm.warp(_now().until);
-        vm.prank(c);
-        vm.expectPartialRevert(Chair.BadStep.selector);
-        chair.take(pool, 2, 6, PARENT);
-        _take(c, 2);
+        vm.expectRevert(abi.encodeWithSelector(Chair.BadStep.selector, 4935, 4936));
+        _takeFrom(c, 2, 4935);
+        _takeFrom(c, 2, 4936);
+    }
+
+    function test_a_short_run_may_be_taken_back_to_its_start() public {
+        _reach(64);
+        vm.warp(_now().until);
+        _takeFrom(b, 1, 0);
+    }
+
+    function test_a_term_that_begins_far_ahead_is_not_the_end() public {
+        _reach(5000);
+        vm.warp(_now().until);
+        _takeFrom(b, 1, type(uint64).max);
+        vm.warp(_now().until);
+        _takeFrom(c, 2, 5001);
+        eq(_holder(), c);
+    }
+
+    function test_a_quorum_corrects_a_holder_that_said_too_much() public {
+        _reach(type(uint64).max);
+        vm.warp(block.timestamp + 20);
+        _end();
+        eq(_now().reached, STEP + 1); // the greatest that one of them knows
+        vm.expectRevert(abi.encodeWithSelector(Chair.BadStep.selector, STEP - 64, STEP - 63));
+        _takeFrom(b, 1, STEP - 64);
+        _takeFrom(b, 1, STEP - 63);
+    }
+
+    function test_the_steps_are_what_was_signed() public {
+        bytes[] memory words = _silence(0, _now().until);
+        uint64[] memory steps = _steps();
+        steps[1] = 0;
+        uint64 until = _now().until;
+        vm.expectPartialRevert(Court.NotAValidator.selector);
+        chair.endTerm(pool, 0, until, steps, words);
+    }
+
+    function test_a_run_whose_trainers_are_gone_goes_on_from_anywhere_once_others_are_seated() public {
+        _reach(5000);
+        vm.prank(manager);
+        chair.propose(pool, _two(node, b));
+        vm.warp(block.timestamp + WINDOW);
+        chair.applyTrainers(pool);
+        eq(_now().reached, 5000); // the holder is one of them
+        vm.prank(manager);
+        chair.propose(pool, _two(b, c));
+        vm.warp(block.timestamp + WINDOW);
+        chair.applyTrainers(pool);
+        _takeFrom(b, 1, 3);
     }
 
     function test_only_trainers_take_and_of_a_pool_that_lives() public {
@@ -224,7 +296,7 @@ contract ChairTest is Base {
         vm.warp(block.timestamp + 20);
         vm.expectEmit(address(chair));
         emit Chair.TermEnded(pool, 0, uint64(block.timestamp));
-        chair.endTerm(pool, 0, until, _silence(0, until));
+        chair.endTerm(pool, 0, until, _steps(), _silence(0, until));
         eq(_now().until, block.timestamp);
         vm.prank(node);
         vm.expectPartialRevert(Chair.TermIsOver.selector);
@@ -232,7 +304,7 @@ contract ChairTest is Base {
         bytes[] memory again = _silence(0, _now().until);
         until = _now().until;
         vm.expectPartialRevert(Chair.TermIsOver.selector);
-        chair.endTerm(pool, 0, until, again);
+        chair.endTerm(pool, 0, until, _steps(), again);
         _take(b, 1);
         yes(!_now().ended, "another term");
     }
@@ -241,29 +313,31 @@ contract ChairTest is Base {
         uint64 until = _now().until;
         bytes[] memory words = _silence(0, until);
         vm.expectPartialRevert(Chair.OtherTerm.selector);
-        chair.endTerm(pool, 1, until, _silence(1, until));
+        chair.endTerm(pool, 1, until, _steps(), _silence(1, until));
         vm.expectPartialRevert(Court.NotAValidator.selector);
-        chair.endTerm(pool, 0, until, _silence(0, until + 1));
+        chair.endTerm(pool, 0, until, _steps(), _silence(0, until + 1));
         vm.expectPartialRevert(Chair.NotSeated.selector);
-        chair.endTerm(pool + 1, 0, until, words);
+        chair.endTerm(pool + 1, 0, until, _steps(), words);
         vm.warp(block.timestamp + 1);
         _hold();
         vm.expectPartialRevert(Chair.OtherTerm.selector);
-        chair.endTerm(pool, 0, until, words);
+        chair.endTerm(pool, 0, until, _steps(), words);
         bytes[] memory one = new bytes[](1);
         one[0] = _silence(0, _now().until)[0];
         until = _now().until;
         vm.expectPartialRevert(Court.QuorumMissing.selector);
-        chair.endTerm(pool, 0, until, one);
+        chair.endTerm(pool, 0, until, new uint64[](1), one);
     }
 
     // ---- verdicts
 
     function test_a_quorums_verdicts_against_a_step_end_the_term() public {
         (Judgement[] memory said, bytes[] memory signed) = _against(_step(0));
+        _reach(5000);
         vm.expectEmit(address(chair));
         emit Chair.TermEnded(pool, 0, uint64(block.timestamp));
         chair.endTermByVerdicts(0, _step(0), said, signed);
+        eq(_now().reached, 7); // the next one may begin at the bad step
         eq(_now().until, block.timestamp);
         vm.expectPartialRevert(Chair.TermIsOver.selector);
         chair.endTermByVerdicts(0, _step(0), said, signed);

@@ -44,6 +44,7 @@ class World:
         self.time = 1000.0
         self.said: list[Any] = []
         self.sent: list[tuple[str, Any]] = []
+        self.steps: list[int] = []
         self.away = False
         self.first: NodeKey | None = None
         self.unfit: Address | None = None
@@ -73,7 +74,10 @@ class World:
             run=SimpleNamespace(spec=self.run),
             pool=7,
             membership=members,
-            jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
+            jury=SimpleNamespace(
+                step_verdicts=lambda domain, term: self.verdicts if term == 0 else {},
+                policies=SimpleNamespace(newest_step=5),
+            ),
             board=SimpleNamespace(post=self.post),
             clock=SimpleNamespace(monotonic=lambda: self.time),
             time=SimpleNamespace(now=lambda: self.time),
@@ -122,9 +126,10 @@ class Door:
             raise Reverted("end the term", "ValidatorUnfit", {"validator": self.world.unfit})
         self.world.tell(lambda terms: terms.end(term, int(self.world.time)))
 
-    async def end_term(self, silent: TermSilent, signatures: list[bytes]) -> None:
-        self._open("end", sorted(signer_of(DOMAIN, silent, one) for one in signatures))
-        self.world.tell(lambda terms: terms.end(silent.term, int(self.world.time)))
+    async def end_term(self, silent: list[TermSilent], signatures: list[bytes]) -> None:
+        self._open("end", sorted(signer_of(DOMAIN, *one) for one in zip(silent, signatures, strict=True)))
+        self.world.steps = [one.step for one in silent]
+        self.world.tell(lambda terms: terms.end(silent[0].term, int(self.world.time)))
 
 
 def hears(chair: Chairing, *validators: NodeKey, world: World) -> None:
@@ -258,6 +263,21 @@ async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> No
     assert world.sent == [("take", (B.address, 6))]
 
 
+async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_taking() -> None:
+    """The chain counts what a term may take back from the greatest step that a word names."""
+    world = World()
+    judges = [world.node(V), world.node(W), world.node(C)]
+    standby = world.node(B, Ready(6, ROOT))
+    standby._station.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
+    judges[2]._station.membership.may_validate = lambda _: True  # type: ignore[method-assign] # noqa: SLF001
+    judges[0]._station.jury.policies.newest_step = 10**9  # noqa: SLF001
+    world.time += SILENCE_SECONDS + 1
+    await silence(world, *judges)
+    hears(standby, V, W, C, world=world)
+    await standby._act()  # noqa: SLF001
+    assert world.sent == [("end", sorted([W.address, C.address]))] and world.steps == [5, 5]
+
+
 async def test_one_word_of_two_ends_nothing() -> None:
     world = World()
     judge, standby = world.node(V), world.node(B, Ready(6, ROOT))
@@ -273,7 +293,7 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
     world = World()
     judges, standby = [world.node(V), world.node(W)], world.node(B, Ready(6, ROOT))
     for until in range(5000, 5100):
-        flood = SilenceSigned(pool=7, term=9, until=until, signature=bytes(65))
+        flood = SilenceSigned(pool=7, term=9, until=until, step=0, signature=bytes(65))
         standby._hear(Signed(C.address, flood, b""))  # noqa: SLF001
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)

@@ -52,6 +52,17 @@ def test_a_term_is_its_holders_from_its_first_policy_to_the_next_terms() -> None
     assert terms.is_trainer(A) and terms.now.holder == B
 
 
+def test_a_term_that_was_taken_from_far_ahead_keeps_nobody_from_going_on() -> None:
+    scene = Scene()
+    scene.lead_to(4)
+    scene.terms.take(1, B, 10**9, ROOTS[4], 400)
+    assert scene.say(A, 0, 5), "the control: of these nobody else's term is"
+    scene.terms.take(2, C, 6, ROOTS[5], 600)
+    assert not scene.say(A, 0, 6) and scene.say(C, 2, 6, parent=ROOTS[5])
+    assert scene.terms.of(5).holder == A and scene.terms.of(10**9).holder == C
+    assert not scene.terms.counts(B, 1, 10**9, ROOTS[4])
+
+
 def test_a_terms_first_policy_comes_after_the_one_that_was_named_on_chain() -> None:
     scene = Scene()
     scene.terms.take(1, B, 5, ROOTS[4], 400)
