@@ -1,4 +1,4 @@
-"""A trainer's checkpoints as blobs, for whoever audits: offered when they are written, served as long as they are kept.
+"""A trainer's checkpoints as blobs, for whoever audits: offered when written, served while an audit may need them.
 
 Nothing is copied where the file system knows hard links. Beside the checkpoints stays what replays them: the manifests
 of the steps since, the files and the reports that these name. Knows names and pins; no tensor.
@@ -17,7 +17,7 @@ from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
-from node.swarm.standbys import held_back
+from node.swarm.standbys import audited_back, held_back
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
@@ -28,8 +28,6 @@ log = structlog.get_logger()
 POLL = 0.5
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
-
-
 STANDS_STILL = 300.0
 """Seconds after which a checkpoint that is held back is offered all the same."""
 
@@ -57,9 +55,10 @@ class Showing(Service):
         """Step -> bytes of its checkpoint; 0 for one that found no room."""
         self._unsaid: dict[int, tuple[BlobInfo, float]] = {}
         """Those that are not told of yet, and since when they could be."""
-        self._gone: dict[int, int] = {}
-        """Those that the learner has deleted, and the newest policy then: told of later, they are kept longer."""
+        self._gone: set[int] = set()
+        """Those that the learner has deleted, and audits may need."""
         self._pinned: dict[tuple[str, int], tuple[bytes, ...]] = {}
+        self._told_of_room = False
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -75,13 +74,14 @@ class Showing(Service):
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
         newest, held = self._station.jury.policies.newest_step, self._held_back
-        for step in self._offered.keys() - set(kept):
-            self._gone.setdefault(step, newest)
-        for step, at in list(self._gone.items()):
-            if at + held <= newest or step in kept:  # or made anew, in a later term
-                del self._offered[step], self._gone[step]
-                self._unsaid.pop(step, None)
-                self._unpin("checkpoint", step)
+        for step in self._gone & set(kept):
+            self._let_go(step)  # made anew, in a later term
+        self._gone |= self._offered.keys() - set(kept)
+        audited = newest - audited_back(self._station.run.spec, self._station.membership.terms)
+        for step in sorted(self._gone):
+            # What is audited is replayed from the last one before it.
+            if min((at for at, size in self._offered.items() if size and at > step), default=newest + 1) <= audited:
+                self._let_go(step)
         for step in kept:
             if step not in self._offered:
                 await self._offer(step)
@@ -108,6 +108,7 @@ class Showing(Service):
         try:
             written = await trio.to_thread.run_sync(self._read, step)
             size = await trio.to_thread.run_sync(self._size, step, written)
+            self._make_room(size)
             if size + sum(self._offered.values()) > self._store.quota // SHARE:
                 raise StoreFull(f"checkpoints may have a {SHARE}nd part of the store, {size} bytes more do not fit")
             files = [await self._add(step, name) for name in sorted(written.files)]
@@ -127,6 +128,22 @@ class Showing(Service):
         self._unsaid[step] = named, self._station.clock.monotonic()
         if not self._held_back:
             await self._say(step, named)
+
+    def _let_go(self, step: int) -> None:
+        del self._offered[step]
+        self._gone.discard(step)
+        self._unsaid.pop(step, None)
+        self._unpin("checkpoint", step)
+
+    def _make_room(self, size: int) -> None:
+        """For a new one. What audits of the past may need goes first, the oldest of it."""
+        while self._gone and size + sum(self._offered.values()) > self._store.quota // SHARE:
+            step = min(self._gone)
+            self._let_go(step)
+            if not self._told_of_room:
+                self._told_of_room = True
+                why = f"a {SHARE}nd part of the store has no room for the checkpoints that audits may need"
+                self._station.progress.trouble(f"checkpoint {step} is let go: {why}: give it more disk, or write fewer")
 
     async def _say(self, step: int, named: BlobInfo) -> None:
         del self._unsaid[step]

@@ -23,6 +23,8 @@ from protocol.run import RunSpec
 TIME = 3
 """Policies after a step until which a proof of it counts. A standby is at most one behind; from then on the state may
 be fetched, and the lot be known."""
+BEHIND = 4
+"""Policies that come while an auditor, which does one audit after the other, fetches what the next one takes."""
 _LOT = "intellect-node standing lot v1"
 
 
@@ -38,6 +40,12 @@ class Drawn(msgspec.Struct, frozen=True):
 def held_back(run: RunSpec, terms: Terms) -> int:
     """For how many policies a checkpoint is not offered: its bytes would make the proofs that standbys are paid for."""
     return TIME if standing_units(run) and len(terms.trainers) > 1 else 0
+
+
+def audited_back(run: RunSpec, terms: Terms) -> int:
+    """How many policies behind the newest one an audit may be. What standbys are paid by is drawn when its window is
+    over, and its lot known."""
+    return BEHIND + (run.audit.window - 1 + TIME if held_back(run, terms) else 0)
 
 
 class StandbyBook:

@@ -11,7 +11,7 @@ import pytest
 from node.blobs.store import BlobStore
 from node.services.showing import STANDS_STILL, Showing
 from node.swarm.policies import PolicyClock
-from node.swarm.standbys import TIME
+from node.swarm.standbys import BEHIND, TIME
 from node.swarm.terms import Terms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
@@ -95,13 +95,18 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     named = [place.said[0].root, card.files[0].root, file, report, manifest]
     assert await place.fill(named, 30_000) == set(named)
     place.delete(1)
+    for step in range(3, 2 + BEHIND):
+        place.announce(step, bytes(32))
+        await place.showing.look()
+        assert await place.fill(named, 30_000) == set(named), "an auditor may still be busy with an earlier step"
+    place.announce(2 + BEHIND, bytes(32))
     await place.showing.look()
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
     assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
 
 
-async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later_and_kept_as_much_longer(tmp_path: Path) -> None:
+async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later(tmp_path: Path) -> None:
     place = Place(tmp_path, quota=20_000)
     place.terms.seat((KEY.address, NodeKey(b"\2" * 32).address), 60, 10)
     place.write(1)
@@ -115,20 +120,55 @@ async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later_and_kept_as
     place.announce(1 + TIME, bytes(32))
     await place.showing.look()
     assert [one.step for one in place.said] == [1]
-    root = place.said[0].root
-    for step in range(2 + TIME, 2 * TIME):
-        place.announce(step, bytes(32))
-        await place.showing.look()
-        assert await place.fill([root], 30_000) == {root}, "as long as the learner keeps one, from when it was told of"
-    place.announce(2 * TIME, bytes(32))
-    await place.showing.look()
-    assert await place.fill([root], 30_000) == set()
     place.write(2 * TIME + 1)
+    place.announce(2 + TIME, bytes(32))
     await place.showing.look()
     assert [one.step for one in place.said] == [1, 2]
     place.now = STANDS_STILL + 1
     await place.showing.look()
     assert [one.step for one in place.said] == [1, 2, 2 * TIME + 1], "no policy comes any more"
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("kept", [1, 2])
+async def test_what_a_windows_audit_replays_is_there_however_few_checkpoints_the_learner_keeps(
+    tmp_path: Path, every: int, kept: int
+) -> None:
+    """Whichever policy of a window is drawn, and for some policies after that. Without paid standbys, of a step that
+    was just announced."""
+    place = Place(tmp_path, quota=20_000)
+    place.terms.seat((KEY.address, NodeKey(b"\2" * 32).address), 60, 10)
+    window, roots, lacking = court_run().audit.window, dict[int, bytes](), 0
+    for newest in range(1, 5 * window):
+        if newest % every == 0:
+            place.write(newest)
+            for step in place.spool.checkpoint_steps()[:-kept]:
+                place.delete(step)
+        place.announce(newest, bytes(32))
+        await place.showing.look()
+        await place.fill([], 20_000)  # what is not pinned goes
+        roots |= {one.step: one.root for one in place.said}
+        over = (newest - TIME + 1) // window  # windows that are drawn by now
+        if over and newest - TIME + 1 < over * window + BEHIND:
+            for drawn in range(max((over - 1) * window, every), over * window):
+                base = drawn - drawn % every
+                assert place.store.has(roots[base]), f"policy {drawn}, at {newest}"
+                lacking += base not in place.spool.checkpoint_steps()
+    assert lacking, "the learner's own directory would have done: this tested nothing"
+    assert sum(map(place.store.has, roots.values())) <= (window - 1 + TIME + BEHIND) // every + 2
+
+
+async def test_what_past_audits_need_gives_way_to_new_checkpoints_where_the_store_is_small(tmp_path: Path) -> None:
+    place = Place(tmp_path, quota=1000)
+    for step in range(1, 9):
+        place.write(step, 150)
+        if step > 1:
+            place.delete(step - 1)
+        place.announce(step, bytes(32))
+        await place.showing.look()
+    assert [one.step for one in place.said] == list(range(1, 9))
+    assert list(place.showing.status()["trainer"]["checkpoints"]) == ["6", "7", "8"]
+    assert len(place.troubles) == 1 and "more disk" in place.troubles[0]
 
 
 async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_no_others(tmp_path: Path) -> None:
