@@ -13,6 +13,7 @@ from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
     from node.inference.evaluation import Answered
+    from node.inference.settings import EngineSettings
     from node.run.file import CompiledRun
     from node.training.evaluator import Evaluator
     from node.training.settings import TrainerSettings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node eval models/start runs/my-run --run my-run.toml   |   "
     "intellect-node eval runs/my-run@0 runs/my-run@20 runs/my-run@40 --run my-run.toml --draws 4   |   "
-    "intellect-node eval runs/a runs/b --run my-run.toml --problems 500 --json"
+    "intellect-node eval models/start --adapter runs/a@40 --adapter peft/b --run my-run.toml"
 )
 # Pairs grow with the square: 32 make 496, which is more than anybody reads.
 MOST_MODELS = 32
@@ -31,6 +32,10 @@ def command(
         list[str], typer.Argument(help="Model directories, or directories of `train`, of which @STEP names a policy.")
     ],
     run: Annotated[Path, typer.Option("--run", help="The run file whose problems and limits it is about.")],
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", help="A LoRA adapter to MODELS, which is one then. PEFT's directory, or DIR@STEP."),
+    ] = None,
     problems: Annotated[
         int | None, typer.Option(min=2, max=65536, help="Held-back problems of a draw. Default: evaluation.problems.")
     ] = None,
@@ -46,22 +51,40 @@ def command(
 
     The error of a difference is that of the differences problem by problem: what problems have in common goes out, so
     it is smaller than two models' own errors suggest. A difference of less than two errors is no difference.
+
+    Adapters are beside one model in memory and answer in one batch with it, unmerged.
     """
     from cli.run_directory import trainer_settings
 
-    if len(models) > MOST_MODELS:
-        raise CommandError(f"{len(models)} models", f"at most {MOST_MODELS} are compared", "name fewer", USAGE)
+    adapters = adapters or []
+    if (count := len(models) + len(adapters)) > MOST_MODELS:
+        raise CommandError(f"{count} models", f"at most {MOST_MODELS} are compared", "name fewer", USAGE)
+    if adapters and len(models) > 1:
+        why = "adapters belong to one, which would not be known"
+        raise CommandError(f"{len(models)} models beside adapters", why, "name the adapters' model alone", USAGE)
     compiled = _compiled(run, problems, seed)
-    chosen = _chosen(models)
+    chosen, settings = _chosen(models), trainer_settings(trainer or [])
     with tempfile.TemporaryDirectory(prefix="intellect-eval-") as folder:
-        found = _all_answered(compiled, chosen, draws, trainer_settings(trainer or []), Path(folder))
+        if adapters:
+            ((name, (model, image)),) = chosen.items()
+            if image is not None:
+                why = f"{name} is a policy of a training"
+                raise CommandError("adapters are to a model directory", why, f"name {model}", USAGE)
+            found, taken = _answered_beside(
+                compiled, name, model, _beside(adapters, model), draws, settings, Path(folder)
+            )
+        else:
+            found, taken = _all_answered(compiled, chosen, draws, settings, Path(folder)), 0
     rows = [_row(name, answered) for name, answered in found.items()]
     pairs = [_pair(found, *two) for two in combinations(found, 2)]
     if as_json:
         told = {"run": compiled.spec.name, "seed": compiled.spec.recipe.seed, "draws": draws}
-        print_json({**told, "models": rows, "pairs": pairs})
+        print_json({**told, "adapter_bytes": taken, "models": rows, "pairs": pairs})
         return
     _show(compiled, rows, pairs)
+    if adapters:
+        size = f"{taken / 2**20:.1f} MiB beside the model's weights"
+        console().print(f"{len(adapters)} adapters answered in one batch with their model, unmerged: {size}")
 
 
 def _compiled(file: Path, problems: int | None, seed: int | None) -> "CompiledRun":
@@ -89,9 +112,7 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
 
     found: dict[str, tuple[Path, Path | None]] = {}
     for text in models:
-        # The last @: directories may have one in their names.
-        place, at, step = text.rpartition("@")
-        path, number = (Path(place), int(step)) if at and step.isdecimal() and place else (Path(text), None)
+        path, number = _place(text)
         if text in found:
             raise CommandError(f"{text} is named twice", "it would be compared with itself", "name it once", USAGE)
         if (path / "spool").is_dir():
@@ -105,6 +126,54 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
     return found
 
 
+def _place(text: str) -> tuple[Path, int | None]:
+    """DIR or DIR@STEP. The last @: directories may have one in their names."""
+    place, at, step = text.rpartition("@")
+    return (Path(place), int(step)) if at and step.isdecimal() and place else (Path(text), None)
+
+
+def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
+    """Name -> an adapter's directory in PEFT's format, or the image of a policy that is one. Raises CommandError,
+    TrainingError."""
+    from node.training.spool import image_of
+    from node.weights.export import ADAPTER_DIRECTORY, holds_adapter
+    from protocol.lora import ADAPTER_CONFIG
+
+    found: dict[str, Path] = {}
+    for text in adapters:
+        path, number = _place(text)
+        peft = next((one for one in (path, path / ADAPTER_DIRECTORY) if (one / ADAPTER_CONFIG).is_file()), None)
+        if (path / "spool").is_dir():
+            chosen, image = image_of(path / "spool", number)
+            if not holds_adapter(image):
+                raise CommandError(f"{path} has no adapter", "its policies are whole models", f"eval {text}", RUN)
+            _check_same(path, path / "spool" / "assets" / "model", model)
+            name, source = f"{path}@{chosen}", image
+        elif number is None and peft:
+            name, source = text, peft
+        else:
+            why = f"there is no {ADAPTER_CONFIG} there, and no spool of `train`"
+            raise CommandError(
+                f"no adapter at {path}", why, "name PEFT's directory, or DIR or DIR@STEP of `train`", RUN
+            )
+        if name in found:
+            raise CommandError(f"{name} is named twice", "it would be compared with itself", "name it once", USAGE)
+        found[name] = source
+    return found
+
+
+def _check_same(run: Path, own: Path, model: Path) -> None:
+    """An adapter says nothing of another model, though all its matrices may fit. Raises CommandError."""
+    import filecmp
+
+    weights = [sorted(one.name for one in place.glob("*.safetensors")) for place in (own, model)]
+    # Whole files: names, sizes and times of two models may well be the same.
+    if weights[0] != weights[1] or not all(filecmp.cmp(own / one, model / one, shallow=False) for one in weights[0]):
+        raise CommandError(
+            f"{run} trained an adapter to another model", f"its model is not {model}", f"name {own} as the model", RUN
+        )
+
+
 def _all_answered(
     compiled: "CompiledRun",
     models: dict[str, tuple[Path, Path | None]],
@@ -116,12 +185,14 @@ def _all_answered(
     from rich.console import Console
     from rich.progress import Progress
 
-    found: dict[str, list[list[Answered]]] = {}
+    from node.training.evaluator import evaluation_engine
+
+    found, engine = dict[str, "list[list[Answered]]"](), evaluation_engine(settings)
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("loading", total=len(models) * draws * compiled.spec.evaluation.problems)
         for number, (name, (directory, image)) in enumerate(models.items()):
             progress.update(task, description=clean(name, 40))
-            evaluator = _evaluator(compiled, directory, settings, folder / str(number), lambda: progress.advance(task))
+            evaluator = _evaluator(compiled, directory, engine, folder / str(number), lambda: progress.advance(task))
             try:
                 weights = evaluator.start() if image is None else evaluator.read(image)
                 found[name] = evaluator.answered(weights, draws)
@@ -130,21 +201,50 @@ def _all_answered(
     return found
 
 
+def _answered_beside(
+    compiled: "CompiledRun",
+    name: str,
+    model: Path,
+    adapters: dict[str, Path],
+    draws: int,
+    settings: "TrainerSettings",
+    folder: Path,
+) -> "tuple[dict[str, list[list[Answered]]], int]":
+    """Name -> what each draw was answered, of a model and of adapters to it; and the bytes that these take."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from node.training.evaluator import beside, evaluation_engine, read_adapters
+
+    weights = read_adapters(model, adapters)
+    with Progress(console=Console(stderr=True)) as progress:
+        count = (1 + len(weights)) * draws * compiled.spec.evaluation.problems
+        task = progress.add_task(f"{clean(name, 40)} and {len(weights)} adapters", total=count)
+        engine = beside(evaluation_engine(settings), weights.values())
+        evaluator = _evaluator(compiled, model, engine, folder / "run", lambda: progress.advance(task))
+        try:
+            evaluator.start()
+            found = evaluator.answered_beside(weights, draws)
+            return {name: found.pop(""), **found}, evaluator.adapter_bytes
+        finally:
+            evaluator.close()
+
+
 def _evaluator(
-    compiled: "CompiledRun", model: Path, settings: "TrainerSettings", assets: Path, told: Callable[[], object]
+    compiled: "CompiledRun", model: Path, engine: "EngineSettings", assets: Path, told: Callable[[], object]
 ) -> "Evaluator":
     """The run's files with this model in place of its own. told: hears of each answer."""
     from msgspec.structs import replace
 
     from node.run.problems import place_files
-    from node.training.evaluator import Evaluator, evaluation_engine
+    from node.training.evaluator import Evaluator
 
     others = {name: file for name, file in compiled.files.items() if not name.startswith("model/")}
     place_files(replace(compiled, files=others), assets)
     assets.mkdir(exist_ok=True)
     # A link: a model's files may be many gigabytes, and are only read.
     (assets / "model").symlink_to(model.resolve(), target_is_directory=True)
-    return Evaluator(compiled.spec, assets, evaluation_engine(settings), told)
+    return Evaluator(compiled.spec, assets, engine, told)
 
 
 def _row(name: str, draws: "Sequence[Sequence[Answered]]") -> dict[str, Any]:

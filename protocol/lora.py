@@ -13,6 +13,8 @@ import msgspec
 LORA_A, LORA_B, WEIGHT = ".lora_a", ".lora_b", ".weight"
 EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of Llama, Qwen2 and Qwen3: all linear layers but the output head."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter in PEFT's format."""
 MAX_RANK = 1024
 MAX_TARGETS = 32
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -54,6 +56,21 @@ def is_adapter(names: Iterable[str]) -> bool:
 def adapted_weight(name: str) -> str:
     """The weight that an adapter's tensor belongs to."""
     return name.removesuffix(LORA_A).removesuffix(LORA_B) + WEIGHT
+
+
+_PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+
+
+def peft_name(name: str) -> str:
+    """base_model.model.NAME.lora_A.weight for NAME.lora_a."""
+    stem, matrix = (name[: -len(LORA_A)], "A") if name.endswith(LORA_A) else (name[: -len(LORA_B)], "B")
+    return f"base_model.model.{stem}.lora_{matrix}.weight"
+
+
+def from_peft_name(name: str) -> str | None:
+    """The other way; None for what is no part of such an adapter."""
+    found = _PEFT.fullmatch(name)
+    return found and found[1] + (LORA_A if found[2] == "A" else LORA_B)
 
 
 def tensors_of(weight: str) -> tuple[str, str]:

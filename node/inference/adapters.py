@@ -131,6 +131,11 @@ class Adapters:
             self.version += 1
         self.slots, self.rank = slots, rank
 
+    @property
+    def bytes(self) -> int:
+        """That all slots take now."""
+        return sum(t.nbytes for site in dict.fromkeys(self._sites.values()) if site.up for t in (site.down, *site.up))
+
     def drop(self, name: bytes) -> None:
         """Its slot is another's from now on; unknown names are ignored."""
         self._names = [None if one == name else one for one in self._names]

@@ -60,7 +60,8 @@ class Evaluation:
         table = self._by_label()
         # Others never enter eval_reward: the run's goal goes by it, and a second benchmark must not move a run's end.
         for label, environment in self._others.items():
-            table[label] = float(np.mean([one.task for one in self._answered(environment, step, label)]))
+            (answered,) = self._answered(environment, step, label)
+            table[label] = float(np.mean([one.task for one in answered]))
         reward, error = mean_and_error([one.reward for one in self.answered])
         found: dict[str, Any] = {
             "eval_reward": reward,
@@ -73,7 +74,11 @@ class Evaluation:
 
     def answered_in(self, step: int) -> list[Answered]:
         """What the problems that a step draws are answered."""
-        return self._answered(self._environment, step, "")
+        return self.answered_by([b""], step)[0]
+
+    def answered_by(self, adapters: Sequence[bytes], step: int) -> list[list[Answered]]:
+        """The same of each of several adapters that the engine holds, all of them at a time; b"" is its base."""
+        return self._answered(self._environment, step, "", adapters)
 
     def _by_label(self) -> dict[str, float]:
         rewards: dict[str, list[float]] = {}
@@ -81,9 +86,11 @@ class Evaluation:
             rewards.setdefault(label_of(self._run.environment, one.problem.problem_id), []).append(one.reward)
         return {label: float(np.mean(own)) for label, own in sorted(rewards.items())}
 
-    def _answered(self, environment: Environment, step: int, label: str) -> list[Answered]:
-        """What an environment's problems were answered. label: empty for what the run trains on; others draw numbers
-        of their own."""
+    def _answered(
+        self, environment: Environment, step: int, label: str, adapters: Sequence[bytes] = (b"",)
+    ) -> list[list[Answered]]:
+        """What each adapter answered an environment's problems. label: empty for what the run trains on; others draw
+        numbers of their own."""
         limit = self._run.rollout.max_output_tokens
         place = self._run.recipe.seed.to_bytes(8, "little", signed=True) + step.to_bytes(8, "little") + label.encode()
         # Not from the policy's root: two recipes with one seed are compared on equal problems at every step.
@@ -95,11 +102,13 @@ class Evaluation:
             Request(self._prompt(environment, problem, target), numbers[: output_limit(self._run, target)])
             for problem, target, numbers in zip(problems, targets, drawn, strict=True)
         ]
+        asked, everyone = problems * len(adapters), [replace(one, adapter=a) for a in adapters for one in requests]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
-        rollouts = play(self._generate, environment, problems, requests, temperature, bounds, keep=unproven)
+        rollouts = play(self._generate, environment, asked, everyone, temperature, bounds, keep=unproven)
         self.samples += len(rollouts)
-        scores = environment.score(problems, [rollout.transcript for rollout in rollouts])
-        return [self._worth(*one) for one in zip(problems, rollouts, scores, targets, strict=True)]
+        scores = environment.score(asked, [rollout.transcript for rollout in rollouts])
+        found = [self._worth(*one) for one in zip(asked, rollouts, scores, targets * len(adapters), strict=True)]
+        return [found[at * len(problems) : (at + 1) * len(problems)] for at in range(len(adapters))]
 
     def _worth(self, problem: Problem, rollout: Rollout, task: float, target: int | None) -> Answered:
         reward = task if target is None else shaped(self._run.length_budget, task, rollout.sampled, target)

@@ -5,15 +5,29 @@ and rounded once to float32: engines on other devices, or with other libraries, 
 before they round them to their own type.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 from node.inference.start_weights import StartWeights
-from protocol.lora import LORA_A, MAX_RANK, WEIGHT, adapted_weight, is_adapter, tensors_of
+from protocol.lora import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LORA_A,
+    MAX_RANK,
+    WEIGHT,
+    adapted_weight,
+    from_peft_name,
+    is_adapter,
+    tensors_of,
+)
 
 CELLS = 1 << 24
 """Most cells of a product in float64 at a time."""
@@ -91,5 +105,46 @@ def expected_tensors(
     return expected
 
 
+def read_peft(
+    directory: Path, expects: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
+) -> dict[str, Tensor]:
+    """An adapter in PEFT's format as a policy's tensors are called, float32, with its scale in lora_b. expects: names
+    and shapes of a policy with such tensors. Raises ModelError for what adds anything else to a model."""
+    scale, rank = _scale(read_json(directory / ADAPTER_CONFIG))
+    path = directory / ADAPTER_WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = {from_peft_name(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            if None in names or not names:
+                raise _unusable(f"{path}: {(names.get(None) or 'nothing')[:100]!r} is no part of a LoRA adapter")
+            shapes = {str(ours): tuple(file.get_slice(theirs).get_shape()) for ours, theirs in names.items()}
+            if wrong := [name for name, shape in expects(shapes).items() if shapes.get(name) != shape]:
+                raise _unusable(f"{path}: {wrong[0][:100]!r} has another shape than the model's layer, or is missing")
+            if wrong := [name for name, shape in shapes.items() if name.endswith(LORA_A) and shape[0] != rank]:
+                raise _unusable(f"{path}: {wrong[0][:100]!r} is of rank {shapes[wrong[0]][0]}, not {rank}")
+            tensors = {str(ours): file.get_tensor(theirs).float() for ours, theirs in names.items()}
+    except (OSError, SafetensorError) as error:
+        raise _unusable(f"{path}: {error}") from None
+    return {name: tensor if name.endswith(LORA_A) else tensor * scale for name, tensor in tensors.items()}
+
+
+_PLAIN = {"bias": "none", "peft_type": "LORA"}
+_MORE = ("use_dora", "fan_in_fan_out", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern")
+_MORE = (*_MORE, "layer_replication", "trainable_token_indices", "target_parameters")
+"""Of adapter_config.json: what is more than lora_b @ lora_a beside a layer."""
+
+
+def _scale(config: Mapping[str, Any]) -> tuple[float, int]:
+    """(what an adapter's product counts, rank)."""
+    if more := [key for key in _MORE if config.get(key)]:
+        raise _unusable(f"its configuration uses {', '.join(more)}, which no engine here adds")
+    if other := [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]:
+        raise _unusable(f"its configuration says {other[0]} = {str(config[other[0]])[:40]!r}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK or not isinstance(alpha, int | float) or not 0 < alpha <= 1e6:
+        raise _unusable(f"its configuration needs r, 1 to {MAX_RANK}, and lora_alpha above 0")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), rank
+
+
 def _unusable(why: str) -> ModelError:
-    return ModelError("the adapter cannot be used", why, "fetch the policy anew, or tell the run's trainer")
+    return ModelError("the adapter cannot be used", why, "use a plain LoRA adapter of this model; fetch a policy anew")

@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from node.inference.engines import EngineFactory, make_engine  # noqa: E402
 from node.inference.errors import reason_to_end  # noqa: E402 - the environment must be set before torch loads
 from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
-from node.inference.room import room_for  # noqa: E402
+from node.inference.room import adapter_columns, room_for  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
 from node.inference.session import Session  # noqa: E402
 from node.inference.settings import devices  # noqa: E402
@@ -46,6 +46,7 @@ from node.inference.wire import (  # noqa: E402
     body_length,
     decode_request,
     encode,
+    kept_policies,
 )
 from node.inference.wish import Wish, wish_from  # noqa: E402
 from protocol.run import RunSpec  # noqa: E402
@@ -140,6 +141,8 @@ def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
         settings = wish.granted(run.verification.admitted, devices())
         if run.distill and run.distill.tasks:  # its teacher is put beside it
             settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
+        if run.recipe.lora:  # kept apart, each policy that is kept has its adapter on the device
+            settings = replace(settings, columns=adapter_columns(kept_policies(run) + 1, run.recipe.lora.rank))
         return functools.partial(make_engine, settings=settings)
 
     return factory_for

@@ -4,6 +4,7 @@ Counted from the model's shape for what an engine holds at its peak. What is lef
 logits have their room is the cache: it decides how many sequences of which length are decoded together.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -129,12 +130,23 @@ def room_for(files: int, dtype: str) -> int:
     return files * SIZES[dtype] // SIZES["bfloat16"] + GIB
 
 
+def adapter_columns(count: int, rank: int) -> int:
+    """Rows of lora_a of one layer where so many adapters of a rank are kept apart, each in a slot: these are a power of
+    two (node.inference.adapters)."""
+    return rank << (count - 1).bit_length() if count else 0
+
+
+def room_for_adapters(shapes: Iterable[Sequence[int]], columns: int, dtype: str) -> int:
+    """Bytes that these take at most, beside weights of these shapes, of which matrices are [out, in]."""
+    return SIZES[dtype] * columns * sum(sum(shape) for shape in shapes if len(shape) == 2)
+
+
 class NoRoom(EngineError):
     """A device has too little memory for a model."""
 
 
 def _too_little(needed: int, free: int, leave: int, usable: int) -> NoRoom:
-    others = f", {leave / GIB:.1f} of it for learner and evaluator" if leave else ""
+    others = f", {leave / GIB:.1f} of it for learner, evaluator or adapters" if leave else ""
     return NoRoom(
         "the model does not fit into the device's memory",
         f"the engine needs {needed / GIB:.1f} GiB, and may use {max(0, usable) / GIB:.1f} of the {free / GIB:.1f} GiB "

@@ -22,7 +22,8 @@ class EngineSettings:
     """dtype: of weights and activations (logits are always float32); attention: the kernel that
     the class is named after; parallel: fewest GPUs that one model is split over; batch_tokens: most tokens in the cache
     of what is decoded, and in one forward pass; 0: as many as there is memory for (node.inference.room); leave: bytes
-    of what is free there that others, a learner or an evaluator, will take."""
+    of what is free there that others, a learner or an evaluator, will take; columns: of adapters that are kept apart,
+    for which there is to be room (node.inference.room)."""
 
     device: str = "cpu"
     dtype: str = "float32"
@@ -30,9 +31,10 @@ class EngineSettings:
     batch_tokens: int = 0
     parallel: int = 1
     leave: int = 0
+    columns: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES or self.batch_tokens < 0 or self.parallel < 1 or self.leave < 0:
+        if self.dtype not in DTYPES or self.batch_tokens < 0 or self.parallel < 1 or min(self.leave, self.columns) < 0:
             raise ValueError(f"unusable engine settings: {self}")
 
     @property

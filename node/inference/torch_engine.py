@@ -29,12 +29,12 @@ from node.inference.lora import whole_weights
 from node.inference.model_files import QUANTIZATION, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go, ran_out
 from node.inference.prefilling import Prefiller
-from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan
+from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan, room_for_adapters
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.start_weights import StartWeights
 from node.inference.tokenizer import LocalTokenizer
-from protocol.engines import arithmetic
-from protocol.lora import is_adapter
+from protocol.engines import LORA, arithmetic
+from protocol.lora import WEIGHT, is_adapter
 
 __all__ = ["TorchEngine", "bf16_bits", "build_model", "image_names"]
 
@@ -88,17 +88,17 @@ def image_names(model: Any) -> dict[str, Tensor]:
     return dict(sorted(model.named_parameters()))
 
 
-def _plan(model: ModelSize, settings: EngineSettings) -> Plan:
-    """What a device has room for, before anything is put there. Raises NoRoom."""
+def _plan(model: ModelSize, settings: EngineSettings, adapters: int) -> Plan:
+    """What a device has room for, before anything is put there. adapters: bytes of those kept apart. Raises NoRoom."""
     gpu = settings.device != "cpu"
     wide = not gpu and settings.dtype == "bfloat16"
     divide = partial(plan, model, free_memory(settings.device), settings.dtype, gpu=gpu, wide_head=wide)
     try:
-        fits = divide(leave=settings.leave)
+        fits = divide(leave=settings.leave + adapters)
     except NoRoom as error:
         if not settings.leave:
             raise
-        fits = divide()  # what a learner needs is an upper bound, and it lowers its passes
+        fits = divide(leave=adapters)  # what a learner needs is an upper bound, and it lowers its passes
         fits = replace(fits, batch_tokens=min(FULL_TOKENS, fits.batch_tokens))
         _log.warning("engine.crowded", device=settings.device, room=fits.text, reason=error.why)
     if fits.small and not settings.batch_tokens:
@@ -119,7 +119,7 @@ class TorchEngine:
         shell = build_model(model_dir, "meta")
         self._names = image_names(shell)
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
-        fits = _plan(ModelSize.of(shell.config, self.parameters), settings)
+        fits = _plan(ModelSize.of(shell.config, self.parameters), settings, self._for_adapters(settings))
         limits = {"logit_cells": fits.logit_cells, "pass_tokens": fits.pass_tokens}
         self._model = model_for(shell, settings.device, getattr(torch, settings.dtype), settings.attention, **limits)
         self._batch_tokens = settings.batch_tokens or fits.batch_tokens
@@ -138,6 +138,10 @@ class TorchEngine:
     @property
     def tokenizer(self) -> LocalTokenizer:
         return self._tokenizer
+
+    def _for_adapters(self, settings: EngineSettings) -> int:
+        shapes = [tensor.shape for name, tensor in self._names.items() if name.endswith(WEIGHT)]
+        return room_for_adapters(shapes, settings.columns, settings.dtype) if settings.attention == LORA else 0
 
     def sibling(self, dtype: str, attention: str) -> "TorchEngine | None":
         """None also where there is no memory for another."""
@@ -178,6 +182,11 @@ class TorchEngine:
             for name in adapters.names:
                 adapters.drop(name)
             self._model.load(weights)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """That adapters take beside the weights."""
+        return self._model.adapters.bytes if self._model.adapters else 0
 
     @torch.no_grad()
     def hold(self, name: bytes, weights: Weights, others: Collection[bytes] = ()) -> None:

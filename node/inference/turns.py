@@ -135,7 +135,8 @@ class _Play:
     def next(self) -> Request:
         said = [token for segment in self.transcript for token in segment.tokens]
         left = self.request.uniforms[self.sampled :]
-        return Request([*self.request.prompt, *said], left, self.experts, rows=self.kept)
+        prompt, adapter = [*self.request.prompt, *said], self.request.adapter
+        return Request(prompt, left, self.experts, adapter, self.kept)
 
     def due(self) -> Due:
         return Due(self.problem, self.transcript, len(self.request.uniforms) - self.sampled)

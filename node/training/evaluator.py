@@ -1,6 +1,7 @@
 """Held-back problems, answered by the engine that samplers use, and scored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,15 @@ import torch
 from node.environments.registry import load_environment
 from node.inference.engine import Weights, generate
 from node.inference.evaluation import Answered, Evaluation
+from node.inference.image import read_image
+from node.inference.lora import expected_tensors, read_peft
+from node.inference.room import adapter_columns
 from node.inference.settings import DEFAULT, EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine, build_model, image_names
 from node.training.settings import TrainerSettings
+from protocol.engines import LORA
+from protocol.lora import LORA_A
 from protocol.run import RunSpec
 
 
@@ -29,6 +35,25 @@ def evaluation_engine(settings: TrainerSettings) -> EngineSettings:
     return EngineSettings(
         device=device, dtype=natural if settings.evaluation_dtype == "auto" else settings.evaluation_dtype
     )
+
+
+def read_adapters(model: Path, sources: Mapping[str, Path]) -> dict[str, Weights]:
+    """Name -> adapter to a model directory. sources: directories in PEFT's format, and images of policies. Raises
+    ModelError."""
+    parameters = image_names(build_model(model, "meta"))
+    found: dict[str, Weights] = {}
+    for name, source in sources.items():
+        if source.is_dir():
+            found[name] = read_peft(source, partial(expected_tensors, parameters=parameters))
+        else:
+            found[name] = read_image(str(source), parameters)
+    return found
+
+
+def beside(engine: EngineSettings, adapters: Iterable[Weights]) -> EngineSettings:
+    """The same with adapters kept apart, and room for these."""
+    ranks = [max(len(one[name]) for name in one if name.endswith(LORA_A)) for one in adapters]
+    return replace(engine, attention=LORA, columns=adapter_columns(len(ranks), max(ranks)))
 
 
 class Evaluator:
@@ -73,6 +98,25 @@ class Evaluator:
         """What the held-back problems of each draw are answered with these weights."""
         self._engine.load(weights)
         return [self._evaluation.answered_in(draw) for draw in range(draws)]
+
+    def answered_beside(self, adapters: Mapping[str, Weights], draws: int) -> dict[str, list[list[Answered]]]:
+        """The same of the start model (under the name "") and of adapters to it, all of them in one batch. Only with an
+        engine that keeps adapters apart. Raises EngineError."""
+        names = {name: name.encode() for name in adapters}
+        for name, weights in adapters.items():
+            self._engine.hold(names[name], weights, [*names.values()])
+        found: dict[str, list[list[Answered]]] = {"": [], **{name: [] for name in names}}
+        for draw in range(draws):
+            for own, answered in zip(
+                found.values(), self._evaluation.answered_by([b"", *names.values()], draw), strict=True
+            ):
+                own.append(answered)
+        return found
+
+    @property
+    def adapter_bytes(self) -> int:
+        """That adapters take beside the model."""
+        return self._engine.adapter_bytes
 
     def answers(self) -> list[dict[str, Any]]:
         """Some answers of the last evaluation, for people."""

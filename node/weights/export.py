@@ -19,7 +19,7 @@ from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import U16, mapped
 from node.weights.records import RECORD_NAME, PolicyRecord, encode_record, read_record
-from protocol.lora import LORA_A, LORA_B, is_adapter
+from protocol.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA_A, is_adapter, peft_name
 from protocol.policy import (
     MalformedPolicy,
     PolicyManifest,
@@ -225,7 +225,6 @@ def verify_directory(path: Path, told: Told = lambda _: None) -> tuple[bytes, Po
 ADAPTER_DIRECTORY, POLICY_DIRECTORY = "adapter", "policy"
 """Below an exported model: PEFT's files, and the tensors that the trainer signed."""
 MERGED_WEIGHTS = "model.safetensors"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def holds_adapter(image: Path) -> bool:
@@ -258,12 +257,6 @@ def write_adapter(image: Path, out: Path, model_dir: Path) -> None:
             file.write(raw(tensor))
     config = peft_config({name: tensor.shape for name, tensor in tensors.items()}, _called(model_dir))
     write_whole(out / ADAPTER_CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-
-
-def peft_name(name: str) -> str:
-    """base_model.model.NAME.lora_A.weight for NAME.lora_a."""
-    stem, matrix = (name[: -len(LORA_A)], "A") if name.endswith(LORA_A) else (name[: -len(LORA_B)], "B")
-    return f"base_model.model.{stem}.lora_{matrix}.weight"
 
 
 def peft_config(shapes: Mapping[str, tuple[int, ...]], base: str) -> dict[str, object]:

@@ -91,6 +91,80 @@ def test_models_and_policies_answer_the_same_draws(trained: Path, capsys: pytest
     assert (out / "model.safetensors").read_bytes() == (trained / "model" / "model.safetensors").read_bytes()
 
 
+def lora(model: Path, seed: int) -> dict[str, np.ndarray]:
+    """A policy that says something else than its base at every token."""
+    from safetensors.torch import load_file
+
+    from protocol.lora import tensors_of
+    from protocol.policy import bf16_bits
+
+    random, found = np.random.default_rng(seed), dict[str, np.ndarray]()
+    for name, weight in load_file(model / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "down_proj.weight")):
+            (a, b), (rows, columns) = tensors_of(name), weight.shape
+            for tensor, shape in ((a, (2, columns)), (b, (rows, 2))):
+                found[tensor] = bf16_bits(0.4 * random.standard_normal(shape, dtype=np.float32))
+    return found
+
+
+@pytest.fixture
+def adapted(trained: Path) -> Path:
+    """Two adapters to the model in PEFT's format, the first also as a policy of a training of its own."""
+    from node.weights.export import write_adapter
+    from protocol.policy import encode_image
+
+    spool = Spool(trained / "lora" / "spool")
+    spool.prepare(b"run", trained)
+    for seed, name in enumerate(("a", "b")):
+        (trained / "image").write_bytes(encode_image(lora(trained / "model", seed)))
+        write_adapter(trained / "image", trained / name / "adapter", trained / "model")
+        if not seed:
+            shutil.copyfile(trained / "image", spool.policy_path(0))
+            spool.metrics_path(0).write_text("{}")
+    return trained
+
+
+def test_adapters_answer_in_one_batch_what_each_answers_alone(
+    adapted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*words: str) -> dict[str, dict[str, object]]:
+        assert main(["eval", *words, "--run", str(adapted / "run.toml"), "--draws", "3", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        rows = {Path(row.pop("model")).name: row for row in told["models"]}
+        return rows | {"bytes": told["adapter_bytes"]}
+
+    base, beside = str(adapted / "model"), [f"--adapter={adapted / name}" for name in ("a", "b", "lora")]
+    together, alone = found(base, *beside), found(base, beside[0])
+    assert set(together) == {"model", "a", "b", "lora@0", "bytes"}
+    assert together["lora@0"] == together["a"] == alone["a"] and together["model"] == alone["model"]
+    assert together["b"] == found(base, beside[1])["b"]
+    assert together["model"] == found(base, str(adapted / "trained"))["model"]
+    assert len({str(together[name]) for name in ("model", "a", "b")}) == 3, "they are three policies"
+    assert together["bytes"] == 4 * alone["bytes"] > 0, "four slots for three"
+    assert main(["eval", base, *beside, "--run", str(adapted / "run.toml")]) == 0
+    assert "3 adapters answered in one batch" in capsys.readouterr().out
+
+
+def test_what_is_no_adapter_to_the_model_is_said(adapted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, base = ["--run", str(adapted / "run.toml")], str(adapted / "model")
+    other = adapted / "other"
+    shutil.copytree(adapted / "model", other)
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    for words, code, said in (
+        ([base, str(other), "--adapter", str(adapted / "a")], 2, "2 models beside adapters"),
+        ([str(adapted / "trained"), "--adapter", str(adapted / "a")], 2, "adapters are to a model directory"),
+        ([base, "--adapter", str(adapted / "trained")], 6, "its policies are whole models"),
+        ([base, "--adapter", base], 6, "no adapter at"),
+        ([str(other), "--adapter", str(adapted / "lora")], 6, "an adapter to another model"),
+        ([base, *["--adapter", str(adapted / "a")] * 2], 2, "is named twice"),
+        ([base, *[f"--adapter={number}" for number in range(32)]], 2, "at most 32"),
+    ):
+        assert main(["eval", *words, *run]) == code, said
+        assert said in capsys.readouterr().err
+
+
 def test_what_is_no_model_is_said(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["--run", str(trained / "run.toml")]
     for models, code, said in (

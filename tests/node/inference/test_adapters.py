@@ -23,6 +23,7 @@ from node.inference.lora import merged
 from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.prefilling import Prefiller
 from node.inference.produce import produce
+from node.inference.room import NoRoom, adapter_columns, room_for_adapters
 from node.inference.session import Session
 from node.inference.settings import EngineSettings
 from node.inference.start_weights import StartWeights
@@ -269,9 +270,25 @@ def test_the_base_is_in_memory_once(tiny_assets: Path) -> None:
         engine.hold(str(number).encode(), one, [str(i).encode() for i in range(number)])
     size = 4 * sum(tensor.numel() for tensor in held[0].values())
     assert before + 7 * size <= held_bytes() <= before + 7 * size + 4096, "float32 of seven more, and nothing else"
-    assert size < engine.parameters
+    assert size < engine.parameters and engine.adapter_bytes == 8 * size
+    shapes = [tensor.shape for name, tensor in engine._names.items() if name.endswith(WEIGHT)]
+    assert 8 * size <= room_for_adapters(shapes, adapter_columns(8, 2), "float32") <= 10 * size, "heads have none"
     engine.hold(b"new", held[0], [b"1"])
     assert engine._model.adapters is not None and set(engine._model.adapters.names) == {b"1", b"new"}
+
+
+def test_an_engine_leaves_room_for_as_many_adapters_as_will_be_there(
+    tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.inference.torch_engine.free_memory", lambda _: 70 << 20)
+
+    def tokens(attention: str, count: int) -> int:
+        columns = adapter_columns(count, 8)
+        return TorchEngine(tiny_assets / "model", EngineSettings(attention=attention, columns=columns))._batch_tokens
+
+    assert tokens(LORA, 0) == tokens("sdpa", 60) > tokens(LORA, 60) == tokens(LORA, 64), "slots are a power of two"
+    with pytest.raises(NoRoom):
+        tokens(LORA, 4096)
 
 
 def test_an_engine_takes_a_whole_policy_or_one_adapter_as_ever(tiny_assets: Path) -> None:

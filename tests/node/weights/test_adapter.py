@@ -1,13 +1,19 @@
 """A policy that is an adapter leaves the program as PEFT has adapters, and as a whole model."""
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cli.demo.report import copy_model
-from node.weights.export import export_model, holds_adapter, verify_directory
+from node.inference.errors import ModelError
+from node.inference.lora import expected_tensors, read_peft
+from node.weights.export import export_model, holds_adapter, verify_directory, write_adapter
 from node.weights.records import PolicyRecord
 from protocol.lora import adapted_weight
 from protocol.policy import bf16_bits, bf16_values, decode_image, encode_image, root_at
@@ -110,6 +116,76 @@ def test_a_run_at_a_desk_leaves_both(image: Path, model: Path, tmp_path: Path) -
     assert copy_model(spool, tmp_path / "trained")
     check_merged(tmp_path / "trained" / "model.safetensors")
     check_peft(tmp_path / "trained" / "adapter")
+
+
+def expects(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+    return expected_tensors(shapes, {name: torch.empty(tensor.shape) for name, tensor in BASE.items()})
+
+
+def of_others(directory: Path, *, dtype: torch.dtype = torch.float16, rank: int = 2, **config: object) -> Path:
+    """As PEFT saves an adapter, with what it says besides."""
+    directory.mkdir(exist_ok=True)
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "use_dora": False, "rank_pattern": {}}
+    (directory / "adapter_config.json").write_text(json.dumps(told | config))
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": torch.full(shape, 0.5, dtype=dtype)
+        for name, (rows, columns) in SHAPES.items()
+        for part, shape in (("A", (rank, columns)), ("B", (rows, rank)))
+    }
+    save_file(tensors, directory / "adapter_model.safetensors")
+    return directory
+
+
+def test_an_adapter_comes_back_as_it_left_and_others_with_their_scale(image: Path, model: Path, tmp_path: Path) -> None:
+    write_adapter(image, tmp_path / "ours", model)
+    back = read_peft(tmp_path / "ours", expects)
+    assert set(back) == set(ADAPTER)
+    for name, tensor in back.items():
+        assert np.array_equal(tensor.numpy(), bf16_values(ADAPTER[name])), name
+    for config, scale in (({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5)):
+        found = read_peft(of_others(tmp_path / "theirs", **config), expects)
+        for name, tensor in found.items():
+            assert torch.allclose(tensor, torch.tensor(0.5 * (scale if name.endswith(".lora_b") else 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"r": 4}, "is of rank 2, not 4"),
+        ({"r": 0}, "needs r"),
+        ({"r": True}, "needs r"),
+        ({"lora_alpha": float("nan")}, "needs r"),
+        ({"lora_alpha": "6"}, "needs r"),
+    ],
+)
+def test_an_adapter_that_is_more_or_less_than_one_is_refused(
+    tmp_path: Path, config: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(said)):
+        read_peft(of_others(tmp_path / "theirs", **config), expects)
+
+
+def test_an_adapter_with_other_tensors_is_refused(tmp_path: Path) -> None:
+    path = of_others(tmp_path / "theirs") / "adapter_model.safetensors"
+    good = load_file(path)
+    a, b = (f"base_model.model.{NAMES[0]}.lora_{part}.weight" for part in "AB")
+    for changed, said in (
+        ({**good, "base_model.model.lm_head.weight": good[a].clone()}, "is no part of"),
+        ({**good, a.replace("layers.0", "layers.9"): good[a].clone()}, "no linear layer"),
+        ({name: tensor for name, tensor in good.items() if name != b}, "another shape"),
+        ({**good, b: good[b].T.contiguous()}, "another shape"),
+        ({}, "nothing"),
+    ):
+        save_file(changed, path)
+        with pytest.raises(ModelError, match=said):
+            read_peft(path.parent, expects)
+    path.write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match="cannot be used"):
+        read_peft(path.parent, expects)
 
 
 def test_a_whole_model_is_no_adapter(model: Path, image: Path) -> None:
