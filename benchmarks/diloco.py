@@ -235,7 +235,7 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
         dict[str, int](),
         {name: list[float]() for name in [*makers, "half"]},
     )
-    seats, done, round_ = first._rules.max_contributions, 0, 0
+    seats, done, round_, spread = first._rules.max_contributions, 0, 0, dict[str, Any]()
     first._started()
     while done < count:
         found = [first._do(Train(round_, seat, 4e9)) for seat in range(min(seats, count - done))]
@@ -259,12 +259,13 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
         apply_round(outer, kept, first._rules, first._outer_path(round_ + 1))
         print(f"round {round_}: {done} contributions, refused {refused or 0}", flush=True)
         round_ += 1
-    spread = {
-        name: {"least": min(all_), "median": statistics.median(all_), "most": max(all_), "replays": len(all_)}
-        for name, all_ in distances.items()
-    }
-    for name, row in spread.items():
-        print(f"distance, {name:22} {row['least']:.3g} to {row['most']:.3g}, median {row['median']:.3g}")
+        spread = {
+            name: {"least": min(all_), "median": statistics.median(all_), "most": max(all_), "replays": len(all_)}
+            for name, all_ in distances.items()
+        }
+        for name, row in spread.items():  # each round: who ends it sooner has what there was
+            few = f"{row['least']:.3g} to {row['most']:.3g}, median {row['median']:.3g} of {row['replays']} replays"
+            print(f"    distance, {name:22} {few}", flush=True)
     return {"contributions": done, "refused": refused, "distances": spread}
 
 
