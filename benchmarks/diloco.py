@@ -235,37 +235,42 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
         dict[str, int](),
         {name: list[float]() for name in [*makers, "half"]},
     )
-    seats, done, round_, spread = first._rules.max_contributions, 0, 0, dict[str, Any]()
+    seats, done, round_ = first._rules.max_contributions, 0, 0
     first._started()
     while done < count:
         found = [first._do(Train(round_, seat, 4e9)) for seat in range(min(seats, count - done))]
         paths = [one["path"] for one in found]
         for path in paths:
             others = tuple(other for other in paths if other != path)
-            _count(refused, first._do(Check(round_, path, others)))
+            _count(refused, first._run, first._do(Check(round_, path, others)))
             if done % 10 == 0:
                 for name, peer in makers.items():
                     _lend(first, peer, round_)
                     torch.set_num_threads(peer._settings.threads)
                     seen = peer._do(Check(round_, path, (), replay=True))
                     torch.set_num_threads(1)
-                    _count(refused, seen)
+                    _count(refused, peer._run, seen)
                     distances[name].append(seen["distance"])
                 half = _half_of(first, Path(path), round_)
                 distances["half"].append(first._do(Check(round_, str(half), (), replay=True))["distance"])
+                most = ", ".join(f"{name} {max(all_):.2g}" for name, all_ in distances.items() if name != "half")
+                # Said as it goes on: who ends it before its end has what there was.
+                print(
+                    f"{done + 1} contributions in round {round_}, {len(distances['half'])} of them replayed: refused "
+                    f"{refused or 0}; distance at most {most}; half of the steps at least {min(distances['half']):.2g}",
+                    flush=True,
+                )
             done += 1
         outer = StateFile(first._outer_path(round_))
         kept = [first._decoded(Path(path), outer) for path in paths[:PEERS]]
         apply_round(outer, kept, first._rules, first._outer_path(round_ + 1))
-        print(f"round {round_}: {done} contributions, refused {refused or 0}", flush=True)
         round_ += 1
-        spread = {
-            name: {"least": min(all_), "median": statistics.median(all_), "most": max(all_), "replays": len(all_)}
-            for name, all_ in distances.items()
-        }
-        for name, row in spread.items():  # each round: who ends it sooner has what there was
-            few = f"{row['least']:.3g} to {row['most']:.3g}, median {row['median']:.3g} of {row['replays']} replays"
-            print(f"    distance, {name:22} {few}", flush=True)
+    spread = {
+        name: {"least": min(all_), "median": statistics.median(all_), "most": max(all_), "replays": len(all_)}
+        for name, all_ in distances.items()
+    }
+    for name, row in spread.items():
+        print(f"distance, {name:22} {row['least']:.3g} to {row['most']:.3g}, median {row['median']:.3g}")
     return {"contributions": done, "refused": refused, "distances": spread}
 
 
@@ -472,7 +477,7 @@ def _half_of(peer: Any, path: Path, round_: int) -> Path:
     return path.with_suffix(".half")
 
 
-def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
+def _count(refused: dict[str, int], spec: Any, found: dict[str, Any]) -> None:
     """By the rules of a validator whose node holds the seat."""
     from types import SimpleNamespace
 
@@ -483,7 +488,7 @@ def _count(refused: dict[str, int], found: dict[str, Any]) -> None:
     from protocol.identity import NodeKey
 
     node = NodeKey(bytes([2]) * 32).address
-    station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32)))
+    station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=spec))
     looks = Looks(station, None)  # type: ignore[arg-type]
     looks._claims[node] = Recent(1)
     looks._claims[node][found.get("seat", 0)] = None
