@@ -246,6 +246,7 @@ stop = false                    # true: end the run when one rings
 
 [chair]                         # of a pool with several trainers
 silence_seconds = 20.0          # without a heartbeat of who leads, until a standby may take over; longer than a restart
+stall_seconds = 3600.0          # without a policy of who leads, though enough is accepted; longer than a step takes
 """
 
 LEAST_RATE, MOST_RATE, OF_PARAMETERS, FALL = 1e-7, 3e-4, 6e5, 0.55

@@ -304,6 +304,7 @@ class RunSections(Section, frozen=True, kw_only=True):
 YOUNGER: dict[str, Any] = {
     "pay": msgspec.to_builtins(Pay()),
     "chair": msgspec.to_builtins(ChairRules()),
+    "chair.stall_seconds": ChairRules().stall_seconds,
     "environment.reward": "",
     "environment.parts.reward": "",
     "evaluation.environments": (),

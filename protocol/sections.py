@@ -234,12 +234,17 @@ class Alarms(Section, frozen=True):
 
 class ChairRules(Section, frozen=True):
     """Of a pool with several trainers. silence_seconds: after so long without a heartbeat of who leads validators say
-    that it is silent; longer than its restart takes, or every restart costs it the chair."""
+    that it is silent; longer than its restart takes, or every restart costs it the chair. stall_seconds: likewise after
+    so long without a policy of one that speaks, where more than enough is accepted; longer than a step takes."""
 
     silence_seconds: float = 20.0
+    stall_seconds: float = 3600.0
 
     def rules(self) -> list[Rule]:
-        return [("chair.silence_seconds", 5 <= self.silence_seconds <= 3600, "must be 5 to 3600")]
+        return [
+            ("chair.silence_seconds", 5 <= self.silence_seconds <= 3600, "must be 5 to 3600"),
+            ("chair.stall_seconds", 60 <= self.stall_seconds <= 7 * 86400, "must be 60 to 604800"),
+        ]
 
 
 def evaluation_rules(environments: tuple[EvaluationEnvironment, ...], training: Collection[str]) -> list[Rule]:

@@ -6,6 +6,7 @@ done: the pool's manager leads.
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,8 @@ import trio
 from node.chain.errors import Reverted
 from node.services.base import Service
 from node.services.station import Station
+from node.swarm.ballots import FileState
+from node.swarm.register import WorkId
 from node.swarm.terms import Term
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -31,6 +34,11 @@ AHEAD = 64
 it would have the chain refuse every later term."""
 TURN = 5.0
 """Seconds that a standby leaves to each one before it to carry the validators' words."""
+STALL_BATCHES = 8
+"""Batches' worth of accepted files since the newest policy, before a leader that makes none is said to stand still: of
+one batch's files too many may be without a signal."""
+STALL_STEPS = 10
+"""Times the longest of the last steps, which it is given at least."""
 Lease = tuple[int, int]
 """(number of the term, end of the lease in unix seconds)."""
 
@@ -66,6 +74,8 @@ class Chairing(Service):
         """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
         self._complete: tuple[Lease, float] | None = None
         self._signed: Lease | None = None
+        self._unused: tuple[int, set[WorkId]] = (-1, set())
+        """The newest policy, and files that were accepted since it was heard of; as many as matter."""
         self._unfit: set[Address] = set()
         """Validators whose signature the contract did not take, for want of a stake."""
         self.ready: Callable[[], Ready | None] = lambda: None
@@ -82,6 +92,7 @@ class Chairing(Service):
             nursery.start_soon(self._listen)
             nursery.start_soon(self._sign_always)
             nursery.start_soon(self._act_always)
+            nursery.start_soon(self._count_accepted)
 
     # whose it is
 
@@ -122,8 +133,11 @@ class Chairing(Service):
         while True:
             await trio.sleep(POLL)
             members, term = self._station.membership, self._terms.now
-            if self._terms.seated and members.may_validate(members.own) and self._is_silent(term):
+            if self._terms.seated and members.may_validate(members.own) and self._is_gone(term):
                 await self._say_silent(term)
+
+    def _is_gone(self, term: Term) -> bool:
+        return self._is_silent(term) or self._is_stalled(term)
 
     def _is_silent(self, term: Term) -> bool:
         """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
@@ -136,6 +150,32 @@ class Chairing(Service):
         )
         return not term.ended and seen is not None and now - max(seen, term.at) > patience
 
+    def _is_stalled(self, term: Term) -> bool:
+        """It speaks, and makes no policy of what is accepted. How long a step takes its last ones say."""
+        policies, spec = self._station.jury.policies, self._station.run.spec
+        newest, accepted = self._unused
+        if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
+            return False
+        if not (heard := policies.heard_at(STALL_STEPS)) or newest >= spec.recipe.steps:
+            return False
+        longest = max((after - before for before, after in pairwise(heard)), default=0.0)
+        patience = max(spec.chair.stall_seconds, STALL_STEPS * longest)
+        return self._station.clock.monotonic() - max(heard[-1], term.at) > patience
+
+    @property
+    def _enough(self) -> int:
+        return STALL_BATCHES * self._station.run.spec.rollout.files_per_step
+
+    async def _count_accepted(self) -> None:
+        jury = self._station.jury
+        async for id in jury.watch():
+            work, newest = jury.register.get(id), jury.policies.newest_step
+            if self._unused[0] != newest:
+                self._unused = newest, set()
+            accepted = work is not None and work.task is None and jury.ballots.state(id) is FileState.ACCEPTED
+            if accepted and len(self._unused[1]) < self._enough:
+                self._unused[1].add(id)
+
     async def _say_silent(self, term: Term) -> None:
         key = (term.number, term.until)
         if key == self._signed:
@@ -144,8 +184,9 @@ class Chairing(Service):
         station = self._station
         silent = TermSilent(station.pool, *key, max(station.jury.policies.newest_step, 0))
         signature = sign(station.key, station.domain, silent)
-        log.warning("leader.silent", holder=term.holder, term=term.number)
-        station.progress.tell("chair", f"the trainer {term.holder} is not heard: this validator says so")
+        what = "is not heard" if self._is_silent(term) else "makes no policy of what is accepted"
+        log.warning("leader.silent", holder=term.holder, term=term.number, what=what)
+        station.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
         await station.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
 
     async def _listen(self) -> None:

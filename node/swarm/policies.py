@@ -133,6 +133,11 @@ class PolicyClock:
             self._settling.append(known)
             self.newest_step = max(self.newest_step, step)
 
+    def heard_at(self, count: int) -> list[float]:
+        """When the newest policies were heard of, ascending by step; no orphans."""
+        known = sorted((one.step, one.at) for one in self._known.values() if one.orphaned_at is None)
+        return [at for _, at in known[-count:]]
+
     def find(self, root: bytes) -> KnownPolicy | None:
         """A policy that was announced, None if it was not (or is forgotten)."""
         return self._known.get(root)

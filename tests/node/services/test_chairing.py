@@ -9,7 +9,8 @@ import trio
 
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
-from node.services.chairing import Chairing, Ready
+from node.services.chairing import STALL_BATCHES, Chairing, Ready
+from node.swarm.ballots import FileState
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
@@ -45,6 +46,10 @@ class World:
         self.said: list[Any] = []
         self.sent: list[tuple[str, Any]] = []
         self.steps: list[int] = []
+        self.heard = [900.0, 950.0, 1000.0]
+        self.works: dict[bytes, Any] = {}
+        self.bad: set[bytes] = set()
+        self.tell_of, self.watched = trio.open_memory_channel[bytes](1000)
         self.away = False
         self.first: NodeKey | None = None
         self.unfit: Address | None = None
@@ -76,7 +81,10 @@ class World:
             membership=members,
             jury=SimpleNamespace(
                 step_verdicts=lambda domain, term: self.verdicts if term == 0 else {},
-                policies=SimpleNamespace(newest_step=5),
+                policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
+                watch=lambda: self.watched,
+                register=SimpleNamespace(get=self.works.get),
+                ballots=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
             ),
             board=SimpleNamespace(post=self.post),
             clock=SimpleNamespace(monotonic=lambda: self.time),
@@ -160,6 +168,38 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - who never spoke has its lease
 
 
+@pytest.mark.parametrize(
+    "but", ["", "too few files", "refused ones", "a task's", "a policy came", "steps are long", "the run is over"]
+)
+async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_said_to_be_gone(
+    autojump_clock: Any, but: str
+) -> None:
+    world = World()
+    judge = world.node(V)
+    station = judge._station  # noqa: SLF001
+    enough = STALL_BATCHES * RUN.rollout.files_per_step
+    for number in range(enough - (but == "too few files")):
+        id = number.to_bytes(32)
+        world.works[id] = SimpleNamespace(task=b"t" if but == "a task's" else None)
+        world.bad |= {id} if but == "refused ones" else set()
+        world.tell_of.send_nowait(id)
+    if but == "steps are long":
+        world.heard = [0.0, 500.0, 1000.0]
+    if but == "the run is over":
+        station.jury.policies.newest_step = RUN.recipe.steps
+    with trio.move_on_after(1):
+        await judge._count_accepted()  # noqa: SLF001
+    if but == "a policy came":
+        station.jury.policies.newest_step += 1
+    for later, gone in ((RUN.chair.stall_seconds, False), (RUN.chair.stall_seconds + 1, not but)):
+        world.time = 1000.0 + later
+        station.membership.table[A.address].seen_at = world.time
+        assert judge._is_gone(judge._terms.now) is gone  # noqa: SLF001
+    if but == "steps are long":
+        world.time += 5000
+        assert judge._is_stalled(judge._terms.now)  # noqa: SLF001
+
+
 async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter_than_its_heartbeats() -> None:
     world = World()
     world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
@@ -173,6 +213,9 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
     for wrong in (4.0, 3601.0, float("nan")):
         with pytest.raises(RunError, match="chair.silence_seconds"):
             msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=wrong)).check()
+    for wrong in (59.0, 604801.0, float("nan")):
+        with pytest.raises(RunError, match="chair.stall_seconds"):
+            msgspec.structs.replace(RUN, chair=ChairRules(stall_seconds=wrong)).check()
 
 
 async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> None:
