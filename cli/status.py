@@ -74,6 +74,7 @@ def membership(status: DaemonStatus) -> Lines:
 
 def _membership_in_a_word(status: DaemonStatus) -> str:
     state, pool = status.node.state, status.network.pool
+    # The state of the daemon, not of the chain: it stops a moment after it was thrown out.
     if state == "evicted":
         return "no: this node was evicted"
     if state == "draining":
@@ -285,6 +286,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
         files = f"{sum(left.values())} files of {len(left)} workers, most of {clean(most)}"
         lines.append(f"the trainer left out {files}, though they were fresher than what it used")
     if status.uses and status.uses.dropped:
+        # Of a daemon's answer each name is somebody else's text, and this is a terminal.
         names = ", ".join(clean(one) for one in status.uses.dropped[:3])
         lines.append(f"the trainer drops {len(status.uses.dropped)} workers, file after file: {names}")
     if status.auditing and status.auditing.why_not:

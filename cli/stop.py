@@ -54,6 +54,7 @@ def stop(directory: Path, patience: float, say: Callable[[str], None]) -> tuple[
     for how, signals, wait in _stages(patience):
         if how != "drained":
             say(f"it still runs after {duration(time.monotonic() - began)}: {signals[-1].name} cuts it short")
+        # The guardian is told nothing: it ends when its daemon ends well.
         for number in signals:
             _send(pid, number)
         if _is_gone(directory, wait, say):

@@ -147,6 +147,7 @@ def _first_cause(group: BaseExceptionGroup) -> BaseException:
     leaves = list(_leaves(group))
     ours = [error for error in leaves if isinstance(error, IntellectError)]
     unexpected = [error for error in leaves if not isinstance(error, (IntellectError, trio.Cancelled))]
+    # A bug counts before everything: our own errors may only be what came of it.
     return unexpected[0] if unexpected else (ours or leaves)[0]
 
 
@@ -178,6 +179,7 @@ class Daemon:
                 await nursery.start(self._heed_signals, nursery.cancel_scope)  # before there is anything to clean up
                 await self._hold_state()
                 nursery.cancel_scope.cancel()
+            # Last, so that the view has shown how the draining went.
             beside.cancel_scope.cancel()
         if self._interrupted:
             raise KeyboardInterrupt
@@ -219,7 +221,9 @@ class Daemon:
         key = await trio.to_thread.run_sync(self._open_key, state.path)
         self.status.identify(key, state.path)
         async with trio.open_nursery() as nursery:
+            # First: whatever starts a child asks it.
             await nursery.start(self.children.run)
+            # The C library keeps what was freed, megabytes after each load of a policy.
             nursery.start_soon(give_back_memory)
             front = Front(self.config, self.status.render, state.path)
             await nursery.start(front.run)
@@ -247,6 +251,7 @@ class Daemon:
         self.progress.enter("role", "looking at this machine, for the role that fits it")
         hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
         log.info("hardware.found", summary=hardware.summary)
+        # The chain names trainers and validators; a key that it names has that role, whatever was asked for.
         role = choose_role(self.config.role, key.address, pool.trainers, pool.validators, hardware)
         if role == "worker" and self.config.role == "auto":
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
@@ -254,9 +259,11 @@ class Daemon:
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
+        # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered:
             await self._admit(chain, pool, role, hardware, listen, state.path)
             await check_calibrated(chain, pool, key.address, self.config, role)
+        # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         if answered:
             self.progress.enter("stake", f"looking whether a stake answers for {key.address}")
@@ -271,14 +278,17 @@ class Daemon:
             await journal.do(journal.remember, "network", self.config.network.encode())
             if answered:
                 await chain.join(number, contact)
+                # Only after the join was seen in a block: see `Peers`.
                 await trio.to_thread.run_sync(remember, state.path, label, pool)
                 log.info("pool.joined", pool=number, role=role, contact=contact)
                 self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._stop_when_evicted, member.membership)
+                    # Before the run is fetched: its files come from members, and who they are stands on chain.
                     ledger = await self._follow_pool(nursery, member, chain, state.path, joined=answered)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
+                    # Now, as the run was fetched; `doctor` says it before.
                     check_requirements(run.spec, role, hardware)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
@@ -374,6 +384,7 @@ class Daemon:
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
         for kind in roles[place.role]:
             service = await kind.open(place)
+            # This node does without it, by its settings or its run.
             if service is not None:
                 await self.crew.start(service, nursery)
         self.crew.state = "working"

@@ -119,6 +119,7 @@ class Auditing(Service):
         self._station = station
         self._store = store
         self._lots = lots
+        # Two, since standbys' pay has a deadline and must not wait behind a long audit.
         self._desk, self._standing_desk = _Desk(directory), _Desk(directory / "standing")
         self._starter = starter
         self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
@@ -258,6 +259,7 @@ class Auditing(Service):
         """Say what an audit finds, once and for ever."""
         journal, slot = self._station.journal, wanted.statement.struct_hash
         known = await journal.do(journal.said, KIND, slot)
+        # The same signed word again: it may have been lost, and a new one could differ.
         if known is not None:
             return await self._station.board.post_raw(known)
         found = await self._tried(wanted.statement, lambda: self._audited(wanted.statement, NEXT_PATIENCE))
@@ -421,12 +423,14 @@ class Auditing(Service):
         (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
         await trio.to_thread.run_sync(write_whole, spool.root / ORDER, msgspec.msgpack.encode(order))
         command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(spool.root)]
+        # One thread: with several, sums may come in another order. No network: all files are here.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         child = await self._starter.start(command, environment, heard=False)
         try:
             with trio.move_on_after(AUDIT_SECONDS):
                 await child.wait()
         finally:
+            # A child that outlives its audit would hold the memory that the next one counted on.
             with trio.CancelScope(shield=True):
                 await end_child(child)
         found = await trio.to_thread.run_sync(read_result, spool.root)
@@ -468,6 +472,7 @@ class Auditing(Service):
                 self._store.unpin(root)
 
     async def _fetch(self, root: bytes, size: int, pins: list[bytes], first: Iterable[Address] = ()) -> Path:
+        # Before it is fetched: the store may make room at any moment.
         self._store.pin(root)
         pins.append(root)
         membership = self._station.membership
@@ -509,6 +514,7 @@ class Auditing(Service):
         trainer = self._station.membership.trainer
         for root, size, author in (blob for one in manifests for work in one.batch.works for blob in work.blobs()):
             wanted[root] = size, address_from_bytes(author) if author else trainer
+        # Sizes are the manifest's word; the bound is ours, before the first byte.
         if sum(size for size, _ in wanted.values()) > MOST_BYTES:
             raise Unavailable(f"files and reports of the step have more than {MOST_BYTES >> 30} GiB")
         found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(FETCHERS)
@@ -519,6 +525,7 @@ class Auditing(Service):
                     found[root.hex()] = str(await self._fetch(root, size, pins, [author]))
                 except IntellectError as error:
                     failed.append(error)
+                    # One missing file is enough to give up, and the rest may be gigabytes.
                     nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:

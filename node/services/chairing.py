@@ -100,6 +100,7 @@ class Chairing(Service):
         """Whether policy `step` is this node's to publish, and the chain still says so as far as this node knows. While
         the chain is silent a leader goes on until its lease is over by its own clock."""
         term = self._terms.of(step)
+        # The contract alone says who leads; no trainer goes by what it hears (ADR 031).
         if term.holder != self._station.key.address:
             return False
         return term is not self._terms.now or self._in_force(term)
@@ -111,6 +112,7 @@ class Chairing(Service):
         term, own = self._terms.now, self._station.key.address
         if not self._terms.seated:
             return {}
+        # In the order in which the contract lets them take the chair.
         order = sorted((one for one in self._terms.trainers if one != term.holder), key=lambda one: self._turn(one))
         facts = {
             "term": term.number,
@@ -178,6 +180,7 @@ class Chairing(Service):
 
     async def _say_silent(self, term: Term) -> None:
         key = (term.number, term.until)
+        # A validator's silence is one word per lease; the holder that renews it starts a new count.
         if key == self._signed:
             return
         self._signed = key
@@ -195,6 +198,7 @@ class Chairing(Service):
 
     def _hear(self, signed: Signed[SilenceSigned]) -> None:
         known = self._words.get(signed.author)
+        # Words of older leases end nothing any more.
         if known is None or (known.term, known.until) < (signed.message.term, signed.message.until):
             self._words[signed.author] = signed.message
 
@@ -220,6 +224,7 @@ class Chairing(Service):
     async def _act(self) -> None:
         term, now = self._terms.now, self._station.time.now()
         if term.holder == self._station.key.address and not term.ended:
+            # Half of a lease is left for a chain that is slow, before a standby may take the chair.
             if now > term.until - self._terms.lease / 2:
                 await self._chain.hold_chair(self._station.pool, *self.at())
                 await self._until_changed(term)
@@ -258,6 +263,7 @@ class Chairing(Service):
         if term.ended:
             return None
         said = self._station.jury.step_verdicts(self._station.domain, term.number)
+        # The contract refuses all signatures if one is by a validator without a stake.
         quorum, fit = self._station.membership.quorum, set(self._station.membership.validators) - self._unfit
         against = [one for author, one in said.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
         if len(against) == quorum and against[0].trainer == term.holder:

@@ -49,6 +49,7 @@ class Clearing(Keeping):
     async def expel(self, seen: Seen) -> None:
         """Members whose provider's stake, after a slash, no longer covers its nodes."""
         members = sorted(self._station.membership.addresses())
+        # Some at each look, in turn: two questions to the chain for each member.
         turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]
         self._next += LOOKED_AT
         for node in turn:
@@ -64,6 +65,7 @@ class Clearing(Keeping):
         slashed = self._ledger.slashed
         table = await self._books.of(seen.posted) if slashed else None
         for node, slash in slashed.items() if table else ():
+            # An appeal could still make the conviction undone; its node is owed the money then.
             if table is None or slash.case_id and slash.case_id not in self._final:
                 continue
             units = table.units_of(node)

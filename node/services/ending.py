@@ -43,6 +43,7 @@ class Ending(Service):
             )
             reward = "" if beat.reward is None else f", with a mean reward of {beat.reward:.3f}"
             self._station.progress.tell("over", f"the run is over at step {beat.policy_step}{reward}")
+        # The newest word, also where it takes an earlier one back: a run may be lengthened.
         self.over, self.reward = beat.finished, beat.reward
 
     def status(self) -> dict[str, Any]:

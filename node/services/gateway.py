@@ -31,6 +31,7 @@ class Serving(Service):
             return None
         certificate = tls = None
         if config.gateway_tls:
+            # Its own: its fingerprint stands in the signed heartbeat, so no authority has to vouch for it.
             certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.station.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)

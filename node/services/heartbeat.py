@@ -38,6 +38,7 @@ class Beating(Service):
         self._role = role
         self._contacts = contacts
         self._shortest = shortest
+        # Of two starts the later one must have the higher number, also after a lost journal.
         self._boot = boot or int(station.clock.wall())
         self._count = 0
         self._outdone = 0

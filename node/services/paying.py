@@ -63,10 +63,12 @@ class Paying(Keeping):
         self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
         due: list[EpochShown] = []
         for epoch in await self._journal.do(self._journal.own_epochs, self._own, first):
+            # Nobody tables an epoch that is not over, and its certificates are still coming.
             if epoch > last:
                 continue
             blob = await self._journal.do(self._blob, epoch)
             before, at = self._shown.get(epoch, (b"", 0.0))
+            # Again after a while without a change: the board forgets, and validators come and go.
             if blob != before or now - at >= self._station.time.shown_every:
                 info = await self._station.blobs.add(blob)
                 self._shown[epoch] = (blob, now)

@@ -247,6 +247,7 @@ class Settling(Keeping):
 
     def _tell_of_pay(self, paid: int) -> None:
         """What has arrived since the last look; at the first one, all of it is old."""
+        # The first look after a start has nothing to compare with: old pay is no news.
         before, self._told_paid = self._told_paid, paid
         if before is not None and paid > before:
             text = f"{tokens(paid - before)} tokens were paid to {self._provider}; {tokens(paid)} by now"
@@ -296,6 +297,7 @@ class Settling(Keeping):
             case = await self._chain.case(slash.case_id)
             if case.state is not CaseState.FROZEN:
                 continue
+            # What remains is frozen by cases of other pools, of which this ledger knows nothing.
             frozen -= case.amount
             if not case.appealed and now < case.final_at:
                 told[f"case {case.id}"] = (

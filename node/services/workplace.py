@@ -105,6 +105,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         members = station.membership.addresses
         place = self.directory / "tmp" / "tasks"
         stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
+        # So that the files of a task that is over make room for those of others.
         station.jury.tasks.follow(stock.heed)
         return stock
 
@@ -134,6 +135,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         model's shapes only. Raises TrainingError for settings that are none."""
         settings = read_settings(self.config.trainer)
         spool = Spool(self.directory / "spool", settings.milestones)
+        # Such a worker keeps no outer state: it only turns one into an image.
         samples = bool(self.station.run.spec.seats) and self.role == "worker"
         process = TrainerProcess(spool, settings=settings, starter=self.starter)
         return Rounds(self.station, process, spool, learns=not samples)

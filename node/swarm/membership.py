@@ -81,6 +81,7 @@ class Membership:
         self._places: dict[Address, _Place] = {}
         self._bootnodes = {node: (contact,) for node, contact in (bootnodes or {}).items()}
         self._neighbours = Neighbours(own, trainer, validators)
+        # A new leader must be among those that this node stays connected with.
         self.terms.follow(self._want)
         self._dialled: Set[Address] = frozenset()
         self._looked_at = 0.0
@@ -113,6 +114,7 @@ class Membership:
         self._draw()
 
     def is_validator(self, address: Address) -> bool:
+        # In office and in the pool: one that left still has its seat on chain.
         return address in self._validators and address in self.table
 
     @property
@@ -162,6 +164,7 @@ class Membership:
         """The other members, the ones heard of lately first."""
         now = self._clock()
         members = [member for member in self.table.all() if member.gone is None and member.address != self.own]
+        # Those heard of lately answer: blobs are asked for in this order.
         members.sort(key=lambda member: now - (member.seen_at or -1e9))
         return [member.address for member in members]
 
@@ -252,6 +255,7 @@ class Membership:
         """Where the trainer and the validators were stays known: without them there is no pool to come back to."""
         place = self._places.pop(node, None)
         if place is not None and place.told and not self.is_evicted(node) and self.must_know(node):
+            # Without its lease and its number: what it says when it comes back counts again.
             self._places[node] = _Place(place.told)
 
     def _dial(self, node: Address) -> None:
@@ -266,6 +270,7 @@ class Membership:
         place = self._known(node)
         told = place.told or self._bootnodes.get(node, ())
         told = (place.near, *told) if place.near else told
+        # What a neighbour claims is tried first, and the registered place stays.
         self._network.set_contact(node, told or None)
         (self._neighbours.add if told else self._neighbours.discard)(node)
 
@@ -284,6 +289,7 @@ class Membership:
 
     def look_after(self) -> None:
         """Draw again, by who is connected, who did not answer, and how many are heard."""
+        # `joined` goes by the same moment: a full table is searched by what was true at this look.
         now = self._looked_at = self._clock()
         alive = frozenset(self.table.live(now))
         self._neighbours.note(self._network.connected(), self._network.failures(), alive, now)

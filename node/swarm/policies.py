@@ -65,6 +65,7 @@ class PolicyClock:
         """Why the trainer that leads now is not believed, None if it is."""
         if self._terms is None:
             return next(iter(self.forks.values()), None)
+        # By term: a convicted leader's successor starts with a clean name.
         return self.forks.get(self._terms.now.number)
 
     def announce(self, signed: Signed[PolicyAnnounced]) -> bool:
@@ -119,6 +120,7 @@ class PolicyClock:
         self._settling = deque(one for one in self._settling if one is not known)
         left = [one.step for one in self._known.values() if one.orphaned_at is None]
         self.newest_step = max(left, default=-1)
+        # Steps were taken back: staleness must not be measured by policies that are gone.
         self._settled = min(self._settled, self.newest_step)
 
     def is_orphan(self, root: bytes) -> bool:

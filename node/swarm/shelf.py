@@ -125,6 +125,7 @@ class Shelf:
         self._pinned: Recent[bytes, Kept] = Recent(MAX_PINNED)
         self._seen: Recent[bytes, Seen] = Recent(REMEMBERED)
         self._origins: Recent[Seen, Seen] = Recent(ORIGINS)
+        # Named in questions as if it were kept: otherwise each peer would hand it back at once.
         self._let_go: Recent[bytes, None] = Recent(LET_GO)
         self._ranks = _Ranks()
         self._number = 0
@@ -170,6 +171,7 @@ class Shelf:
 
     def messages(self, *kinds: type[M]) -> list[Signed[M]]:
         """The kept messages of some kinds, oldest first."""
+        # In this order, so that what is pinned and kept is told once, with its place among the kept.
         found = {**self._pinned, **self._kept}
         holding = (one for one in found.values() if isinstance(one.signed.message, (*kinds, ValidatorSaid)))
         said = chain.from_iterable(with_carried(one.signed) for one in sorted(holding, key=_number))
@@ -185,6 +187,7 @@ class Shelf:
         second newest, and so on, so that whoever says much leaves as much room for the others as for itself."""
         missing = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if name not in known}
         oldest_first = sorted(missing.values(), key=_number)
+        # Only where not all fits: the usual answer is a handful of messages.
         if sum(len(one.signed.raw) for one in oldest_first) > room:
             oldest_first = sorted(_fairly(oldest_first, room), key=_number)
         return [one.signed.raw for one in oldest_first]

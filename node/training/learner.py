@@ -175,6 +175,7 @@ class Learner:
 
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
+        # A row that cannot be used is counted, not raised: one bad file must not end a run.
         good, refused = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
         with timing("pack"):
             updates = self._updates(good, step)
@@ -216,6 +217,7 @@ class Learner:
         groups = np.array([row.group_key for row in update.rows])
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
+            # Weights were made over the whole batch, so the parts add up to its gradient.
             part = Update([update.rows[i] for i in own], update.advantages[own], update.weights[own])
             part.rounds = self._plan(part.rows)
             self.optimizer.zero_grad(set_to_none=True)
@@ -230,6 +232,7 @@ class Learner:
     def _all_count(self) -> bool:
         """Whether rows of groups without signal have a gradient too."""
         objective = self._objective
+        # Such terms pull at every token, whatever its advantage is.
         regular = objective.reference_kl > 0 or objective.entropy_bonus > 0 or self._distill is not None
         return regular or self._functions.pulls_at_zero_advantage
 

@@ -99,6 +99,7 @@ class Slashing:
                     self._evidenced.add(key)
                     nursery.start_soon(self._report, key, *self._evidence.pop(key))
                 for verdict in self._ripe():
+                    # Before it is carried: one stake is taken once, however many files it could be taken for.
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
                 await trio.sleep(POLL if any(self._pending.values()) else POLL / 4)
@@ -109,12 +110,14 @@ class Slashing:
         """Two different commitments for one slot."""
         first, second = one.signed.message, other.signed.message
         pair = first.commitment, first.signature, second.commitment, second.signature
+        # One piece is enough for a key, so the first stays and a flood of pairs costs nothing.
         self._evidence.setdefault(one.node, ("worker.equivocated", CommitmentContradiction(*pair)))
 
     def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
         domain, pool = self._station.domain, self._station.pool
         opened = [open_envelope(domain, pool, raw) for raw in self._station.jury.policies.forks[term].evidence]
+        # Evidence of another kind: `_execute_step` carries it.
         if not all(isinstance(one.message, PolicyAnnounced) for one in opened):
             return  # a quorum convicted it
         first, second = (of_kind(one, PolicyAnnounced) for one in opened)
@@ -141,6 +144,7 @@ class Slashing:
             refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
             for one in signed.message.certificates:
                 said = statement, signature = one.statement(self._station.pool), one.signature
+                # The first word stays to be compared with, unless its signature turns out to be none.
                 before = known.setdefault(one.work, said)
                 if before != said and not is_signed_by(signed.author, self._station.domain, *before):
                     known[one.work] = before = said
@@ -180,6 +184,7 @@ class Slashing:
             self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:
+        # What one validator's arithmetic shows by itself takes no stake.
         proven = verdict.reason in OBJECTIVE or verdict.reason in (Reason.CONVICTED, Reason.NOT_REPRODUCED)
         slashable = proven or self._heard_by_all(verdict)
         if verdict.outcome == Outcome.SLASH and slashable:
@@ -205,9 +210,11 @@ class Slashing:
         accusing = ballots.accusations(id, verdict.reason)
         if len(accusing) < self._station.quorum or not ballots.undisputed(id):
             return False
+        # What rests on hearing is so only if nobody alive heard otherwise (ADR 008).
         if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
             return False
         if verdict.reason == Reason.CONVICTED:
+            # One kind of hardware may have a flaw that makes honest work look bad.
             return len({kind(vote.verifier) for vote in accusing.values()}) >= KINDS_TO_CONVICT
         return ballots.state(id) is FileState.REJECTED
 
@@ -248,6 +255,7 @@ class Slashing:
             if station.membership.is_evicted(one.trainer):
                 return
             patient = station.clock.monotonic() - began < STEP_PATIENCE
+            # An auditor that finds the step good must have had the time to say so.
             awaited = patient and not said.keys() >= set(station.jury.ballots.electorate())
             reason, proof = _proof_of(said)
             held = sum(each.outcome == Outcome.ACCEPT for each in said.values())
@@ -285,6 +293,7 @@ class Slashing:
     ) -> FileCase:
         """One signature of somebody who left, or is without its stake, spoils the others."""
         in_office = self._station.membership.is_validator
+        # The contract takes all signatures or none.
         fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
         votes = tuple(Vote(one, verdict.values, isinstance(verdict, Rechecked)) for verdict, one in fit)
         return FileCase(commitment, signature, reason, votes)

@@ -237,6 +237,7 @@ class Tabling(Keeping):
         for no epoch after the one that it left in."""
         self._quorum = pool.threshold
         last: dict[Address, float] = {}
+        # By the ledger, as the contract itself remembers only who is in office now.
         benches = list(self._ledger.benches)
         for bench, after in zip(benches, benches[1:], strict=False):
             if after.block not in self._left_at:
@@ -256,6 +257,7 @@ class Tabling(Keeping):
         """Whether nodes may not have had the time to show what they have: after a start, or a time alone."""
         now = self._station.clock.monotonic()
         alone = len(pool.validators) == 1
+        # A validator that hears nobody would table what it has, and lack what others showed meanwhile.
         if not alone and is_cut_off(voices(self._station.board, self._station.membership), now):
             self._heard_since = now
         deaf = now < self._heard_since + 2 * self._station.time.shown_every
@@ -271,6 +273,7 @@ class Tabling(Keeping):
         earned = await self._journal.do(self._journal.earned_between, first, last)
         # who is slashed by judgement stays in: the contract keeps its pay until the case is final, and the arbiter may
         # overturn it long after this table
+        # Their own two signatures prove it, so nothing can give them their pay back.
         convicted = self._ledger.convicted
         earned = [row for row in earned if row[1] not in convicted]
         # The contract refuses a table beyond the escrow, so as many epochs are taken as can be paid now.
@@ -306,6 +309,7 @@ class Tabling(Keeping):
             message = EarningsSigned(
                 pool=earnings.pool, earnings=earnings, table=info.root, size=info.size, signature=signature
             )
+            # First the others get the time to sign alike; then one carries it, chosen by the table's own root.
             turn = SETTLING * self._pause + seconds_to_wait(self._station, root)
             own = self._mine = _Mine(message, table, now + turn)
             self._frozen = max(self._frozen, table.epoch)
@@ -331,6 +335,7 @@ class Tabling(Keeping):
             return
         if message.table in self._done or self._compared[author] >= TABLES_EACH:
             return
+        # Before it is fetched: a validator cannot keep this one fetching by naming what nobody has.
         self._compared[author] += 1
         try:
             await self._take_from(author, message, first)
@@ -369,6 +374,7 @@ class Tabling(Keeping):
         if own is None or now < max(own.due, self._next_try):
             return
         said = {**self._books.signed, self._own: own.message}
+        # Signed by the same root and total: whoever signed otherwise does not count for this table.
         alike = {author: one.signature for author, one in said.items() if one.earnings == own.message.earnings}
         fit = [alike[author] for author in pool.validators if author in alike and author not in self._unfit]
         if len(fit) < pool.threshold:

@@ -51,6 +51,7 @@ class Events(Service):
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            # The chain's silence and the end of leases are told by no event.
             nursery.start_soon(self._watch)
             await self._take_in()
             nursery.cancel_scope.cancel()
@@ -70,6 +71,7 @@ class Events(Service):
 
     async def _end_leases(self) -> None:
         """Once all renewals of before are known."""
+        # A renewal that waits in the channel would come too late for a member that was just ended.
         if self._follower.read_until and not self._follower.events.statistics().current_buffer_used:
             while self._membership.expire(self._follower.read_until - GRACE):
                 await trio.lowlevel.checkpoint()
@@ -87,6 +89,7 @@ class Events(Service):
         return {"network": {"block": block.number if block else 0, "rpc_ok": self._follower.healthy}}
 
     def _apply(self, event: Event) -> None:
+        # First: what membership makes of a pardon depends on the ledger.
         self.ledger.apply(event)
         match event:
             case Joined(node=node, contact=contact, lease_until=until):
@@ -131,11 +134,13 @@ class Events(Service):
             case Joined(node=node):
                 self._membership.left(node)
             case Left(node=node):
+                # Where it was reached stood in an older event; peers know it (`Peers`).
                 self._membership.joined(node, "")
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
             case TermTaken(term=term):
                 self._membership.terms.undo(term)
+            # The ledger was undone above, so its last bench is the one before.
             case ValidatorsSet() if self.ledger.benches:
                 self._membership.appoint(self.ledger.benches[-1].validators, self.ledger.benches[-1].threshold)
             case ValidatorStruck(validator=back):

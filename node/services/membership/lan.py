@@ -38,6 +38,7 @@ async def neighbourhood(contacts: Sequence[str]) -> AsyncIterator[trio.MemoryRec
     try:
         yield heard
     finally:
+        # The library says good-bye to its neighbours; a cancel would leave its thread and sockets.
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(opened.close)
 
@@ -57,6 +58,7 @@ class _Ear:
             return
         try:
             for contact in contacts_in(info.text or b""):
+                # From the library's thread into trio's: nothing else may touch the channel.
                 self._token.run_sync_soon(self._take, contact)
         except trio.RunFinishedError:
             log.debug("lan.over")
@@ -85,6 +87,7 @@ def service_of(contact: str) -> ServiceInfo:
     place = place_of(contact.partition("/p2p/")[0])
     if place is None:
         raise ValueError(f"{contact} names no host by number")
+    # A fresh name each time: the announcement tells neighbours no more than the contact itself does.
     name = secrets.token_hex(16)
     text = TEXT + contact.encode()
     return ServiceInfo(
@@ -156,6 +159,7 @@ class Lan(Service):
             return
         ip, membership = ip_of(contact.address), self._member.membership
         here = [mine for each in self._member.network.listening() if (mine := ip_of(each))]
+        # Multicast is anybody's word: only members are dialled, and only near ones (ADR 087).
         known = membership.is_member(contact.member) and contact.member != membership.own
         if CIRCUIT in text or not known or ip is None or not ip.is_private or not any(near(ip, one) for one in here):
             return

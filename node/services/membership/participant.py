@@ -40,6 +40,7 @@ async def ensure_participant(
         try:
             standing, steps = await look(chain, key.address, pool, config, directory)
         except RpcUnreachable as error:
+            # Of a first question in vain the owner is told by a refusal. Who has waited already goes on waiting.
             if not told:
                 raise
             progress.trouble(f"{error.what}: {error.why}")  # somebody who waits for hours outlasts that
@@ -97,6 +98,7 @@ def _provider_key(config: NodeConfig, directory: Path) -> NodeKey:
     password = read_password(config.password, config.password_file, directory)
     if config.provider_key_file is not None:
         return load_key(config.provider_key_file, password)
+    # On a devnet only; elsewhere a provider's key never lies beside its node's.
     return load_or_create(directory / "provider-key.json", password)
 
 
@@ -142,6 +144,7 @@ class Lease(Service):
             except IntellectError as error:
                 log.warning("lease.not_renewed", why=error.why)
                 self._progress.trouble(f"the membership was not renewed: {error.why}")
+                # A third of the lease is spent, so there is time for several tries.
                 await trio.sleep(min(pause, UNKNOWN_LEASE))
 
     async def _join_again(self) -> None:

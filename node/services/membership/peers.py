@@ -51,6 +51,8 @@ class Peers(Service):
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Ready once what was kept is known."""
+        # Before anything else starts: a node that comes back dials where members were, while the chain may still be
+        # silent.
         await self._load()
         nursery.start_soon(self.run)
 
@@ -101,6 +103,7 @@ class Peers(Service):
 
     async def _answer(self, asker: Address, _: bytes) -> bytes:
         now = trio.current_time()
+        # The book is larger than the question, so an asker must not get it as often as it likes.
         if now - self._told.get(asker, -ANSWER_PAUSE) < ANSWER_PAUSE:
             return EMPTY
         self._told[asker] = now

@@ -133,6 +133,7 @@ class Reach(Service):
         """Offer to carry others or not, and be carried or not, as the last round says."""
         self._network.offer_relay(self._offer == "on" or (self._offer == "auto" and self.way == "direct"))
         if not self.hidden:
+            # Relays carry few nodes: who can be dialled gives its place back at once.
             self._network.release()
             self._due.clear()
             return
@@ -170,6 +171,7 @@ class Reach(Service):
             self._refused[relay] = (now + pause, pause)
         else:
             self._refused.pop(relay, None)
+            # At half of its time, so that one renewal may be lost.
             self._due[relay] = now + seconds / 2
 
 

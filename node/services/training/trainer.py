@@ -242,9 +242,11 @@ class Trainer:
             who = "this" if self._station.membership.terms.now.holder == self._station.key.address else "another"
             text = f"{who} trainer leads: policies from {first} on that were made here before are dropped"
             self._station.progress.tell("chair", text)
+            # Metrics go first (`Spool._beyond`): what a crash leaves behind is no complete step.
             await trio.to_thread.run_sync(self._spool.cut, first)
             if not self._spool.goes_on:  # what it had taken over lies beyond the cut
                 await trio.to_thread.run_sync(self._spool.cut, 0)
+            # Followers go by it; what was announced beyond is no policy any more.
             self.step = min(self.step, first - 1)
             if self.apart is not None and first <= self.apart.step:
                 self.apart = None  # it is equal to the leader's up to there
@@ -280,6 +282,7 @@ class Trainer:
             return None
         policies, terms = self._station.jury.policies, self._station.membership.terms
         behind = policies.newest_step - newest
+        # Otherwise a standby that has just started would lead from policy 0 and undo the run.
         if policies.newest_step < 0 and terms.reached > 0:
             return None  # nothing was heard of the run yet
         if behind > TAKES_BACK or (behind > 0 and (not self._stuck or self._adopting.best(newest) is not None)):
