@@ -292,7 +292,7 @@ class WorkerUsesPart(msgspec.Struct, frozen=True):
 
 
 class UsesPart(msgspec.Struct, frozen=True):
-    """dropped: workers whose due files the trainer leaves out, one after the other."""
+    """dropped: workers whose due files the trainer leaves out, all or a part."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0

@@ -288,7 +288,7 @@ def troubles(status: DaemonStatus, now: float) -> Lines:
     if status.uses and status.uses.dropped:
         # Of a daemon's answer each name is somebody else's text, and this is a terminal.
         names = ", ".join(clean(one) for one in status.uses.dropped[:3])
-        lines.append(f"the trainer drops {len(status.uses.dropped)} workers, file after file: {names}")
+        lines.append(f"the trainer drops files of {len(status.uses.dropped)} workers: {names}")
     if status.auditing and status.auditing.why_not:
         lines.append(f"this validator audits no steps of the trainer: {status.auditing.why_not}")
     if audit and audit.power is not None and audit.power < audit.power_wanted:

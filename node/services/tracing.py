@@ -130,9 +130,9 @@ class Tracing(Service):
         # Where judges give rewards, or a teacher speaks, fresh files wait for that while older ones are used.
         if statement is None or not dropped or self._station.run.spec.waits_for_tasks:
             return
-        named = ", ".join(f"{count} of {worker}" for worker, count in list(dropped.items())[:3])
+        named = ", ".join(list(dropped.values())[:3])
         for tell in self.on_dropped:
-            tell(statement, f"due files left out, one after the other, for later ones of others: {named}")
+            tell(statement, f"due files left out for later ones of others: {named}")
 
     async def _manifest(self, author: Address, message: PolicyAnnounced) -> BatchManifest:
         """Raises IntellectError where it cannot be had, or is none."""

@@ -14,7 +14,7 @@ from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
-from node.swarm.uses import UseBook
+from node.swarm.uses import LATE, MOST_BITS, UseBook
 from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
 from protocol.messages import DueSigned
@@ -205,13 +205,23 @@ class Swarm:
     """Workers that make files as they can, validators, and the product's pool and book. lags: of each worker's files on
     their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes;
     held: how long after a policy the next batch is composed, by which time all workers but the last have made theirs;
-    turns: whether starving workers come first.
+    turns: whether starving workers come first; every: of the files of whom it drops the trainer uses each so many-th;
+    bursts: the first worker makes eight files at once at every fourth policy, which share their lag.
     """
 
     def __init__(
-        self, seed: int, lags: Sequence[float], surplus: float, keep: bool = True, held: float = 0.0, turns: bool = True
+        self,
+        seed: int,
+        lags: Sequence[float],
+        surplus: float,
+        keep: bool = True,
+        held: float = 0.0,
+        turns: bool = True,
+        every: int = 0,
+        bursts: bool = False,
     ) -> None:
-        self.held, self.turns = held, turns
+        self.held, self.turns, self.every, self.bursts = held, turns, every, bursts
+        self._turn = 0
         self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)
         self.now = 0.0
@@ -248,6 +258,9 @@ class Swarm:
             self.book.heard(one, DueSigned(pool=1, step=step, works=works))
             self.now = heard
         accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
+        if self.bursts:
+            one = [(accepted[0][0], 0, index) for index in range(8)] if step % 4 == 0 else []
+            accepted = sorted([*one, *(file for file in accepted if file[1])])
         indices = dict.fromkeys(range(len(self.nodes)), 0)
         for at, number, _ in accepted:
             self._make(at, step, number, indices[number])
@@ -281,7 +294,9 @@ class Swarm:
         commitment = WorkCommitment(1, self.nodes[number], announced(step).message.policy_root, index, root, 1)
         id = work_id(commitment)
         self.works[id], self.steps[id] = commitment, step
-        self._coming.append((at + self.random.random() * self.lags[number], id))
+        lag = self.random.random() if number or not self.bursts or not index else self._lag
+        self._lag = lag
+        self._coming.append((at + lag * self.lags[number], id))
         work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
         began, self.now = self.now, at
         self.book.accepted(work)
@@ -289,13 +304,17 @@ class Swarm:
 
     def _arrive(self, drops: Sequence[Address]) -> None:
         for _, id in [one for one in self._coming if one[0] <= self.now]:
-            if self.works[id].node not in drops:
+            if self.works[id].node not in drops or self._has_its_turn():
                 commitment, step = self.works[id], self.steps[id]
                 samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
                 lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
                 origin = Origin(commitment, 9, b"", bytes(32), 1)
                 self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])
         self._coming = [one for one in self._coming if one[0] > self.now]
+
+    def _has_its_turn(self) -> bool:
+        self._turn += 1
+        return bool(self.every) and self._turn % self.every == 0
 
     def _used(self, id: bytes) -> UsedWork:
         of = self.works[id]
@@ -334,3 +353,33 @@ def test_a_slow_worker_whom_the_others_can_replace_is_used_so_a_trainer_that_dro
     if turns:
         found = [swarm.policy([slow]) for _ in range(12)]
         assert found[-1] == [slow] and all(set(one) <= {slow} for one in found)
+
+
+@pytest.mark.parametrize(
+    ("lags", "surplus", "bursts"),
+    [([0.02, 0.1, 0.5] * 2, 2.0, False), ([1.0] * 6, 1.0, False), ([0.5, 0.1, 0.25] * 2, 1.0, True)],
+    ids=["some late", "all very late", "files in bursts"],
+)
+def test_a_trainer_that_uses_each_fourth_file_of_a_worker_is_told_and_honest_lag_is_not(
+    lags: list[float], surplus: float, bursts: bool
+) -> None:
+    """Some of the worker's files are used in between, so it never has a row of them that were passed over."""
+    swarm = Swarm(3, lags, surplus, every=4, bursts=bursts)
+    for _ in range(60):
+        assert not swarm.policy()
+    out = swarm.nodes[4]
+    found = [who for _ in range(70) for who in swarm.policy([out])]
+    assert set(found) == {out}
+    swarm.book.begin_term()
+    assert not swarm.book.dropped(), "another one leads"
+
+
+def test_a_worker_that_is_alone_or_whose_trainer_uses_it_again_is_not_told_of() -> None:
+    """The control: before that it is."""
+    alone = Swarm(1, [0.02], 1.0, every=4)
+    assert not any(alone.policy(alone.nodes) for _ in range(40))
+    swarm = Swarm(4, [0.02] * 6, 2.0, every=4)
+    assert any(swarm.policy([swarm.nodes[0]]) for _ in range(60))
+    for _ in range(int(MOST_BITS) + LATE + 4):
+        told = swarm.policy()
+    assert not told
