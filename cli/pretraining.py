@@ -136,7 +136,6 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     """The table of `run validate`."""
     from cli.run import count_of
     from node.run.problems import TextFacts
-    from protocol.pretraining import why_no_swarm
 
     run, text, rules = compiled.spec, compiled.spec.pretraining, compiled.spec.diloco
     assert text and rules  # noqa: S101 - a run of this kind was checked for them
@@ -144,7 +143,7 @@ def fact_rows(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str
     data = [part for part in facts.parts if isinstance(part, TextFacts)]
     return [
         ("run", f"{run.name}  ({compiled.root.hex()})"),
-        ("kind", "pre-training, at a desk" + ("" if why_no_swarm(rules) else " and in a swarm")),
+        ("kind", "pre-training, at a desk and in a swarm"),
         ("model", f"{count_of(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (
@@ -172,7 +171,7 @@ def exchange_row(rules: "Diloco", parameters: int) -> tuple[str, str]:
     """How peers meet, for the table of `run validate`."""
     from protocol.exchange import bits_per_number, form_of
 
-    bits = bits_per_number(form_of(rules), {"whole chunks": (rules.chunk, 256)})
+    bits = bits_per_number(form_of(rules), {"whole chunks": (rules.chunk, 256)}) / rules.fragments
     return (
         "exchange",
         f"{rules.exchange}: {bits:.3g} bits a parameter, {bits * parameters / 8e6:.3g} MB a peer and round; "

@@ -213,13 +213,6 @@ def _rules_of_seats(run: Any, rounds: Diloco) -> list[Rule]:
     ]
 
 
-def why_no_swarm(rounds: Diloco) -> str:
-    """Why validators could not replay what peers send, in words; empty if they can."""
-    if rounds.fragments > 1:
-        return f"diloco.fragments = {rounds.fragments}: rounds that overlap are not applied in a swarm yet"
-    return ""
-
-
 def peers_rule(peers: int, rounds: Diloco) -> str:
     """Why so many peers cannot train at a desk, in words; empty if they can."""
     if not rounds.min_contributions <= peers <= rounds.max_contributions:

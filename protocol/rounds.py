@@ -64,10 +64,13 @@ def overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def fragment(shapes: Mapping[str, tuple[int, ...]], round_: int, fragments: int) -> list[str]:
-    """Names, ascending, of the tensors that a round exchanges. The largest go first, each to the lightest fragment, so
-    that all have about as many numbers; a round before the first exchanges nothing."""
-    if round_ < 0:
-        return []
+    """Names, ascending, of the tensors that a round exchanges; a round before the first exchanges nothing."""
+    return parts_of(shapes, fragments)[round_ % fragments] if round_ >= 0 else []
+
+
+def parts_of(shapes: Mapping[str, tuple[int, ...]], fragments: int) -> list[list[str]]:
+    """Names, ascending, of the tensors of each fragment. The largest go first, each to the lightest fragment, so that
+    all have about as many numbers."""
     parts: list[list[str]] = [[] for _ in range(fragments)]
     sizes = [0] * fragments
     # By name among equal sizes, so that everybody cuts the model into the same fragments.
@@ -75,7 +78,7 @@ def fragment(shapes: Mapping[str, tuple[int, ...]], round_: int, fragments: int)
         lightest = sizes.index(min(sizes))
         parts[lightest].append(name)
         sizes[lightest] += math.prod(shapes[name])
-    return sorted(parts[round_ % fragments])
+    return [sorted(part) for part in parts]
 
 
 class Mean:

@@ -29,7 +29,7 @@ from protocol.engines import (
 )
 from protocol.errors import ProtocolError
 from protocol.own_code import DESK_ENVIRONMENTS, SERVED_ENVIRONMENTS, is_import_path
-from protocol.pretraining import Diloco, Pretraining, kind_rules, why_no_swarm
+from protocol.pretraining import Diloco, Pretraining, kind_rules
 from protocol.recipe import Recipe
 from protocol.sections import (
     Alarms,
@@ -369,7 +369,6 @@ class RunSpec(RunSections, frozen=True):
         return self.recipe.own_code() | self.environment.own_rewards() | rewards
 
     def _check_for_a_swarm(self) -> None:
-        self._check_contributions()
         self._check_witnessed()
         for name in self.desk_environments():
             raise RunError(
@@ -397,15 +396,6 @@ class RunSpec(RunSections, frozen=True):
                 "unusable run: audit.witnessed",
                 f"it is {self.audit.witnessed!r}, and {sum(served)} of {len(served)} environments are behind a server",
                 f'set witnessed = "{right}" in [audit]: nobody can recompute what a server says',
-            )
-
-    def _check_contributions(self) -> None:
-        """Raise RunError where validators could not replay a contribution from what everybody has."""
-        if self.diloco is not None and (why := why_no_swarm(self.diloco)):
-            raise RunError(
-                "this run can be trained at a desk only",
-                why,
-                "set fragments = 1; or train it at a desk (intellect-node train --run FILE --peers N)",
             )
 
     def weight_bytes(self, directory: str = MODEL) -> int:

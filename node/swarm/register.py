@@ -41,8 +41,8 @@ READ = 8192
 class Work(msgspec.Struct):
     """One commitment. signed: its first envelope; step: of its policy; at: when it was heard of; newest_step: of the
     policies that everybody knew then; backlog: found on arrival, so of unknown age; groups: of its file; task: whose
-    shard it is the result of, None for rollouts to train on; contribution: to a round, instead of rollouts; rival: its
-    slot was taken before; delivered: this node has had the file."""
+    shard it is the result of, None for rollouts to train on; round: that it is a contribution to, instead of rollouts,
+    or -1; rival: its slot was taken before; delivered: this node has had the file."""
 
     id: WorkId
     signed: Signed[RolloutCommitted]
@@ -52,7 +52,7 @@ class Work(msgspec.Struct):
     backlog: bool
     groups: int
     task: Task | None = None
-    contribution: bool = False
+    round: int = -1
     rival: bool = False
     delivered: bool = False
 
@@ -63,6 +63,10 @@ class Work(msgspec.Struct):
     @property
     def node(self) -> Address:
         return self.commitment.node
+
+    @property
+    def contribution(self) -> bool:
+        return self.round >= 0
 
     @property
     def is_recomputed(self) -> bool:
@@ -85,7 +89,7 @@ class Work(msgspec.Struct):
         """What the file is, in words."""
         number = self.commitment.index + 1
         if self.contribution:
-            return f"a contribution to round {self.step}"
+            return f"a contribution to round {self.round}"
         return f"shard {number} of {self.task.title}" if self.task else f"file {number} for policy {self.step}"
 
 
@@ -188,8 +192,9 @@ class Register:
         return check_staleness(work.step, max(work.newest_step, work.step), self._run)
 
     def gap(self, work: Work) -> Fault | None:
-        """An index that was left out before this one, if we would have heard of it. Shards are anybody's: none is."""
-        if work.task is not None:
+        """An index that was left out before this one, if we would have heard of it. Shards are anybody's: none is. A
+        round that is left out is its peer's loss."""
+        if work.task is not None or work.contribution:
             return None
         known = self._policies.find(work.commitment.policy_root)
         # A node that has just come hears files in any order: then a gap may be its own.
@@ -223,15 +228,17 @@ class Register:
         # Of a policy that a newer term took back files count for a while: who made them could not know.
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
         # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
-        contributed = known is not None and known.outer and task is None
-        most = 1 if contributed else self._most if task is None else task.spec.shards
+        most, round_ = self._most if task is None else task.spec.shards, -1
+        if known is not None and known.outer and task is None and self._run.diloco is not None:
+            round_ = known.step + commitment.index
+            most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
         if late or commitment.index >= most:
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
         if len(slot) > 1:
             return None  # two are evidence enough
-        work = self._made(id, early, known.step if known else -1, task, contributed, rival=bool(slot))
+        work = self._made(id, early, known.step if known else -1, task, round_, rival=bool(slot))
         # Of a forked slot both stay, since together they are the evidence.
         slot.append(work)
         self._works[id] = node.works[id] = work
@@ -244,13 +251,13 @@ class Register:
         self._tell(work, slot)
         return None if work.rival else work
 
-    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, contributed: bool, *, rival: bool) -> Work:
+    def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool) -> Work:
         backlog = early.at - self._opened < BACKLOG_SECONDS
-        index, groups = early.signed.message.commitment.index, 1 if contributed else self._run.groups_per_file
+        index, groups = early.signed.message.commitment.index, 1 if round_ >= 0 else self._run.groups_per_file
         if task is not None:
             groups = len(task.spec.numbers(index))
         heard = (id, early.signed, step, early.at, early.newest_step, backlog)
-        return Work(*heard, groups, task, contributed, rival=rival)
+        return Work(*heard, groups, task, round_, rival=rival)
 
     def _set_aside(self, node: _Submissions, id: WorkId, early: _Early) -> None:
         """What may become work waits, a few of each node's, for a while; the rest was never said."""

@@ -18,9 +18,10 @@ import structlog
 
 from node.state.files import mapped
 from node.training.errors import TrainingError
+from node.training.inner import Tensors
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
 from node.training.outer import StateFile, state_size, strangers_state
-from node.training.pretrainer import Pretrainer, RoundTrainer
+from node.training.pretrainer import COPY, Pretrainer, RoundTrainer
 from node.training.seats import Seats
 from protocol.contribution import Contribution, ContributionHeader, decode_contribution, expected_of
 from protocol.errors import IntellectError
@@ -100,8 +101,7 @@ class AsAsked(RoundTrainer):
     def _trained(self, job: Train) -> dict[str, Any]:
         self._contribute(job.round, job.seat, job.until, fresh=job.fresh, most=job.steps or None)
         path, own = self._seat_path(job.round, job.seat), self._own_path(job.round, job.seat)
-        outer = StateFile(self._outer_path(job.round))
-        header = self._decoded(path, outer).header
+        header = self._decoded(path, self._begun(job.round), job.round).header
         told = {"path": str(path), "tokens": header.tokens, "loss": header.loss_last, "seconds": self._seconds}
         return told | {"own": str(own) if own.exists() else "", "began": not self._begins_with_nothing(header)}
 
@@ -130,17 +130,22 @@ class AsAsked(RoundTrainer):
 
     # Looking at what others made
 
-    def _decoded(self, path: Path, outer: StateFile) -> Contribution:
-        """Raises ContributionError."""
-        expected = expected_of(self._rules, self._root, {outer.round: outer.root}, self._batch)
-        return decode_contribution(mapped(path), self._learner.shapes, self._form, expected)
+    def _begun(self, round_: int) -> StateFile:
+        """The outer state that a round's steps begin at."""
+        return StateFile(self._outer_path(self._rules.begins_at(round_)))
+
+    def _decoded(self, path: Path, outer: StateFile, round_: int | None = None) -> Contribution:
+        """Of steps that began at an outer state; round_: None for that state's own. Raises ContributionError."""
+        round_ = outer.round if round_ is None else round_
+        expected = expected_of(self._rules, self._root, {round_: outer.root}, self._batch)
+        return decode_contribution(mapped(path), self._shapes_of(round_), self._form, expected)
 
     def _checked(self, job: Check) -> dict[str, Any]:
         """What there is to say of a contribution: `fault` in its form; or what it does to the loss, and whether its
         steps come to the same here."""
-        outer = StateFile(self._outer_path(job.round))
+        outer = self._begun(job.round)
         try:
-            contribution = self._decoded(Path(job.path), outer)
+            contribution = self._decoded(Path(job.path), outer, job.round)
             found: dict[str, Any] = {"norm": contribution.check()}
         except ContributionError as error:
             return {"fault": error.why}
@@ -153,10 +158,10 @@ class AsAsked(RoundTrainer):
         found |= self._likeness(contribution, outer, job.others)
         if job.replay or found["alike"] > ALIKE:
             found |= self._replayed(outer, contribution, job)
-        if not found.get("same") and "state" not in found and "lacks" not in found:
-            # whoever made the same steps in the same arithmetic knows more than the loss says
+        if not {"distance", "state", "lacks"} & found.keys():
+            # whoever made the same steps knows more than the loss says
             found |= self._effect(outer, contribution)
-            if "own" in found and found["own"] <= SURE * found["error"] and "same" not in found:
+            if "own" in found and found["own"] <= SURE * found["error"]:
                 found |= self._replayed(outer, contribution, job)
         return found | {"seconds": self._seconds.get("check", 0.0)}
 
@@ -168,7 +173,7 @@ class AsAsked(RoundTrainer):
         found, whose = 0.0, ""
         for path in others:
             try:
-                other = self._decoded(Path(path), outer)
+                other = self._decoded(Path(path), outer, contribution.header.round)
                 cosine = _cosine(contribution, other)
             except (ContributionError, OSError):  # it is no contribution, which is its own judge's to say
                 continue
@@ -202,10 +207,10 @@ class AsAsked(RoundTrainer):
                 said, _ = self._steps(header.round, header.seat, before, most=count)
                 # whoever asks has made the batches of the manifests that the header names
                 self._write(msgspec.structs.replace(said, batches=header.batches), before, path, own)
-            ours = self._decoded(path, outer)
+            ours = self._decoded(path, outer, header.round)
             error, size, equal = _compared(ours, contribution)
             distances = [math.sqrt(error / size) if size else math.inf if error else 0.0]
-            distances += _apart(StateFile(own), after) if after else []
+            distances += _apart(StateFile(own), after, self._weights_in(header.round, outer)) if after else []
         except TrainingError as error:  # numbers that no honest steps begin with
             return {"state": f"steps from it come to nothing: {error.why}"}
         finally:
@@ -221,6 +226,16 @@ class AsAsked(RoundTrainer):
         told = {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1]}
         return told | {"after": self._after(header, math.sqrt(size))}
 
+    def _weights_in(self, round_: int, outer: StateFile) -> Tensors:
+        """What stands for nothing in the own state of a round: the outer state, in place of a copy's weights."""
+        changed = frozenset(COPY + name for name in self._sent(round_ - 1))
+
+        def tensor(name: str) -> F32:
+            is_weight = name.startswith(COPY) and name not in changed
+            return outer.tensor(name.removeprefix(COPY)) if is_weight else np.zeros(1, dtype=np.float32)
+
+        return tensor
+
     def _after(self, header: ContributionHeader, norm: float) -> float:
         """What two validators that made the same steps can compare. norm: of what came of them."""
         return norm
@@ -235,7 +250,7 @@ class Peer(AsAsked, Pretrainer):
 
     def _effect(self, outer: StateFile, contribution: Contribution) -> dict[str, Any]:
         """By how much the loss falls on the seat's own rows and on another's, nats per token; error: of the first."""
-        header, first = contribution.header, contribution.header.round * self._rules.inner_steps
+        header, first = contribution.header, contribution.header.round * self._rules.round_steps
         steps = np.linspace(0, header.tokens // self._rules.batch_tokens - 1, BATCHES).astype(int)
         steps = sorted({first + int(step) for step in steps})
         seats = (header.seat, (header.seat + 1) % self._rules.max_contributions)
@@ -243,7 +258,7 @@ class Peer(AsAsked, Pretrainer):
         with self._timed("check"):
             self._learner.load(outer.tensor)
             before = [self._learner.loss(each) for each in rows]
-            self._learner.load(lambda name: outer.tensor(name) - contribution.tensor(name).reshape(outer.shapes[name]))
+            self._learner.load(lambda name: _less(outer.tensor(name), contribution, name))
             after = [self._learner.loss(each) for each in rows]
         falls = np.array(before) - np.array(after)
         own, others = falls[: len(steps)], falls[len(steps) :]
@@ -255,7 +270,7 @@ class Peer(AsAsked, Pretrainer):
 
     def _after(self, header: ContributionHeader, norm: float) -> float:
         """The loss on the contribution's first rows."""
-        return self._learner.loss(self._data.rows(header.seat, header.round * self._rules.inner_steps))
+        return self._learner.loss(self._data.rows(header.seat, header.round * self._rules.round_steps))
 
 
 class SeatPeer(AsAsked, Seats):
@@ -283,13 +298,19 @@ def _compared(ours: Contribution, theirs: Contribution) -> tuple[float, float, b
     return error, size, equal
 
 
-def _apart(ours: StateFile, theirs: StateFile) -> list[float]:
-    """The distance of two own states, as a share of ours: of each kind of tensor, since their sizes differ."""
+def _less(weights: F32, contribution: Contribution, name: str) -> F32:
+    """The weights as a contribution by itself would leave them."""
+    return weights - contribution.tensor(name).reshape(weights.shape) if name in contribution.parts else weights
+
+
+def _apart(ours: StateFile, theirs: StateFile, nothing: Tensors) -> list[float]:
+    """The distance of two own states, as a share of ours: of each kind of tensor, since their sizes differ. nothing:
+    what ours is compared with for its size."""
     error, size = defaultdict[str, float](float), defaultdict[str, float](float)
     for name in ours.shapes:
         kind, mine = name.partition("/")[0], ours.tensor(name).astype(np.float64)
         error[kind] += float(np.square(mine - theirs.tensor(name)).sum())
-        size[kind] += float(np.square(mine).sum())
+        size[kind] += float(np.square(mine - nothing(name)).sum())
     return [math.sqrt(error[kind] / size[kind]) if size[kind] else math.inf if error[kind] else 0.0 for kind in error]
 
 

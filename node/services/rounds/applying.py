@@ -19,6 +19,7 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.station import Station
 from node.state.files import mapped, write_whole
+from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
@@ -43,6 +44,7 @@ from protocol.exchange import ContributionError, Form, form_of
 from protocol.messages import CutSigned, Signed
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
+from protocol.rounds import parts_of
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 60.0
@@ -92,14 +94,19 @@ class Rounds(Service):
         assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
         self._station, self._process, self.spool, self._learns = station, process, spool, learns
         self._seats, self._batch = spec.seats, spec.rollouts_per_batch
-        self.late = 0 if spec.seats else 1
-        """Rounds by which a contribution may be late. Of rollouts none: what it learnt from is dealt anew by then."""
         self.rules: Diloco = spec.diloco
+        self.late = 0 if spec.seats or self.rules.fragments > 1 else 1
+        """Rounds by which a contribution may be late. Of rollouts none: what it learnt from is dealt anew by then. Nor
+        with fragments: the next round exchanges other tensors."""
         self.form: Form = form_of(spec.diloco)
         self.last = spec.recipe.steps
         self.jobs = Jobs(spool)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.arithmetic = ""
+        self._parts: list[dict[str, tuple[int, ...]]] = []
+        """What a round exchanges, fragment by fragment."""
+        self.most_bytes = 0
+        """Of a contribution."""
         self.own_bytes = 0
         """Of what a peer keeps for itself from one round to the next, at most."""
         self.outer: Outer | None = None
@@ -132,13 +139,13 @@ class Rounds(Service):
         began = await self.jobs.ask("start", Start())
         self.shapes = {name: tuple(shape) for name, shape in began["shapes"].items()}
         self.arithmetic, self.own_bytes = began["arithmetic"], began["own_bytes"]
+        parts = parts_of(self.shapes, self.rules.fragments)
+        self._parts = [{name: self.shapes[name] for name in part} for part in parts]
+        self.most_bytes = max(most_bytes(part, self.form) for part in self._parts)
         if not self._learns:
             self._process.finish()
-        newest = await trio.to_thread.run_sync(self._newest)
-        for path in sorted(self._folder.glob("outer-*.safetensors")) if self._seats else ():
-            if path < newest:  # files may still be judged that were made with it
-                await self._hold(path)
-        await self._open(newest)
+        for path in await trio.to_thread.run_sync(self._whole):  # what was made from the older ones is judged yet
+            await self._open(path)
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
@@ -195,10 +202,11 @@ class Rounds(Service):
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def _expected(self, outer: Outer) -> Expected:
-        """What a contribution in a cut may be: of its round, or late by one. Of the late the quorum has seen that they
-        begin at the right state; a node that has just come does not know it."""
+        """What a contribution in a cut may be: of its round, or late by one. Of those that began before this state the
+        quorum has seen that they begin at the right one; a node that has just come does not know it."""
         late = {outer.round - 1: None} if self.late else {}
-        return expected_of(self.rules, self._root, late | {outer.round: outer.root}, self._batch)
+        root = outer.root if self.rules.begins_at(outer.round) == outer.round else None
+        return expected_of(self.rules, self._root, late | {outer.round: root}, self._batch)
 
     def agreement(self, round_: int) -> Agreement:
         """What validators have said of a round."""
@@ -219,10 +227,16 @@ class Rounds(Service):
                 return self.outer
             await moved.wait()
 
-    @property
-    def most_bytes(self) -> int:
-        """Of a contribution."""
-        return most_bytes(self.shapes, self.form)
+    async def next_round(self, after: int) -> tuple[int, Outer] | None:
+        """The first round later than `after` whose steps can begin here, and the outer state that they begin at; None
+        when the last one is over. With fragments the next round's begin while this one is decided."""
+        while not self.over:
+            moved, kept = self._moved, {one.round: one for one in (self.outer, self.before) if one}
+            for round_ in range(max(self.newest, after + 1), min(self.newest + 2, self.last)):
+                if (begins := kept.get(self.rules.begins_at(round_))) is not None:
+                    return round_, begins
+            await moved.wait()
+        return None
 
     async def train(
         self, round_: int, seat: int, until: float, *, fresh: bool = False, steps: int = 0
@@ -231,9 +245,15 @@ class Rounds(Service):
         run's. Raises TrainingError."""
         return await self.jobs.ask(f"train-{round_:06d}", Train(round_, seat, until, fresh, steps))
 
+    def has_accepted(self, work: Work) -> bool:
+        """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""
+        state = self._station.jury.ballots.state(work.id)
+        return state is FileState.ACCEPTED or work.commitment.file_root in self.included
+
     def header_of(self, path: Path, round_: int) -> ContributionHeader:
         """What a contribution to a round says of itself. Blocking. Raises ContributionError, OSError."""
-        expected = expected_of(self.rules, self._root, {round_: self._roots.get(round_)}, self._batch)
+        begins = self._roots.get(self.rules.begins_at(round_))
+        expected = expected_of(self.rules, self._root, {round_: begins}, self._batch)
         return decode_header(mapped(path), expected)[0]
 
     def own_states(self) -> list[Path]:
@@ -342,9 +362,10 @@ class Rounds(Service):
     def _added(self, outer: Outer, paths: list[Path]) -> Figures:
         """Apply; what cannot be decoded is left out, by everybody alike. In a thread."""
         expected, found, sizes = self._expected(outer), list[Contribution](), [0]
+        shapes = self._parts[outer.round % len(self._parts)]
         for path in paths:
             try:
-                one = decode_contribution(mapped(path), self.shapes, self.form, expected)
+                one = decode_contribution(mapped(path), shapes, self.form, expected)
                 one.check()
             except ContributionError as error:
                 log.warning("contribution.left_out", round=outer.round, why=error.why)
@@ -404,8 +425,8 @@ class Rounds(Service):
         self._station.jury.learn(round_, root)
         log.info("policy.made", round=round_, root=root.hex())
 
-    def _newest(self) -> Path:
-        """The newest outer state that is whole here."""
+    def _whole(self) -> list[Path]:
+        """The outer states that are whole here, oldest first."""
         whole = list[Path]()
         for path in sorted(self._folder.glob("outer-*.safetensors"), reverse=True):
             try:
@@ -414,9 +435,9 @@ class Rounds(Service):
                 log.warning("outer_state.damaged", path=str(path), why=error.why)
                 path.unlink()
             else:
-                whole.append(path)
+                whole.insert(0, path)
         if whole:
-            return whole[0]
+            return whole
         raise TrainingError("no outer state is here", str(self._folder), "start the node again")
 
     def _forget(self, round_: int) -> None:
@@ -496,13 +517,13 @@ class Rounds(Service):
     def works(self) -> list[Work]:
         """The contributions to this round, and the late ones to the one before."""
         assert self.outer is not None  # noqa: S101 - `start` opened one
-        known = {one.root for one in (self.outer, self.before if self.late else None) if one is not None}
+        counted = range(max(self.newest - self.late, 0), self.newest + 1)
         register = self._station.jury.register
         return [
             work
             for node in [*self._station.membership.addresses(), self._station.key.address]
             for work in register.of(node)
-            if work.commitment.policy_root in known and work.commitment.file_root not in self.included
+            if work.round in counted and work.commitment.file_root not in self.included
         ]
 
 

@@ -68,12 +68,12 @@ class Cutting(Service):
         """Whether the round's time is over, or everybody who is at work on it has contributed."""
         rules, states = self._rounds.rules, self._station.jury.ballots.state
         times = [self._accepted_at[work.id] for work in accepted]
-        tried = sum(work.commitment.policy_root == outer.root for work in works)
+        tried = sum(work.round == outer.round for work in works)
         closes = closes_at(outer.opened, times, rules, tried=tried)
         if closes is not None and now >= closes:
             return True
         judged = (FileState.ACCEPTED, FileState.REJECTED)
-        done = {work.node for work in works if work.step == outer.round and states(work.id) in judged}
+        done = {work.node for work in works if work.round == outer.round and states(work.id) in judged}
         return len(accepted) >= rules.min_contributions and done >= self._at_work(outer)
 
     def _at_work(self, outer: Outer) -> set[Any]:

@@ -56,6 +56,10 @@ CLAIMS = 32
 """Seats of one member that are remembered: who hops crowds out its own."""
 
 
+Place = tuple[bytes, int]
+"""Of a commitment: the outer state that it names, and its index there. Both together say which round."""
+
+
 class Looks:
     """Looks at contributions, in an engine's place: one job of the learner's process each. batches: in a run with
     rollouts."""
@@ -64,8 +68,8 @@ class Looks:
 
     def __init__(self, station: Station, rounds: Rounds, batches: Batches | None = None) -> None:
         self._station, self._rounds, self._batches = station, rounds, batches
-        self._seen: Recent[bytes, tuple[bytes, str, int, Address]] = Recent(512)
-        """Contribution -> (outer state, path, seat, node)."""
+        self._seen: Recent[bytes, tuple[Place, str, int, Address]] = Recent(512)
+        """Contribution -> (round, path, seat, node)."""
         self._claims: dict[Address, Recent[int, None]] = {}
 
     async def hear_seats(self) -> None:
@@ -81,8 +85,8 @@ class Looks:
         order = request
         others = tuple(
             path
-            for root, (outer, path, _, _) in self._seen.items()
-            if outer == order.policy_root and root != order.file_root
+            for root, (place, path, _, _) in self._seen.items()
+            if place == (order.policy_root, order.index) and root != order.file_root
         )
         replay = order.groups is None or bool(order.groups)
         job = Check(policy.step, order.path, others, replay)
@@ -142,13 +146,18 @@ class Looks:
 
     async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
         """Why a contribution may not begin with the state that it names; empty if it may."""
-        before = self._rounds.root_of(round_ - 1)
+        was_here = self._rounds.root_of(self._rounds.rules.begins_at(round_ - 1)) is not None
         # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
-        if begins == state_root(round_, ()) or (before is None and round_ > 0):
+        if begins == state_root(round_, ()) or (round_ > 0 and not was_here):
             return ""
         jury = self._station.jury
-        works = [work for work in jury.register.of(node) if work.commitment.policy_root == before]
-        standing = [work for work in works if jury.ballots.state(work.id) is not FileState.REJECTED]
+        works = [work for work in jury.register.of(node) if work.round == round_ - 1]
+        if self._rounds.rules.fragments > 1:
+            # It holds weights, not moments alone: what nobody accepted must not come back in what is built on it.
+            await self._decided(works)
+            standing = [work for work in works if self._rounds.has_accepted(work)]
+        else:
+            standing = [work for work in works if jury.ballots.state(work.id) is not FileState.REJECTED]
         for work in standing:
             path = await self._had(work.commitment.file_root, node, self._rounds.most_bytes)
             try:
@@ -157,8 +166,20 @@ class Looks:
                     return ""
             except (ContributionError, OSError) as error:
                 log.info("contribution.not_read", node=node, why=str(error))
-        what = "left another one" if standing else "was refused" if works else "is not known"
+        what = "left another one" if standing else "was not accepted" if works else "is not known"
         return f"its steps begin with a state of their own, and its node's contribution to the round before {what}"
+
+    async def _decided(self, works: list[Work]) -> None:
+        """Wait until the pool has decided on works, at most `audit.delivery_seconds`; of a round that is over little
+        is still to be heard."""
+        ballots, ends = self._station.jury.ballots, self._station.run.spec.audit.delivery_seconds
+        began = self._station.clock.monotonic()
+        while any(ballots.state(work.id) is FileState.OPEN for work in works):
+            if all(work.round < self._rounds.newest for work in works):
+                ends = min(ends, CLAIM_SECONDS)
+            if self._station.clock.monotonic() - began > ends:
+                break
+            await trio.sleep(POLL)
 
     async def _own_state(self, node: Address, root: bytes) -> str:
         path = await self._had(root, node, self._rounds.own_bytes)
@@ -185,7 +206,8 @@ class Looks:
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)
         if reason is Reason.NONE or reason is Reason.NO_GAIN:
-            self._seen[order.file_root] = (order.policy_root, order.path, found["seat"], parse_address(order.node))
+            place = order.policy_root, order.index
+            self._seen[order.file_root] = (place, order.path, found["seat"], parse_address(order.node))
         if "norm" in found:
             self._rounds.norms[order.file_root] = found["norm"]
         replayed = "equal" in found
@@ -220,18 +242,18 @@ class Looks:
             at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""
             detail = f"its steps come to other bits here{at}, distance {found['distance']:.2g}{copy}"
             return Reason.NOT_REPRODUCED, detail, Outcome.SLASH
-        if self._is_anothers(parse_address(order.node), order.policy_root, found["seat"]):
+        if self._is_anothers(parse_address(order.node), (order.policy_root, order.index), found["seat"]):
             return Reason.NOT_LEASED, f"seat {found['seat']} is not its node's", Outcome.REJECT
         if found.get("equal"):
             return Reason.NONE, "", Outcome.ACCEPT
         if "distance" in found and found["distance"] > MOST_DISTANCE:
             detail = f"its steps come {found['distance']:.2g} away from it here{copy}"
             return Reason.NO_GAIN, detail, Outcome.REJECT
-        if found.get("own", 1.0) <= 0:
+        if "distance" not in found and found.get("own", 1.0) <= 0:
             return Reason.NO_GAIN, f"the loss on its own rows rises by {-found['own']:.3g}", Outcome.REJECT
         return Reason.NONE, "", Outcome.ACCEPT
 
-    def _is_anothers(self, node: Address, outer: bytes, seat: int) -> bool:
+    def _is_anothers(self, node: Address, place: Place, seat: int) -> bool:
         """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
         the pool's trainers learn."""
         stranger = self._batches is not None and not self._station.membership.is_trainer(node)
@@ -241,7 +263,7 @@ class Looks:
         return any(
             other != node and weight(run, seat, other) < weight(run, seat, node)
             for seen, _, at, other in self._seen.values()
-            if seen == outer and at == seat
+            if seen == place and at == seat
         )
 
 
@@ -300,14 +322,14 @@ class ContributionJudging(Validator):
                 await super()._heed_others()
 
     async def _basis(self, work: Work) -> tuple[ShardOrder | None, LoadPolicy]:
-        """The outer state that a contribution begins at, or the policy that a file was sampled with."""
+        """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""
         root = work.commitment.policy_root
         if not work.contribution:
             held = self._station.shelf.by_root(root)
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
             return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))
-        for outer in (self._rounds.outer, self._rounds.before if self._rounds.late else None):
-            if outer is not None and outer.root == root:
-                return None, LoadPolicy(policy_root=outer.root, step=outer.round, path=str(outer.path))
+        for outer in (self._rounds.outer, self._rounds.before):
+            if outer is not None and outer.root == root and work.round >= self._rounds.newest - self._rounds.late:
+                return None, LoadPolicy(policy_root=outer.root, step=work.round, path=str(outer.path))
         raise OwnTrouble("the round that it was made for is over", for_good=True)

@@ -13,7 +13,7 @@ from node.services.rounds.applying import Outer, Rounds, in_words
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.register import WorkId
+from node.swarm.register import Work, WorkId
 from node.weights.keeper import Pins
 from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
@@ -26,6 +26,8 @@ MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
 KEPT = 4
 """Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and after."""
+HEARD = 5.0
+"""Seconds, at most, until this node's own jury knows what it committed to."""
 SAID = 2
 """Heartbeats with a seat before the first steps: others that start at the same time are heard by then."""
 
@@ -68,23 +70,25 @@ class Learning(Service):
         while not self._rounds.over:
             while self.seat < 0 or self._said < SAID:  # noqa: ASYNC110 - heartbeats of any others may free one
                 await trio.sleep(POLL)
-            outer = await self._rounds.newer_than(round_)
-            journal, slot = self._station.journal, slot_name(outer.root, 0)
-            history = self._is_past(outer.round)  # a newer state is on its way
+            if (begun := await self._rounds.next_round(round_)) is None:
+                break
+            at, outer = begun
+            journal, slot = self._station.journal, slot_name(outer.root, at - outer.round)
+            history = self._is_past(at)  # a newer state is on its way
             # Made before a restart, a second one would be a fault.
-            if self._rounds.over or history or await journal.do(journal.said, "commitment", slot):
-                round_ = outer.round
+            if history or await journal.do(journal.said, "commitment", slot):
+                round_ = at
                 continue
             try:
-                await self._train(outer)
+                await self._train(at, outer)
             except (IntellectError, OSError) as error:
-                log.warning("contribution.failed", round=outer.round, why=in_words(error))
-                self._station.progress.trouble(f"no contribution to round {outer.round} yet: {in_words(error)}")
+                log.warning("contribution.failed", round=at, why=in_words(error))
+                self._station.progress.trouble(f"no contribution to round {at} yet: {in_words(error)}")
                 # again, in this round if it still runs: one that nobody contributes to would never end
                 await trio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
             else:
-                round_, pause = outer.round, 1.0
+                round_, pause = at, 1.0
             finally:
                 self._training = -1
 
@@ -98,39 +102,59 @@ class Learning(Service):
         await trio.lowlevel.checkpoint()
         return 0
 
-    async def _train(self, outer: Outer) -> None:
-        clock, seat = self._station.clock, self.seat
-        until = clock.wall() + outer.opened + self._rounds.rules.round_seconds - clock.monotonic()
+    async def _train(self, round_: int, outer: Outer) -> None:
+        """The steps of a round that begin at `outer`, and what comes of them."""
+        clock, seat, now = self._station.clock, self.seat, self._rounds.outer
+        passed = clock.monotonic() - now.opened if now and now.round == round_ else 0.0
+        until = clock.wall() - passed + self._rounds.rules.round_seconds
         steps = await self._find_steps(outer, seat, until)
         if steps is None:
             return
-        self._training = outer.round
-        fresh = not self._stands(outer.round - 1)
-        found = await self._rounds.train(outer.round, seat, until, fresh=fresh, steps=steps)
-        if self._is_past(outer.round):  # the node was stopped meanwhile
-            self._station.progress.tell("late", f"the contribution to round {outer.round} came too late")
+        self._training = round_
+        fresh = not self._stands(round_ - 1)
+        found = await self._rounds.train(round_, seat, until, fresh=fresh, steps=steps)
+        while found["began"] and self._is_undecided(round_ - 1):  # noqa: ASYNC110 - by verdicts of several
+            await trio.sleep(POLL)
+        if self._is_past(round_):  # the node was stopped meanwhile
+            self._station.progress.tell("late", f"the contribution to round {round_} came too late")
             return
-        if found["began"] and not self._stands(outer.round - 1):
+        if found["began"] and not self._stands(round_ - 1):
             # Sent, it would be refused, and so would every next one that builds on it.
-            told = f"round {outer.round}: its steps began with what a contribution left that does not stand"
+            told = f"round {round_}: its steps began with what a contribution left that does not stand"
             self._station.progress.tell("refused", told)
             return
         if found["own"]:
             await self._serve(Path(found["own"]))
         learnt = found["tokens"]
         units = contribution_units(self._station.run.spec, learnt)
-        commitment = await commit(self._station, outer.root, 0, Path(found["path"]), units, outer.round)
-        self._open[work_id(commitment)] = outer.round
+        index = round_ - outer.round
+        commitment = await commit(self._station, outer.root, index, Path(found["path"]), units, outer.round)
+        self._open[work_id(commitment)] = round_
+        with trio.move_on_after(HEARD):  # with fragments the next steps begin at once, and ask what stands
+            while not self._works(round_):  # noqa: ASYNC110 - the jury hears of it as of anybody's
+                await trio.sleep(POLL)
         self.rate.add(learnt)
         await self.works.count()
-        log.info("contribution.committed", round=outer.round, seat=seat, learnt=learnt, loss=found["loss"])
+        log.info("contribution.committed", round=round_, seat=seat, learnt=learnt, loss=found["loss"])
+
+    def _works(self, round_: int) -> list[Work]:
+        """What this node committed to as its contribution to a round."""
+        register = self._station.jury.register
+        return [one for one in register.of(self._station.key.address) if one.round == round_]
 
     def _stands(self, round_: int) -> bool:
         """Whether this node committed to a contribution to a round, and the pool did not refuse it, as far as is known:
-        only what such a one left may be built upon."""
-        jury, root = self._station.jury, self._rounds.root_of(round_)
-        works = [one for one in jury.register.of(self._station.key.address) if one.commitment.policy_root == root]
-        return any(jury.ballots.state(work.id) is not FileState.REJECTED for work in works)
+        only what such a one left may be built upon. With fragments the pool must have accepted it in its round."""
+        works, state = self._works(round_), self._station.jury.ballots.state
+        if self._rounds.rules.fragments > 1 and round_ < self._rounds.newest:
+            return any(map(self._rounds.has_accepted, works))
+        return any(state(work.id) is not FileState.REJECTED for work in works)
+
+    def _is_undecided(self, round_: int) -> bool:
+        """Whether what the next contribution builds on may still be refused: with fragments its steps did not wait."""
+        state = self._station.jury.ballots.state
+        runs = self._rounds.rules.fragments > 1 and round_ >= self._rounds.newest
+        return runs and any(state(work.id) is FileState.OPEN for work in self._works(round_))
 
     async def _serve(self, path: Path) -> None:
         """Hand a file that steps begin with to whoever replays these, as long as one may."""

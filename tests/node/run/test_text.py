@@ -13,7 +13,7 @@ from node.run.file import compile_run, load_run_file
 from node.run.problems import TextFacts, check_run
 from node.run.survey import survey
 from node.run.text import TOKENS
-from protocol.run import RunError, decode_run
+from protocol.run import decode_run
 from protocol.text import StreamHeader, tokens_of
 from tests.node.training.texts import write_texts
 
@@ -34,7 +34,7 @@ def rewritten(run_file: Path, old: str, new: str) -> Path:
     return run_file
 
 
-def test_streams_are_files_of_the_run_and_a_swarm_takes_it_without_fragments(run_file: Path) -> None:
+def test_streams_are_files_of_the_run_and_a_swarm_takes_it(run_file: Path) -> None:
     run = compile_run(run_file, desk=True)
     paths = [asset.path for asset in run.spec.assets]
     assert "text/counting.tokens" in paths and "text/letters.tokens" in paths
@@ -42,8 +42,7 @@ def test_streams_are_files_of_the_run_and_a_swarm_takes_it_without_fragments(run
     assert decode_run(run.encoded, desk=True) == run.spec
     assert run.spec.diloco and decode_run(run.encoded) == run.spec
     in_parts = msgspec.structs.replace(run.spec.diloco, inner_steps=4, stretch=0, fragments=2)
-    with pytest.raises(RunError, match="desk only"):
-        msgspec.structs.replace(run.spec, diloco=in_parts).check()
+    msgspec.structs.replace(run.spec, diloco=in_parts).check()
     facts = check_run(run)
     assert [part.share for part in facts.parts] == [0.75, 0.25]
     assert [part.annealing for part in facts.parts if isinstance(part, TextFacts)] == [0.5, 0.5]

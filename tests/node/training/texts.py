@@ -30,7 +30,7 @@ annealing = 1
 name = "letters"
 file = "letters.txt"
 [diloco]
-inner_steps = 4
+inner_steps = {inner}
 batch_tokens = 64
 stretch = 2
 max_contributions = 4
@@ -40,14 +40,14 @@ steps = {steps}
 """
 
 
-def write_texts(folder: Path, *, text: str = "", rounds: str = "", steps: int = 3) -> Path:
+def write_texts(folder: Path, *, text: str = "", rounds: str = "", steps: int = 3, inner: int = 4) -> Path:
     """The run file, beside its model and text. text, rounds: more lines of [pretraining] and [diloco]."""
     if not (folder / "model").exists():
         create_byte_model(folder / "model", seed=1, hidden=32, layers=1)
     lines = (json.dumps({"text": " ".join(str(i + j) for j in range(20))}) for i in range(200))
     (folder / "counting.jsonl").write_text("\n".join(lines))
     (folder / "letters.txt").write_text("abcdefghijklmnopqrstuvwxyz\n" * 100)
-    (folder / "run.toml").write_text(RUN.format(text=text, rounds=rounds, steps=steps))
+    (folder / "run.toml").write_text(RUN.format(text=text, rounds=rounds, steps=steps, inner=inner))
     return folder / "run.toml"
 
 

@@ -100,7 +100,16 @@ class Pins(set[bytes]):
 class Node:
     """One member with the services of its role."""
 
-    def __init__(self, town: "Town", key: NodeKey, role: str, seconds: float = 2.0, bend: Bend | None = None) -> None:
+    def __init__(
+        self,
+        town: "Town",
+        key: NodeKey,
+        role: str,
+        seconds: float = 2.0,
+        bend: Bend | None = None,
+        journal: InlineJournal | None = None,
+    ) -> None:
+        """journal: what is left of a node that ended, like its spool."""
         self.town, self.key, self.role = town, key, role
         self.network = MemoryNetwork(key, town.hub)
         self.membership = Membership(
@@ -118,7 +127,7 @@ class Node:
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
-        self.station = take_station(member, run, InlineJournal(), clock=clock)
+        self.station = take_station(member, run, journal or InlineJournal(), clock=clock)
         spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
         process: Any = Process()
         self.rounds = Rounds(self.station, process, spool)
@@ -167,8 +176,8 @@ class Node:
 class Town:
     kind: type[Node] = Node
 
-    def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW) -> None:
-        self.open(folder, compiled(folder, rounds=how, steps=steps), folder / "assets", validators)
+    def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW, inner: int = 4) -> None:
+        self.open(folder, compiled(folder, rounds=how, steps=steps, inner=inner), folder / "assets", validators)
         self.peer: Any = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
 
     def open(self, folder: Path, run: CompiledRun, assets: Path, validators: int) -> None:
@@ -382,6 +391,7 @@ async def with_anothers_moments(lab: Lab, job: Job, found: dict[str, Any]) -> No
     """From the second round on: real steps from what another seat's steps had left, which everybody can fetch."""
     await trio.lowlevel.checkpoint()
     if isinstance(job, Train) and job.round:
+        lab.town.hand_over(lab)
         peer = lab.town.peer
         own = [peer._own_path(job.round - 1, seat) for seat in (job.seat, (job.seat + 1) % 4)]
         peer._contribute(job.round - 1, (job.seat + 1) % 4)
