@@ -29,5 +29,6 @@ device has done what it was given. On a CPU, or with --quick, models are tiny an
     tests                   those of proofs, pytest, trio
     vllm                    vllm; for our engine on it what swap needs, in the same interpreter
 
+`--wheels DIR` fetches them for a machine with Python 3.12 (wheels.py): 11 MB for all but smollm (pyarrow: 55).
 Each line has those of the lines above it. A part for which one is missing is skipped, and says which.
 """

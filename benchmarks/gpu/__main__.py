@@ -3,12 +3,14 @@
     python -m benchmarks.gpu [--only PARTS] [--quick] [--device cuda|cpu] [--minutes 25] [--out DIR] [--json]
         [--vllm-python PATH] [--scratch DIR] [--revision TEXT]
     python -m benchmarks.gpu --merge FILE... [--out DIR]
+    python -m benchmarks.gpu --wheels DIR [--only PARTS] [--python 3.12]
 
 Writes benchmarks/results/DEVICE.json and DEVICE.md, anew after each part; parts of an earlier command stay in it. Each
 part is a process of its own with a deadline. What the parts are, and which packages they need, is told in
 `benchmarks/gpu/__init__.py`. --minutes: of all parts together; what does not fit is listed as left out.
 --device cpu rehearses all of it with tiny models, as --quick does on a GPU; the result then goes to a temporary folder
-unless --out says where. --merge: puts results of several commands, brought home one by one, into one.
+unless --out says where. --merge: puts results of several commands, brought home one by one, into one. --wheels:
+fetches what the parts need of a machine that has torch and transformers, and no network.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import result
+from benchmarks.gpu import result, wheels
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import NAMES, PARTS, Part
 
@@ -38,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     if given.merge:
         return merge(given.merge, given.out or RESULTS)
+    if given.wheels:
+        print(wheels.collect(given.only, given.python, given.wheels))
+        return 0
     quick = given.quick or given.device == "cpu"
     out: Path = given.out or (REHEARSED if quick else RESULTS)
     found = result.new(result.look(given.device), rehearsal=quick)
@@ -100,6 +105,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scratch", type=Path, help="where to have some 15 GB for the time being")
     made.add_argument("--revision", help="of the code, where there is no repository to ask")
     made.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="only put these results together")
+    made.add_argument("--wheels", type=Path, metavar="DIR", help="only fetch what a machine without a network needs")
+    made.add_argument("--python", default="3.12", help="that machine's, for --wheels")
     return made
 
 

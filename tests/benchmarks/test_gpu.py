@@ -2,10 +2,12 @@
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import merge, parser, parts_named, read_rows, run_part
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import PARTS
@@ -29,6 +31,27 @@ def test_parts_come_in_order_of_their_value_and_unknown_ones_are_named() -> None
     assert parser().parse_args([]).only == list(PARTS)
     with pytest.raises(argparse.ArgumentTypeError, match="nonsense"):
         parts_named("engine,nonsense")
+
+
+def test_wheels_are_those_of_the_parts_for_the_other_machines_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], check: bool) -> SimpleNamespace:
+        asked.append(command)
+        with (tmp_path / "out" / "pyarrow-1.whl").open("wb") as file:
+            file.truncate(60_000_000 * (len(asked) > 1))
+        return SimpleNamespace(returncode=len(asked) > 2)
+
+    monkeypatch.setattr(wheels.subprocess, "run", pip)
+    assert set(wheels.NEEDED) == {part.name for part in PARTS}
+    assert wheels.packages(parts_named("engine,swap")) == ["blake3", "msgspec", "platformdirs", "structlog"]
+    assert "1 wheels, 0.0 MB" in wheels.collect(parts_named("engine"), "3.12", tmp_path / "out")
+    assert asked[0][-3:] == ["blake3", "msgspec", "structlog"] and {"3.12", "cp312", "abi3"} <= set(asked[0])
+    assert "more than 50 MB, pyarrow-1.whl" in wheels.collect(parts_named("smollm"), "3.12", tmp_path / "out")
+    with pytest.raises(SystemExit, match="could not fetch"):
+        wheels.collect(parts_named("engine"), "3.12", tmp_path / "out")
 
 
 def test_a_later_command_adds_to_what_earlier_ones_found() -> None:
