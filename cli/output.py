@@ -20,6 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 def console() -> Console:
     """The terminal of this moment (tests and pipes replace it)."""
+    # Made anew each time: a kept one would write to a terminal that is gone.
     return Console(highlight=False)
 
 

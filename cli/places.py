@@ -72,6 +72,7 @@ def known_directories() -> list[Path]:
     """State directories of this user that a daemon has used: below the home, and those of daemons that run now."""
     from node.config import default_home
 
+    # By the journal: a directory that only holds a key has never been a node.
     below = [path.parent for path in default_home().glob(f"nodes/*/*/{JOURNAL}")]
     return sorted({*below, *running_directories()})
 

@@ -115,6 +115,7 @@ def command(
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
     if resume:
         must_hold_a_run(home)
+    # Two programs that write into one spool would make two runs of one name.
     with home.hold():
         if resume:
             compiled, level = go_on(home, run_file, run, wishes)
@@ -152,6 +153,7 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
     except BaseExceptionGroup as group:
         from cli.errors import unwrap
 
+        # trio wraps what a task raised; a person wants the error itself.
         raise unwrap(group) from group
     finally:
         observer.close()

@@ -59,11 +59,13 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
     _check_resume(options, scene)
     # Each daemon would refuse to start, after a chain and a model had been made for it.
     check_space(existing(scene.directory), "--dir")
+    # Two demos in one directory would share a chain and overwrite each other's keys.
     with directory_lock(scene.directory):
         scene.claim()
         if not options.resume:
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)
+        # In this order: the imports of the programs run while the chain comes up.
         async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
             stage = await prepare(options, scene, chain, environment, spawn, view)
 

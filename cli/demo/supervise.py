@@ -114,6 +114,7 @@ class Supervisor:
     async def stop(self) -> None:
         """SIGTERM to all, a grace, SIGKILL to what is left of each process group. A second signal does not cut it."""
         with trio.move_on_after(self._grace + KILL_SECONDS, shield=True):
+            # Those that have ended already must not be signalled: their number may be another process's by now.
             alive = {name: child.process for name, child in self._children.items() if child.process.poll() is None}
             # Before the first signal: else the watcher would start again what dies of it.
             for child in self._children.values():
@@ -203,6 +204,7 @@ async def open_zygote(environment: Mapping[str, str]) -> AsyncIterator[Spawn]:
 
 async def fork_or_start(children: ForkServer, program: Program) -> Process:
     """Fork a program of ours; start it anew if it is another's, or the server is gone or without room."""
+    # SIGTERM is what a child gets when the server goes: so none outlives the demo.
     order = children.order(program.command, program.environment, str(program.directory), signal.SIGTERM)
     if order is not None:
         program.log.parent.mkdir(parents=True, exist_ok=True)
