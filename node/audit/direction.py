@@ -4,10 +4,13 @@ The auditor computes the gradient of every group by itself, in whatever arithmet
 a_j in g = sum a_j g_j. Clipping scales all alike, so c_j = a_j / median - 1: 0 for a group that was learnt from,
 -1 for one that was left out. What no weights explain is another batch. Rounding is spread over all groups, and a group
 left out is not: this convicts a trainer in bfloat16 from float32, where the length of the difference proves nothing.
+
+Rounding decides, too, which tokens a loss clips. So in bfloat16 the auditor computes each group's gradient as well with
+log-probabilities that are a little off on either side: as far as it moves by that, it tells nothing.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +33,13 @@ MOST_CELLS = 1 << 27
 """Numbers of the groups' gradients that are kept: of larger models every n-th coordinate of each tensor."""
 # Keeps the inverse finite where two groups have the same gradient; far below what rounding does.
 RIDGE = 1e-10
+EDGE = 0.1
+"""Nats by which log-probabilities in bfloat16 may be off: tokens so near to where a loss clips may be clipped or not.
+More would take in all tokens under a clip of 0.2, and the test would tell nothing."""
+EDGES = 3.0
+"""One part in so many of what that moves is a deviation: six of them are twice as far as it can."""
+EDGY = 0.05
+"""Groups that move by more have no say in what a group's weight is."""
 TELLING = 1 / 12
 """A group tells something where six of its deviations are less than half of what it counts."""
 
@@ -42,31 +52,55 @@ def check_direction(
     groups: int,
     *,
     float32: bool,
+    beside: Sequence[Iterable[tuple[int, Mapping[str, Tensor]]]] = (),
 ) -> Finding:
     """before, after: as claimed; gradients: of each group, at `before`; groups: about how many; float32: whether both
-    sides compute in it."""
+    sides compute in it; beside: the gradients where log-probabilities are EDGE off."""
     if recipe.updates_per_step != 1 or after.updates != before.updates + 1:
         return _finding(Says.UNDECIDED, "the test needs exactly one update in the step", {})
-    stride = max(1, math.ceil(_size(before) * groups / MOST_CELLS))
+    stride = max(1, math.ceil(_size(before) * groups * (2 if beside else 1) / MOST_CELLS))
     labels, rows, total = _gathered(gradients, before, stride)
     if len(labels) < FEWEST_GROUPS:
         return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
+    edges = _edges(labels, rows, (_gathered(one, before, stride)[:2] for one in beside))
     target = np.concatenate([g.reshape(-1)[::stride] for _, g in applied(before, after, recipe)]).astype(np.float64)
     # 1e-6 as torch's clip_grad_norm_ has it: without it small gradients would seem scaled.
     clip, room = min(1.0, recipe.grad_clip / (total + 1e-6)), noise(before, after, recipe)
-    return _judge(labels, np.stack(rows).astype(np.float64), target, clip, room, float32=float32)
+    return _judge(labels, np.stack(rows).astype(np.float64), target, clip, room, edges, float32=float32)
+
+
+def _edges(labels: Sequence[int], rows: Sequence[F32], beside: Iterable[tuple[list[int], list[F32]]]) -> np.ndarray:
+    """float64[groups]: how far each group's gradient moves, in its own lengths, by more than what a ratio that is
+    EDGE off scales."""
+    found = np.zeros(len(rows))
+    for names, moved in beside:
+        there = dict(zip(names, moved, strict=True))
+        for place, (label, row) in enumerate(zip(labels, rows, strict=True)):
+            other, size = there.get(label, np.zeros_like(row)).astype(np.float64), float(np.vdot(row, row))
+            scale = min(max(float(np.vdot(other, row)) / size, math.exp(-2 * EDGE)), math.exp(2 * EDGE))
+            found[place] = max(found[place], float(np.linalg.norm(other - scale * row)) / math.sqrt(size))
+    return found
 
 
 def _judge(
-    labels: list[int], rows: np.ndarray, target: np.ndarray, clip: float, room: float, *, float32: bool
+    labels: list[int],
+    rows: np.ndarray,
+    target: np.ndarray,
+    clip: float,
+    room: float,
+    edges: np.ndarray,
+    *,
+    float32: bool,
 ) -> Finding:
     """rows: float64[groups, coordinates]; target: what was applied there; clip: the scale of an own clipped one; room:
-    how far rounding alone may have moved the target, relative to it."""
+    how far rounding alone may have moved the target, relative to it; edges: how far each row, likewise."""
     weights, errors, left = _fitted(rows, target, room)
-    middle, error = _middle(weights, errors, np.square(rows).sum(1))
+    sizes = np.square(rows).sum(1)
+    middle, error = _middle(weights, errors, np.where(edges > EDGY, 1e-12 * sizes, sizes))
     if not (math.isfinite(left) and middle > 0):
         return _finding(Says.BROKEN, "the applied gradient is not that of this batch", {"unexplained": left})
-    c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32])
+    c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32]) + edges / EDGES
+    moved = math.sqrt(float(np.vdot(edges, edges * sizes))) * middle / max(float(np.linalg.norm(target)), 1e-30)
     telling = deviations < TELLING
     if np.count_nonzero(telling) >= FEWEST_GROUPS:
         # 1.4826 times the median deviation is the standard deviation of normal noise, and a few cheated groups cannot
@@ -82,14 +116,14 @@ def _judge(
         "coefficient": float(c[worst]),
         "deviation": float(deviations[worst]),
     }
-    if left > (FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT) + room:
+    if left > (FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT) + room + moved:
         return _finding(Says.BROKEN, "a part of the applied gradient is of none of this batch's groups", figures)
     out = [place for place in np.argsort(c) if abs(c[place]) > DEVIATIONS * deviations[place]]
     if out:
         named = ", ".join(f"{labels[place]} by {c[place]:+.2f}" for place in out[:5])
         text = f"{len(out)} of {len(labels)} groups count otherwise than the rest: {named} (-1: left out)"
         return _finding(Says.BROKEN, text, figures)
-    if abs(scale) > SCALE_LIMITS[not float32] + room + DEVIATIONS * error / middle:
+    if abs(scale) > SCALE_LIMITS[not float32] + room + moved + DEVIATIONS * error / middle:
         return _finding(Says.BROKEN, f"the gradient was scaled by {1 + scale:.4g}", figures)
     return _finding(Says.HOLDS, f"{int(figures['telling'])} of {len(labels)} groups are large enough to tell", figures)
 

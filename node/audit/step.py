@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from node.audit.direction import check_direction
+import msgspec
+
+from node.audit.direction import EDGE, check_direction
 from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Finding, Says
 from node.audit.identity import check_identity, distance
-from node.training.batch import Batch
+from node.training.batch import Batch, BatchRow
 from node.training.errors import TrainingError
 from node.training.replay import MissingState, Replayed, Replayer
 from node.training.state import State
@@ -126,9 +128,12 @@ class StepAudit:
                 self._findings.append(check_identity(before, after, recipe, self._replayer.learning_rate(step)))
             with self._timed("direction"):
                 count, gradients = self._run.rollout.prompts_per_step, self._replayer.gradients(batch)
-                self._findings.append(
-                    check_direction(before, after, recipe, gradients, count, float32=self._both_float32)
+                clips = bool(self._differences) and not self._both_float32
+                beside = [self._replayer.gradients(_shifted(batch, by)) for by in (EDGE, -EDGE) if clips]
+                found = check_direction(
+                    before, after, recipe, gradients, count, float32=self._both_float32, beside=beside
                 )
+                self._findings.append(found)
         with self._timed("replay"):
             found = self._replayed(batch)
         if found is not None:
@@ -195,3 +200,13 @@ class StepAudit:
             return {}
         found = distance(own, self._replayer.state(self._beyond), last)
         return {"distance": found, "steps": float(self._beyond - self._step - 1)}
+
+
+def _shifted(batch: Batch, by: float) -> Batch:
+    """As if the sampler's log-probabilities were so many nats higher."""
+    rows = list[BatchRow]()
+    for row in batch.rows:
+        # None is above zero: such a row would be refused.
+        moved = [min(one + by, 0.0) for one in row.sampler_logprobs]
+        rows.append(msgspec.structs.replace(row, sampler_logprobs=moved))
+    return Batch(batch.header, tuple(rows))
