@@ -426,16 +426,19 @@ class Rounds(Service):
         log.info("policy.made", round=round_, root=root.hex())
 
     def _whole(self) -> list[Path]:
-        """The outer states that are whole here, oldest first."""
+        """The newest outer states that are whole here, oldest first. (The learner made that of round 0 again.)"""
         whole = list[Path]()
+        newest = -1
         for path in sorted(self._folder.glob("outer-*.safetensors"), reverse=True):
             try:
-                StateFile(path).check()
+                found = StateFile(path)
+                found.check()
             except TrainingError as error:
                 log.warning("outer_state.damaged", path=str(path), why=error.why)
                 path.unlink()
             else:
-                whole.insert(0, path)
+                newest = max(newest, found.round)
+                whole = [path, *whole] if found.round >= newest - KEPT_STATES else whole
         if whole:
             return whole
         raise TrainingError("no outer state is here", str(self._folder), "start the node again")
