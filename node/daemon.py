@@ -65,6 +65,7 @@ from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
 from node.services.paying import Paying
 from node.services.rounds.applying import Rounds
+from node.services.rounds.counting import SeatTracing
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging
 from node.services.rounds.learning import Learning
@@ -108,10 +109,11 @@ PRETRAINING_ROLES: dict[Role, Services] = {
     "trainer": (*EVERYBODY, Rounds, Paying, Settling, Clearing, Publishing),
 }
 """The same in a run that pre-trains: nobody leads it, and the trainer is its owner, who looks on."""
+SEATED: Services = (*EVERYBODY, Rounds, SeatTracing)
 SEAT_ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Rounds, Engine, Generating, Paying, Settling),
-    "validator": (*EVERYBODY, Rounds, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
-    "trainer": (*EVERYBODY, Rounds, Seating, Paying, Settling, Clearing, Publishing),
+    "worker": (*SEATED, Engine, Generating, Paying, Settling),
+    "validator": (*SEATED, Engine, ContributionJudging, Cutting, Certifying, Tabling, Paying, Settling),
+    "trainer": (*SEATED, Seating, Paying, Settling, Clearing, Publishing),
 }
 """And where the trainers of such rounds learn from rollouts: workers sample."""
 

@@ -20,6 +20,7 @@ from node.swarm.register import Work, WorkId
 from protocol.identity import Address
 from protocol.manifest import FED, ComposedBatch, UsedWork, batch_order, lot_of, work_order
 from protocol.messages import DueSigned
+from protocol.seats import share
 
 KEPT = 8192
 """Accepted works that no manifest has named yet."""
@@ -50,6 +51,7 @@ before a policy is named at the next one. The trainer composes a batch at the sa
 MOST_MARGIN = 30.0
 KEPT_PASSED = 64
 """Of one worker."""
+WORKERS_OF_A_SEAT = 1024
 MOST_WORKERS = 16384
 """As many as a table of members has, and so the latest of those that come and go."""
 
@@ -343,3 +345,79 @@ class UseBook:
         workers = {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}
         left_out = [msgspec.structs.asdict(one) for one in self._left.values()]
         return {"workers": workers, "left_out": left_out, **told}
+
+
+class SeatBook:
+    """The same of a run with several trainers, seat by seat: what each made of its shares (protocol.seats). A work that
+    a round deals to a seat was left out by it if this node held it accepted when the round began, and the seat learnt
+    from something older; another seat may have it in the next round. Nobody signs what was due, so this accuses
+    nobody."""
+
+    def __init__(self, seats: int, max_staleness: int) -> None:
+        self._seats, self._max_staleness = seats, max_staleness
+        self._waiting: Recent[WorkId, _Waiting] = Recent(KEPT)
+        self._done: Recent[WorkId, None] = Recent(KEPT)
+        self._due: tuple[bytes, frozenset[WorkId]] = b"", frozenset()
+        self.workers: Recent[Address, Uses] = Recent(MOST_WORKERS)
+        self.seats: dict[int, Recent[Address, Uses]] = {}
+
+    def accepted(self, work: Work) -> None:
+        """The pool accepts a work, as this node sees it."""
+        if work.is_sampled and work.id not in self._done and work.id not in self._waiting:
+            self._waiting[work.id] = _Waiting(work.node, work.step, 0)
+            self._of(work.node).accepted += 1
+
+    def begun(self, outer: bytes) -> None:
+        """A round begins at the state root `outer`: it deals what waits."""
+        self._due = outer, frozenset(self._waiting)
+
+    def trained(self, round_: int, outer: bytes, batches: Iterable[ComposedBatch]) -> None:
+        """A round is over; batches: of the contributions in its cut."""
+        oldest = dict[int, int]()
+        for batch in batches:
+            for work in batch.works:
+                id = work.name(batch.pool)
+                seat = share(outer, id, self._seats)
+                if any(work.used):
+                    oldest[seat] = min(oldest.get(seat, work.policy_step), work.policy_step)
+                self._used(id, work, seat)
+        due = self._due[1] if self._due[0] == outer else frozenset[WorkId]()
+        for id, one in list(self._waiting.items()):
+            seat = share(outer, id, self._seats)
+            if id in due and one.step > oldest.get(seat, one.step):
+                self._of(one.node).left_out += 1
+                self._at(seat, one.node).left_out += 1
+            if round_ + 1 - one.step > self._max_staleness:
+                self._of(one.node).stale += 1
+                self._settle(id)
+
+    def _used(self, id: WorkId, work: UsedWork, seat: int) -> None:
+        if id in self._done:
+            return  # a part of its groups, before
+        if id not in self._waiting:
+            self._of(work.author).accepted += 1  # the quorum that let it into the cut heard of its verdicts first
+        for uses in (self._of(work.author), self._at(seat, work.author)):
+            if any(work.used):
+                uses.used += 1
+            else:
+                uses.flat += 1
+        self._settle(id)
+
+    def _settle(self, id: WorkId) -> None:
+        self._waiting.pop(id, None)
+        self._done[id] = None
+
+    def _of(self, node: Address) -> Uses:
+        return self.workers.setdefault(node, Uses())
+
+    def _at(self, seat: int, node: Address) -> Uses:
+        return self.seats.setdefault(seat, Recent(WORKERS_OF_A_SEAT)).setdefault(node, Uses())
+
+    def status(self) -> dict[str, Any]:
+        """workers: by address; seats: what each used of a worker's, and left out, by seat and address."""
+        told = ("used", "flat", "left_out")
+        seats = {
+            str(seat): {node: {name: getattr(uses, name) for name in told} for node, uses in of.items()}
+            for seat, of in sorted(self.seats.items())
+        }
+        return {"workers": {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}, "seats": seats}

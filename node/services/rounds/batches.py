@@ -39,7 +39,7 @@ class Batches:
             if at not in self._used:
                 try:
                     roots = await self._rounds.batches_of(at)
-                    batches = await self._named(roots or (), self._station.membership.addresses())
+                    batches = await self.named(roots or (), self._station.membership.addresses())
                 except IntellectError as error:
                     log.warning("manifests.unavailable", round=at, why=error.why)
                     continue
@@ -55,7 +55,7 @@ class Batches:
         """The batches that a contribution names. Raises IntellectError where its seat may not have learnt from them, as
         far as this node has heard by now and hears in `audit.delivery_seconds`, or one cannot be had."""
         spec, pool = self._spec, self._station.pool
-        batches = await self._named(roots, [node, *self._station.membership.addresses()])
+        batches = await self.named(roots, [node, *self._station.membership.addresses()])
         for one in batches:
             one.check(self._station.run.root, pool, round_, spec.recipe.max_staleness)
         works = [(work.name(pool), work) for one in batches for work in one.works]
@@ -87,7 +87,7 @@ class Batches:
     def _is_accepted(self, name: bytes) -> bool:
         return self._station.jury.ballots.state(name) is FileState.ACCEPTED
 
-    async def _named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
+    async def named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
         """Manifests by their roots. Raises IntellectError."""
         found, left = list[ComposedBatch](), MAX_MANIFEST_BYTES
         for root in roots:

@@ -14,10 +14,11 @@ from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
-from node.swarm.uses import LATE, MOST_BITS, UseBook
+from node.swarm.uses import LATE, MOST_BITS, SeatBook, UseBook
 from protocol.identity import Address, address_bytes, address_from_bytes
 from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
 from protocol.messages import DueSigned
+from protocol.seats import share
 from protocol.statements import WorkCommitment, work_id
 from tests.node.swarm.test_register import NODE, OTHER, RUN, Clock, announced, committed
 
@@ -383,3 +384,31 @@ def test_a_worker_that_is_alone_or_whose_trainer_uses_it_again_is_not_told_of() 
     for _ in range(int(MOST_BITS) + LATE + 4):
         told = swarm.policy()
     assert not told
+
+
+def test_of_several_trainers_each_seat_is_counted_by_itself() -> None:
+    bench, book = Bench(), SeatBook(2, max_staleness=2)
+    for step in (0, 1):
+        bench.step(step)
+    older, fresher, others = (bench.works[at] for at in ((0, NODE), (1, OTHER), (1, NODE)))
+    for work in (older, fresher, others):
+        book.accepted(work)
+
+    def deals(outer: bytes) -> tuple[int, ...]:
+        return tuple(share(outer, work.id, 2) for work in (older, fresher, others))
+
+    outers = (bytes([number]) * 32 for number in range(256))
+    first = next(outer for outer in outers if deals(outer) == (0, 0, 1))  # the last one is another seat's to use
+    book.begun(first)
+    book.trained(1, first, [ComposedBatch(bytes(32), 1, 1, (bench.used(0, NODE),))])
+    uses = {seat: {node: msgspec.structs.asdict(one) for node, one in of.items()} for seat, of in book.seats.items()}
+    assert {seat: set(of) for seat, of in uses.items()} == {0: {NODE, OTHER}}
+    assert uses[0][NODE]["used"] == 1 and uses[0][OTHER]["left_out"] == 1
+    assert (book.workers[NODE].accepted, book.workers[NODE].left_out) == (2, 0)
+    second = next(outer for outer in outers if deals(outer) == (0, 1, 1))  # dealt anew, and nothing older is used
+    book.begun(second)
+    book.trained(2, second, [ComposedBatch(bytes(32), 1, 2, (bench.used(1, NODE), bench.used(0, NODE)))])
+    assert (book.workers[NODE].used, book.workers[OTHER].left_out) == (2, 1)  # a part of a file again counts once
+    book.begun(bytes(32))
+    book.trained(3, bytes(32), [])
+    assert book.workers[OTHER].stale == 1 and book.status()["seats"]["0"][OTHER]["left_out"] == 1
