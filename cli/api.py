@@ -71,7 +71,7 @@ def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout
     raise CommandError(
         "this node does not do that",
         f"HTTP {answer.status_code} for {method} {path}",
-        "tasks are offered at the node of the pool's trainer: name its --state-dir",
+        "tasks are offered at the node of the pool's trainer, in a run without rounds: name its --state-dir",
         USAGE,
     )
 

@@ -51,6 +51,16 @@ class Visit(msgspec.Struct, frozen=True):
     assets: dict[str, Path]
 
 
+def check_announced(run: RunSpec) -> None:
+    """Raise PolicyUnknown of a run whose policies nobody announces: a visitor hears of none."""
+    if run.diloco is not None:
+        raise PolicyUnknown(
+            "policies of a run with rounds ([diloco]) cannot be fetched by a visitor",
+            "they are the outer states of its rounds, which every member makes by itself and nobody announces",
+            "ask the run's owner, whose node writes the model; or join the pool",
+        )
+
+
 class Visitor:
     """One visit. directory: where blobs are kept; quota: bytes; sources: HTTP sources, asked before the members."""
 
@@ -112,6 +122,7 @@ class Visitor:
             async with self._member() as (member, root), trio.open_nursery() as nursery:
                 nursery.start_soon(member.listen)
                 run = await self._run(member, root)
+                check_announced(run)
                 # One is enough: a visitor hands nothing on, so there is nobody for whom it would keep older ones.
                 shelf = PolicyShelf(1, member.stock.store)
                 stated = run.diloco is None

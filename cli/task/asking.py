@@ -112,6 +112,13 @@ class Bench:
 
         self.files = StateFiles(directory)
         self.run, self.assets = self.files.run()
+        if self.run.diloco is not None:
+            raise CommandError(
+                "there are no tasks in a run with rounds ([diloco])",
+                "a task names a policy that the trainer announced, and here nobody announces any",
+                "evaluate or merge at a desk: intellect-node eval --help, intellect-node weights merge --help",
+                USAGE,
+            )
         self.tokenizer = LocalTokenizer(self.assets / "model")
 
     def environment(self, spec: "EnvironmentSpec", assets: Path) -> "Environment":

@@ -15,8 +15,11 @@ from cli.main import main
 from node.config import api_socket_path
 from node.tasks.records import ShardRecord, TaskFolder
 from node.training.warmstart import SORT_ALPHABET, write_tokenizer
+from node.visitor import check_announced
+from node.weights.errors import PolicyUnknown
 from protocol.blobs import describe
 from protocol.identity import Address
+from protocol.pretraining import Diloco
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -128,6 +131,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def trainer(tmp_path: Path, runtime: Path) -> Iterator[Trainer]:
     directory = tmp_path / "node"
     encoded = encode_run(RUN)
+    lay_out(directory, encoded)
+    with Trainer(directory) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def lay_out(directory: Path, encoded: bytes) -> None:
+    """As a node of the run leaves its state directory."""
     root = describe(encoded).root.hex()
     model = directory / "run" / root[:16] / "model"
     model.mkdir(parents=True)
@@ -135,12 +149,6 @@ def trainer(tmp_path: Path, runtime: Path) -> Iterator[Trainer]:
     (model / "config.json").write_text('{"eos_token_id": 1}')
     (directory / "blobs" / "complete").mkdir(parents=True)
     (directory / "blobs" / "complete" / root).write_bytes(encoded)
-    with Trainer(directory) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 def run(trainer: Trainer, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -214,3 +222,15 @@ def test_status_shows_every_task_and_mistakes_are_told_with_their_exit_code(
     assert main(["task", "evaluate", "--model", "nowhere", *here]) == 6
     assert main(["task", "evaluate", "--model", "nowhere", "--policy", "3", *here]) == 2
     assert main(["task", "export", "zz", "--out", "y", *here]) == 2
+
+
+def test_a_run_with_rounds_has_no_tasks_and_nothing_for_visitors_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = msgspec.structs.replace(RUN, diloco=Diloco())
+    lay_out(tmp_path / "node", encode_run(run))
+    assert main(["task", "evaluate", "--state-dir", str(tmp_path / "node")]) == 2
+    assert "no tasks in a run with rounds" in capsys.readouterr().err
+    with pytest.raises(PolicyUnknown, match="nobody announces"):
+        check_announced(run)
+    check_announced(RUN)  # the control
