@@ -1,8 +1,9 @@
-"""Whether audits accuse honest steps, and see one group too many: a real training, each step audited several ways.
+"""Whether audits accuse honest steps, and see a group too many or too few: a real training, audited step by step.
 
-    python -m benchmarks.audits [--steps 150] [--leaders float32 bfloat16] [--quick] [--json]
+    python -m benchmarks.audits [--steps 150] [--leaders float32 bfloat16] [--ways same vectors] [--dir DIR]
+                                [--direction-every 5] [--quick] [--json]
 
-A model learns arithmetic at a desk (examples/arithmetic.toml, a checkpoint at every step). Then every step is audited:
+A model of one layer learns arithmetic at a desk, with a checkpoint at every step. Then each is audited several ways:
 
     same       in the leader's arithmetic: replay is bit for bit
     vectors    with the processor's plain vector units (ATEN_CPU_CAPABILITY=default), as on another machine
@@ -10,29 +11,38 @@ A model learns arithmetic at a desk (examples/arithmetic.toml, a checkpoint at e
     float32    where the leader computes in bfloat16
 
 `accused`: what tests call broken in honest steps. `undecided`: steps of which no test but the manifest's holds.
-`worst`: the group's coefficient that lay farthest from the others', in standard deviations (6 accuse). `control`: every
-tenth step is audited against a batch that lacks one of its groups, as if the leader had learnt from one that its
-manifest does not name: of so many, so many seen.
+`worst`: the group's coefficient that lay farthest from the others', in standard deviations (6 accuse). Every tenth step
+has two controls, of so many so many seen. `hidden`: it is audited against a batch that lacks one of its groups, as if
+the leader had learnt from one that its manifest does not name. `left_out`: against one with a group more, as if the
+leader had left that one out.
+
+With --dir everything stays there, and a second call goes on: the training from its newest step, the audits after the
+last one. What an interrupted call has found it prints. Direction costs most: by --direction-every 5 only each fifth
+step has that test.
 """
 
 import argparse
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.command import parser_of
+from benchmarks.command import parser_of, tell
 from node.audit import desk
-from node.audit.findings import Says
-from node.training.batch import Batch
+from node.audit import step as audit_step
+from node.audit.findings import Audit, Finding, Says
+from node.training.batch import Batch, BatchRow
 from node.training.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,96 +56,157 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
 """Name -> the auditor's settings, its environment."""
 OF = {"float32": ("same", "vectors", "packing"), "bfloat16": ("same", "float32")}
 """How each leader's steps are audited."""
-CONTROL_EVERY = 10
+CONTROL_EVERY, TOLD_EVERY = 10, 10
+MOST_STEPS = 1000
+"""As many checkpoints as a trainer keeps."""
+HIDDEN, LAYERS, WARM_STEPS = 64, 1, 400
+RUN = """
+name = "audits"
+model = "model"
+dataset = "train.jsonl"
+[environment]
+name = "dataset"
+args = { held_back_share = 0.1 }
+[rollout]
+group_size = 8
+prompts_per_step = 24
+prompts_per_file = 24
+max_prompt_tokens = 16
+max_output_tokens = 3
+[recipe]
+name = "intellect2"
+steps = 1000
+learning_rate = 3e-4
+decay_steps = 0
+[evaluation]
+problems = 8
+every = 100
+"""
 
 
 def main() -> None:
     parser = parser_of(__doc__, "three steps of one leader", "line")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--leaders", nargs="+", choices=list(OF), default=list(OF))
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--direction-every", type=int, default=1, metavar="N")
+    parser.add_argument("--dir", type=Path)
     parser.add_argument("--audit", nargs=2, metavar=("DIR", "WAY"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.audit:
-        print(json.dumps(audited(Path(given.audit[0]), given.audit[1], given.steps)))
+        audit_steps(Path(given.audit[0]), given.audit[1], given.steps, given.direction_every)
         return
+    if not 1 <= given.steps <= MOST_STEPS:
+        parser.error(f"--steps is 1 to {MOST_STEPS}")
     steps, leaders = (3, ["float32"]) if given.quick else (given.steps, given.leaders)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
-        for row in rows(Path(name), steps, leaders):
+        for row in rows(given.dir or Path(name), steps, leaders, given.ways, given.direction_every):
             print(
                 json.dumps(row) if given.json else "  ".join(f"{what} {value}" for what, value in row.items()),
                 flush=True,
             )
 
 
-def rows(place: Path, steps: int, leaders: Sequence[str]) -> Any:
-    """One for each leader and way."""
-    shutil.copy(ROOT / "examples" / "arithmetic.toml", place)
-    _run(["-m", "examples.make_arithmetic", "--out", str(place / "arithmetic")])
+def rows(
+    place: Path, steps: int, leaders: Sequence[str], ways: Sequence[str], direction_every: int
+) -> Iterator[dict[str, Any]]:
+    """One for each leader and way; after an interruption of what there is until then."""
+    if not (place / "run.toml").exists():
+        _make_run(place)
     for leader in leaders:
-        settings = {"checkpoint_every": 1, "keep_checkpoints": min(steps + 1, 1000), "dtype": leader}
-        told = [part for name, value in settings.items() for part in ("--trainer", f"{name}={value}")]
-        directory = place / leader
-        run = ["--run", str(place / "arithmetic.toml"), "--dir", str(directory), "--steps", str(steps), "--no-report"]
-        _run(["-m", "cli", "train", *run, *told])
-        for way in OF[leader]:
-            said = _run(
-                ["-m", "benchmarks.audits", "--audit", str(directory), way, "--steps", str(steps)], WAYS[way][1]
-            )
-            yield {"leader": leader, "auditor": way, **json.loads(said.splitlines()[-1])}
-        shutil.rmtree(directory)
+        _train(place, leader, steps)
+        for way in (way for way in OF[leader] if way in ways):
+            told = ["--steps", str(steps), "--direction-every", str(direction_every)]
+            stopped = False
+            try:
+                _run(["-m", "benchmarks.audits", "--audit", str(place / leader), way, *told], WAYS[way][1])
+            except KeyboardInterrupt:
+                stopped = True
+            yield {"leader": leader, "auditor": way, **summary(_records(place / leader, way), steps)}
+            if stopped:
+                return
 
 
-def _run(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
+def _make_run(place: Path) -> None:
+    """A small data set, a model that answers some of it, and the run file."""
+    import torch
+
+    from examples.make_arithmetic import ALPHABET
+    from examples.make_arithmetic import rows as problems
+    from node.environments.registry import load_environment
+    from node.inference.tokenizer import LocalTokenizer
+    from node.training.warmstart import create_model, warm_start
+    from protocol.run import EnvironmentSpec
+
+    torch.set_num_threads(1)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems()))
+    model = create_model(place / "model", ALPHABET, 0, HIDDEN, LAYERS)
+    spec = EnvironmentSpec(name="dataset", args={"path": "train.jsonl"})
+    environment = load_environment(spec, place, LocalTokenizer(place / "model"))
+    chosen: dict[str, Any] = {"seed": 0, "target": 0.2, "max_steps": WARM_STEPS, "check_every": 20}
+    accuracy = warm_start(place / "model", model, environment, max_output_tokens=3, **chosen)
+    environment.close()
+    tell(f"a model that answers {accuracy:.2f}")
+    (place / "run.toml").write_text(RUN)
+
+
+def _train(place: Path, leader: str, steps: int) -> None:
+    """Up to a step, or on to it."""
+    directory = place / leader
+    there = desk.Spool(directory / "spool").newest_step() if directory.exists() else None
+    if there is not None and there >= steps:
+        return
+    tell(f"{leader}: {steps} steps of training, {there or 0} are there")
+    settings = {"checkpoint_every": 1, "keep_checkpoints": MOST_STEPS, "dtype": leader}
+    told = [part for name, value in settings.items() for part in ("--trainer", f"{name}={value}")]
+    run = ["--resume"] if there is not None else ["--run", str(place / "run.toml"), "--no-report", *told]
+    _run(["-m", "cli", "train", "--dir", str(directory), "--steps", str(steps), *run])
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str] = {}) -> None:
+    """What it says on standard error stands there, too, where that is progress."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
+        stdout=subprocess.DEVNULL,
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
-    return done.stdout
+        raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}")
 
 
-def audited(directory: Path, way: str, steps: int) -> dict[str, Any]:
-    """Of the first so many steps of a training, in this process' arithmetic."""
-    accused, undecided, controls, seen = list[str](), 0, 0, 0
-    groups, telling, worst, figures, seconds = 0, 0, 0.0, dict[str, float](), 0.0
-    classes = set[str]()
-    real = desk._batch
-    for step in range(steps):
-        audit = desk.audit_at_desk(directory, step, _settings(directory, step, way))
-        classes.add(audit.own)
-        accused += [f"step {step}: {one.test}: {one.text}" for one in audit.broken]
-        undecided += audit.says is Says.UNDECIDED
-        seconds += sum(audit.seconds.values())
-        for one in audit.findings:
-            if one.test == "direction" and "deviation" in one.figures:
-                groups, telling = groups + int(one.figures["groups"]), telling + int(one.figures["telling"])
-                worst = max(worst, abs(one.figures["coefficient"]) / one.figures["deviation"])
-            for name, value in one.figures.items():
-                figures[f"{one.test}.{name}"] = max(figures.get(f"{one.test}.{name}", 0.0), abs(value))
-        if step % CONTROL_EVERY == 0:
-            desk._batch = partial(_lacking, real, step)
-            lacking = desk.audit_at_desk(directory, step, _settings(directory, step, way))
-            desk._batch = real
-            controls += 1
-            seen += any(one.test == "direction" for one in lacking.broken)
-    return {
-        "class": ", ".join(sorted(classes)),
-        "steps": steps,
-        "accused": len(accused),
-        "undecided": undecided,
-        "groups": groups,
-        "telling": telling,
-        "worst": round(worst, 2),
-        "control": f"{seen} of {controls}",
-        "seconds": round(seconds / max(steps, 1), 2),
-        "largest": {name: float(f"{value:.2g}") for name, value in sorted(figures.items())},
-        "what": accused[:5],
-    }
+# one leader's steps, audited one way, in a process of their own
+
+
+def audit_steps(directory: Path, way: str, steps: int, direction_every: int) -> None:
+    """Of the first so many steps of a training, in this process' arithmetic: those that were not looked at yet. One
+    line of a file each."""
+    begin = max((record["step"] for record in _records(directory, way)), default=-1) + 1
+    real, check = desk._batch, audit_step.check_direction
+    with _records_path(directory, way).open("a") as file:
+        for step in range(begin, steps):
+            began = time.process_time()
+            if step % direction_every:
+                audit_step.check_direction = _not_asked
+            audit = desk.audit_at_desk(directory, step, _settings(directory, step, way))
+            audit_step.check_direction = check
+            record = _record(audit) | {"seconds": time.process_time() - began}
+            if step % CONTROL_EVERY == 0:
+                for name, change in CONTROLS.items():
+                    with _changed(real, change, step):
+                        control = desk.audit_at_desk(directory, step, _settings(directory, step, way))
+                    record[name] = any(one.test == "direction" for one in control.broken)
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            if step % TOLD_EVERY == 0:
+                tell(f"{directory.name} audited by {way}: step {step} of {steps}")
+
+
+def _not_asked(*_: Any, **__: Any) -> Finding:
+    return Finding("direction", Says.UNDECIDED, "not asked")
 
 
 def _settings(directory: Path, step: int, way: str) -> TrainerSettings | None:
@@ -146,16 +217,103 @@ def _settings(directory: Path, step: int, way: str) -> TrainerSettings | None:
     return msgspec.structs.replace(desk.settings_for(claims.of(step).arithmetic), **changes)
 
 
-def _lacking(real: Any, at: int, run: Any, spool: Any, directory: Path, claims: Any, step: int) -> Batch:
-    """The batch of a step, at step `at` without one of the groups whose answers differ in their rewards."""
-    batch = real(run, spool, directory, claims, step)
-    if step != at:
-        return batch
-    rewards: dict[Any, set[float]] = {}
-    for row in batch.rows:
-        rewards.setdefault(row.group_key, set()).add(row.reward)
-    out = next((key for key, found in rewards.items() if len(found) > 1), None)
+def _record(audit: Audit) -> dict[str, Any]:
+    return {
+        "step": audit.step,
+        "class": audit.own,
+        "says": audit.says,
+        "held": [one.test for one in audit.findings if one.says is Says.HOLDS],
+        "broken": [f"step {audit.step}: {one.test}: {one.text}" for one in audit.broken],
+        "figures": {f"{one.test}.{name}": value for one in audit.findings for name, value in one.figures.items()},
+    }
+
+
+def _records_path(directory: Path, way: str) -> Path:
+    return directory / f"audits-{way}.jsonl"
+
+
+def _records(directory: Path, way: str) -> list[dict[str, Any]]:
+    path = _records_path(directory, way)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summary(records: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
+    """A row of what was found."""
+    records = [record for record in records if record["step"] < steps]
+    figures = [record["figures"] for record in records]
+    largest: dict[str, float] = {}
+    for one in figures:
+        for name, value in one.items():
+            largest[name] = max(largest.get(name, 0.0), abs(value))
+    asked = [one for one in figures if "direction.deviation" in one]
+    accused = [text for record in records for text in record["broken"]]
+    return {
+        "class": ", ".join(sorted({record["class"] for record in records})),
+        "steps": len(records),
+        "accused": len(accused),
+        "undecided": sum(record["says"] == Says.UNDECIDED for record in records),
+        "held": dict(Counter(test for record in records for test in record["held"])),
+        "groups": int(sum(one["direction.groups"] for one in asked)),
+        "telling": int(sum(one["direction.telling"] for one in asked)),
+        "worst": round(
+            max((abs(one["direction.coefficient"]) / one["direction.deviation"] for one in asked), default=0), 2
+        ),
+        **{
+            name: f"{sum(record[name] for record in records if name in record)} of "
+            f"{sum(name in record for record in records)}"
+            for name in CONTROLS
+        },
+        "seconds": round(sum(record["seconds"] for record in records) / max(len(records), 1), 2),
+        "largest": {name: float(f"{value:.2g}") for name, value in sorted(largest.items())},
+        "what": accused[:5],
+    }
+
+
+# controls: batches that are not what the leader learnt from
+
+Control = Callable[[Batch, Callable[[int], Batch]], Batch]
+"""(a step's batch, that of any step) -> what the audit takes it to be."""
+
+
+@contextmanager
+def _changed(real: Callable[..., Batch], change: Control, at: int) -> Iterator[None]:
+    """Audits take the batch of step `at` to be another one."""
+
+    def make(run: Any, spool: Any, directory: Path, claims: Any, step: int) -> Batch:
+        batch = real(run, spool, directory, claims, step)
+        return change(batch, partial(real, run, spool, directory, claims)) if step == at else batch
+
+    desk._batch = make
+    try:
+        yield
+    finally:
+        desk._batch = real
+
+
+def _lacking(batch: Batch, _: Callable[[int], Batch]) -> Batch:
+    """Without one of the groups whose answers differ in their rewards."""
+    out = next((key for key, rows in _groups(batch).items() if len({row.reward for row in rows}) > 1), None)
     return Batch(batch.header, tuple(row for row in batch.rows if row.group_key != out))
+
+
+def _with_another(batch: Batch, of: Callable[[int], Batch]) -> Batch:
+    """With a group, of such, of the step before; at the first one of that after."""
+    step = batch.header.step
+    other = _groups(of(step - 1 if step else 1))
+    more = next((rows for rows in other.values() if len({row.reward for row in rows}) > 1), [])
+    free = max((row.group_key for row in batch.rows), default=0) + 1
+    added = (msgspec.structs.replace(row, group_key=free, policy_step=min(row.policy_step, step)) for row in more)
+    return Batch(batch.header, (*batch.rows, *added))
+
+
+def _groups(batch: Batch) -> dict[Any, list[BatchRow]]:
+    found: dict[Any, list[BatchRow]] = {}
+    for row in batch.rows:
+        found.setdefault(row.group_key, []).append(row)
+    return found
+
+
+CONTROLS: Mapping[str, Control] = {"hidden": _lacking, "left_out": _with_another}
 
 
 if __name__ == "__main__":
