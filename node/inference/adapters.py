@@ -132,8 +132,8 @@ class Adapters:
         self.slots, self.rank = slots, rank
 
     @property
-    def bytes(self) -> int:
-        """That all slots take now."""
+    def size(self) -> int:
+        """Bytes that all slots take now."""
         return sum(t.nbytes for site in dict.fromkeys(self._sites.values()) if site.up for t in (site.down, *site.up))
 
     def drop(self, name: bytes) -> None:

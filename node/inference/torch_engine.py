@@ -186,7 +186,7 @@ class TorchEngine:
     @property
     def adapter_bytes(self) -> int:
         """That adapters take beside the weights."""
-        return self._model.adapters.bytes if self._model.adapters else 0
+        return self._model.adapters.size if self._model.adapters else 0
 
     @torch.no_grad()
     def hold(self, name: bytes, weights: Weights, others: Collection[bytes] = ()) -> None:

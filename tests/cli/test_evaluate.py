@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def adapted(trained: Path) -> Path:
 def test_adapters_answer_in_one_batch_what_each_answers_alone(
     adapted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found(*words: str) -> dict[str, dict[str, object]]:
+    def found(*words: str) -> dict[str, Any]:
         assert main(["eval", *words, "--run", str(adapted / "run.toml"), "--draws", "3", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         rows = {Path(row.pop("model")).name: row for row in told["models"]}

@@ -122,15 +122,15 @@ def expects(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ..
     return expected_tensors(shapes, {name: torch.empty(tensor.shape) for name, tensor in BASE.items()})
 
 
-def of_others(directory: Path, *, dtype: torch.dtype = torch.float16, rank: int = 2, **config: object) -> Path:
+def of_others(directory: Path, config: Mapping[str, object] | None = None) -> Path:
     """As PEFT saves an adapter, with what it says besides."""
     directory.mkdir(exist_ok=True)
     told = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "use_dora": False, "rank_pattern": {}}
-    (directory / "adapter_config.json").write_text(json.dumps(told | config))
+    (directory / "adapter_config.json").write_text(json.dumps({**told, **(config or {})}))
     tensors = {
-        f"base_model.model.{name}.lora_{part}.weight": torch.full(shape, 0.5, dtype=dtype)
+        f"base_model.model.{name}.lora_{part}.weight": torch.full(shape, 0.5, dtype=torch.float16)
         for name, (rows, columns) in SHAPES.items()
-        for part, shape in (("A", (rank, columns)), ("B", (rows, rank)))
+        for part, shape in (("A", (2, columns)), ("B", (rows, 2)))
     }
     save_file(tensors, directory / "adapter_model.safetensors")
     return directory
@@ -143,7 +143,7 @@ def test_an_adapter_comes_back_as_it_left_and_others_with_their_scale(image: Pat
     for name, tensor in back.items():
         assert np.array_equal(tensor.numpy(), bf16_values(ADAPTER[name])), name
     for config, scale in (({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5)):
-        found = read_peft(of_others(tmp_path / "theirs", **config), expects)
+        found = read_peft(of_others(tmp_path / "theirs", config), expects)
         for name, tensor in found.items():
             assert torch.allclose(tensor, torch.tensor(0.5 * (scale if name.endswith(".lora_b") else 1)), rtol=1e-6)
 
@@ -166,7 +166,7 @@ def test_an_adapter_that_is_more_or_less_than_one_is_refused(
     tmp_path: Path, config: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ModelError, match=re.escape(said)):
-        read_peft(of_others(tmp_path / "theirs", **config), expects)
+        read_peft(of_others(tmp_path / "theirs", config), expects)
 
 
 def test_an_adapter_with_other_tensors_is_refused(tmp_path: Path) -> None:
