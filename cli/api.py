@@ -1,19 +1,21 @@
 """Talks to daemons of this machine: HTTP over the unix socket that each one listens on.
 
-Who may open the socket may ask; there is no other authentication.
+Who may open the socket may ask; there is no other authentication. HTTP and the settings are half of what all commands
+import together, so they come when a daemon is asked.
 """
 
 import os
 import socket as sockets
 import tempfile
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from cli.daemon_status import DaemonStatus, parse_status
 from cli.errors import NETWORK, RUN, USAGE, CommandError
-from node.config import api_socket_path
+
+if TYPE_CHECKING:
+    import httpx
 
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 * 1024 * 1024
@@ -22,6 +24,8 @@ MAX_ANSWER = 8 * 1024 * 1024
 def socket_of(state_dir: Path) -> Path:
     """The socket of the daemon with this state directory: where this terminal's daemons have it, else where those of
     the machine's service manager do, which know no runtime directory."""
+    from node.config import api_socket_path
+
     usual = api_socket_path(state_dir)
     elsewhere = Path(tempfile.gettempdir()) / usual.parent.name / usual.name
     return elsewhere if not usual.exists() and _is_ours(elsewhere) else usual
@@ -29,6 +33,8 @@ def socket_of(state_dir: Path) -> Path:
 
 def known_sockets() -> list[Path]:
     """Sockets of daemons of this user that run now; those that nobody listens on are left out."""
+    from node.config import api_socket_path
+
     directory = api_socket_path(Path.cwd()).parent
     return [path for path in sorted(directory.glob("*.sock")) if _answers(path)]
 
@@ -37,6 +43,8 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
     """Ask one daemon; raises CommandError when none listens or its answer makes no sense."""
     if not _answers(socket):
         raise _no_daemon("nobody listens on its socket")
+    import httpx
+
     transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
         with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
@@ -55,6 +63,8 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
 
 def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout: float = 60.0) -> dict[str, Any]:
     """What a daemon answers to a request of its owner, as JSON; raises CommandError in the daemon's own words."""
+    import httpx
+
     transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
         with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
@@ -64,9 +74,9 @@ def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout
         raise _no_daemon(str(error)) from None
     except ValueError:
         told = {}
-    if answer.status_code == httpx.codes.OK and isinstance(told, dict):
+    if answer.status_code == HTTPStatus.OK and isinstance(told, dict):
         return told
-    if answer.status_code == httpx.codes.BAD_REQUEST:
+    if answer.status_code == HTTPStatus.BAD_REQUEST:
         raise CommandError(str(told.get("what")), str(told.get("why")), str(told.get("remedy")), RUN)
     raise CommandError(
         "this node does not do that",
@@ -80,6 +90,8 @@ async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus |
     """The same inside trio; None when there is no (complete) answer now."""
     if not socket.exists():  # noqa: ASYNC240 - one stat of a local file system
         return None
+    import httpx
+
     transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
         async with httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://daemon") as client:
@@ -88,9 +100,9 @@ async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus |
         return None
 
 
-def read_answer(answer: httpx.Response) -> DaemonStatus:
+def read_answer(answer: "httpx.Response") -> DaemonStatus:
     """The status in an HTTP answer; raises CommandError."""
-    if answer.status_code != httpx.codes.OK or len(answer.content) > MAX_ANSWER:
+    if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_ANSWER:
         raise CommandError(
             "the daemon did not give its status", f"HTTP {answer.status_code}", "look at its log", NETWORK
         )

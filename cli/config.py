@@ -55,9 +55,8 @@ def _refused(first: "ErrorDetails", given: dict[str, Any]) -> CommandError:
 
 def _unknown(place: str, *, typed: bool) -> CommandError:
     """typed: a person has just named it; else config.toml does."""
-    from node.config import default_home
+    from node.config import default_home, program_version
     from node.preflight.settings import nearest
-    from node.status import program_version
 
     unknown = f"version {program_version()} of this program does not know it"
     if typed:

@@ -41,7 +41,7 @@ def command(
             "look with --check; then `git pull && make install` in a clone, `pip install --upgrade` elsewhere",
             USAGE,
         )
-    from node.status import program_version
+    from node.config import program_version
 
     own = program_version()
     offered = newest(own, index_versions())

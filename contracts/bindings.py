@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
-from eth_abi.abi import decode as abi_decode
-from eth_abi.abi import encode as abi_encode
-from eth_abi.exceptions import DecodingError, EncodingError
 from eth_hash.auto import keccak
 
 from protocol.errors import IntellectError
@@ -24,7 +21,6 @@ from protocol.identity import Address, parse_address
 from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
-    from web3 import Web3
     from web3.contract.contract import Contract, ContractFunction
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
@@ -637,7 +633,7 @@ def parse_log(log: RawLog, addresses: Addresses) -> Event | None:
         return None
     try:
         values = _log_values(form, log)
-    except (DecodingError, ValueError, OverflowError) as error:
+    except ValueError as error:
         raise ContractError(
             f"a {form.kind.__name__} event cannot be read",
             f"log {log.log_index} of {log.transaction} does not have its form",
@@ -740,10 +736,35 @@ def parse_revert(data: bytes) -> Revert | None:
     name, inputs = form
     try:
         values = abi_decode([abi for _, abi in inputs], data[4:])
-    except (DecodingError, ValueError, OverflowError):
+    except ValueError:
         return None
     pairs = zip(inputs, values, strict=True)
     return Revert(name, {part: parse_address(value) if abi == "address" else value for (part, abi), value in pairs})
+
+
+# ---- ABI. Imported when it is first asked for: a network profile needs the addresses only, and refusals come quickly.
+
+
+def abi_decode(types: Sequence[str], data: bytes) -> tuple[Any, ...]:
+    """Raises ValueError."""
+    from eth_abi.abi import decode
+    from eth_abi.exceptions import DecodingError
+
+    try:
+        return decode(types, data)
+    except (DecodingError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+def abi_encode(types: Sequence[str], values: Sequence[Any]) -> bytes:
+    """Raises ValueError."""
+    from eth_abi.abi import encode
+    from eth_abi.exceptions import EncodingError
+
+    try:
+        return encode(types, values)
+    except EncodingError as error:
+        raise ValueError(str(error)) from error
 
 
 # ---- views
@@ -799,7 +820,8 @@ class Contracts:
         "chair": "Chair",
     }
 
-    def __init__(self, web3: "Web3", addresses: Addresses) -> None:
+    def __init__(self, web3: Any, addresses: Addresses) -> None:
+        """web3: a Web3; for views, whatever has its `eth.call`."""
         self.web3 = web3
         self.addresses = addresses
 
@@ -837,17 +859,17 @@ class Contracts:
     def _ask(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
         question: daemons ask some each second."""
-        from web3.exceptions import BadFunctionCallOutput
-
         form = _view_forms(self.SLOTS[slot])[view]
         try:
             data: Any = "0x" + (form.selector + abi_encode(form.inputs, given)).hex()
-        except EncodingError as error:
+        except ValueError as error:
             raise ValueError(f"{view} is not asked so: {error}") from error
         answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": data}))
         try:
             found = abi_decode([_decoded(part) for part in form.outputs], answer)
-        except (DecodingError, ValueError, OverflowError) as error:
+        except ValueError as error:
+            from web3.exceptions import BadFunctionCallOutput
+
             raise BadFunctionCallOutput(f"{len(answer)} bytes are no answer of {view}") from error
         values = [_view_value(part, value) for part, value in zip(form.outputs, found, strict=True)]
         return values[0] if len(values) == 1 else values

@@ -142,6 +142,15 @@ class NodeConfig(BaseSettings):
         return self.home / "nodes" / Path(self.network).stem / self.role
 
 
+def program_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("intellect-node")
+    except PackageNotFoundError:
+        return "0+source"
+
+
 def api_socket_path(state_dir: Path) -> Path:
     """Where the daemon of `state_dir` listens for the command line.
 

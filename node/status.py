@@ -6,7 +6,6 @@ form. Knows nothing of what the services are.
 
 import os
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 import trio
 
 from node.chain.profile import NetworkProfile
+from node.config import program_version
 from node.member import Member
 from node.network.interface import Network, TcpPath
 from node.services.base import Crew
@@ -23,13 +23,6 @@ from protocol import liveness
 from protocol.identity import Address, NodeKey
 
 SCHEMA_VERSION = 1
-
-
-def program_version() -> str:
-    try:
-        return version("intellect-node")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 class StatusPage:

@@ -5,11 +5,13 @@ process ends, since a library that we use lifts Python's own limit.
 """
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
-from web3.types import RPCResponse
+
+if TYPE_CHECKING:
+    from web3.types import RPCResponse
 
 MAX_NESTING = 16
 """Brackets inside brackets; a block with its transactions has six."""
@@ -98,7 +100,7 @@ class _Envelope(msgspec.Struct):
     error: _Error | None = None
 
 
-def parse_answer(method: str, body: bytes) -> RPCResponse:
+def parse_answer(method: str, body: bytes) -> "RPCResponse":
     """An endpoint's whole answer to a request for `method`; raises BadAnswer."""
     if not _is_flat(body):
         raise BadAnswer(f"with more than {MAX_NESTING} brackets inside each other")
@@ -109,14 +111,14 @@ def parse_answer(method: str, body: bytes) -> RPCResponse:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadAnswer("without JSON") from error
     if envelope.error is not None:
-        return RPCResponse(jsonrpc="2.0", id=1, error=msgspec.to_builtins(envelope.error))
+        return {"jsonrpc": "2.0", "id": 1, "error": msgspec.to_builtins(envelope.error)}
     if envelope.result is UNSET:
         raise BadAnswer("without a JSON-RPC answer")
     try:
         result = _rows(envelope.result) if method == LOGS else _one(envelope.result, RESULTS.get(method, Any))
     except msgspec.ValidationError as error:
         raise BadAnswer(f"to {method} with something else: {error}") from error
-    return RPCResponse(jsonrpc="2.0", id=1, result=result)
+    return {"jsonrpc": "2.0", "id": 1, "result": result}
 
 
 def _one(raw: msgspec.Raw, kind: Any) -> Any:

@@ -114,6 +114,7 @@ class ChainClient:
         self._contracts = Contracts(self._web3, profile.contracts)
         self._limiter = trio.CapacityLimiter(THREADS)
         self._deadline = timeout * len(profile.rpc_urls) * 4
+        # By chain and contract: what was left for another deployment is not sent to this one.
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
         self._span = Span()
@@ -125,13 +126,13 @@ class ChainClient:
             self._outbox,
             self._thread,
             limits or default_limits(profile),
-            lambda: self._provider.uncertain,
+            lambda: self._provider.endpoints.uncertain,
         )
 
     @property
     def url(self) -> str:
         """The RPC endpoint in use."""
-        return self._provider.url
+        return self._provider.endpoints.url
 
     async def connect(self) -> None:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""

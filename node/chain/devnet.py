@@ -28,10 +28,11 @@ from web3 import Web3
 from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
+from node.chain.endpoints import certificates, rpc
 from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import NetworkProfile, read_profile, write_profile
-from node.chain.rpc import FallbackProvider, certificates, rpc
+from node.chain.rpc import FallbackProvider
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.identity import NodeKey

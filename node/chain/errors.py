@@ -2,13 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts.bindings import Revert, parse_revert
 from protocol.errors import IntellectError
-
-if TYPE_CHECKING:
-    from web3.exceptions import ContractLogicError
 
 
 class ChainError(IntellectError):
@@ -258,13 +255,13 @@ _EXPLANATIONS: dict[str, tuple[str, str]] = {
 
 def translate(error: Exception, action: str) -> ChainError:
     """The error to raise instead of `error`; action completes "cannot ..."."""
+    if isinstance(error, ChainError):
+        return error
     # web3 takes a second to import, and whoever reads a profile needs these errors, but no chain
     from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3RPCError
 
-    if isinstance(error, ChainError):
-        return error
     if isinstance(error, ContractLogicError):
-        return from_revert(_revert_of(error), action)
+        return from_revert(_revert_of(error.data, error.message), action)
     if isinstance(error, BadFunctionCallOutput):
         return RpcRefused(action, "the answer does not have the form of the contract's ABI")
     if isinstance(error, Web3RPCError):
@@ -291,8 +288,14 @@ def from_revert(revert: Revert, action: str) -> ChainError:
     return Reverted(action, revert.name, args)
 
 
-def _revert_of(error: "ContractLogicError") -> Revert:
-    data = error.data
+def from_answer(error: Mapping[str, Any], action: str) -> ChainError:
+    """The same for the error in an endpoint's answer, where web3 does not ask."""
+    data, message = error.get("data"), str(error.get("message", ""))
+    reverted = isinstance(data, str) or "revert" in message.lower()
+    return from_revert(_revert_of(data, message), action) if reverted else _from_rpc(message, action)
+
+
+def _revert_of(data: Any, message: str | None) -> Revert:
     if isinstance(data, str) and data.startswith("0x"):
         try:
             revert = parse_revert(bytes.fromhex(data[2:]))
@@ -300,7 +303,7 @@ def _revert_of(error: "ContractLogicError") -> Revert:
             revert = None
         if revert is not None:
             return revert
-    return Revert("unknown", {"message": str(error.message or data or "")[:200]})
+    return Revert("unknown", {"message": str(message or data or "")[:200]})
 
 
 def _from_rpc(message: str, action: str) -> ChainError:

@@ -3,14 +3,18 @@
 Works from any process that has the profile, without a shared key, so that several may fund at once.
 """
 
+from typing import TYPE_CHECKING
+
 import httpx
 import trio
 
-from node.chain.client import ChainClient
+from node.chain.endpoints import certificates, rpc
 from node.chain.errors import DevnetError
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import certificates, rpc
 from protocol.identity import Address, NodeKey
+
+if TYPE_CHECKING:  # web3 takes a second, and `is_devnet` needs none
+    from node.chain.client import ChainClient
 
 FAUCET_CAP = 1_000_000 * 10**18
 """TestToken mints at most this much per call, token wei."""
@@ -25,7 +29,7 @@ def is_devnet(profile: NetworkProfile) -> bool:
 class DevnetFaucet:
     """Funds accounts of one devnet."""
 
-    def __init__(self, client: ChainClient) -> None:
+    def __init__(self, client: "ChainClient") -> None:
         self._client = client
 
     async def fund(self, address: Address, *, coin: int = 0, token: int = 0) -> None:

@@ -1,163 +1,27 @@
-"""A web3 provider over several RPC endpoints: sticks to the one that works, moves on when it fails.
+"""A web3 provider over the endpoints of a profile."""
 
-Knows HTTP, limits of time and size, and chain ids; what an answer may be says `answers.py`. Blocking: call it from
-threads. It tries every endpoint once per request; waiting and trying later is for the callers.
-"""
-
-import json
-import ssl
-import threading
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-import httpx
-import structlog
 from web3.exceptions import Web3Exception
 from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
-from node.chain.answers import BadAnswer, parse_answer
-from node.chain.errors import RpcUnreachable, WrongChain
+from node.chain.endpoints import Endpoints
 
-# The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
-MAX_RESPONSE = 32 * 1024 * 1024
-log = structlog.get_logger()
 EXPECTED: tuple[type[Exception], ...] = (Web3Exception, ValueError, TypeError, KeyError)
-"""What web3 raises for bad answers, besides what the provider raises."""
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Whom to trust behind https://. Read once: that takes as long as dozens of requests."""
-    return httpx.create_ssl_context()
-
-
-class _EndpointFailed(Exception):
-    """This endpoint did not answer properly; another may."""
+"""What web3 raises for bad answers, besides what the endpoints raise."""
 
 
 class FallbackProvider(JSONBaseProvider):
-    """JSON-RPC over HTTP. Raises RpcUnreachable when no endpoint answers, WrongChain when all that answer
-    belong to another chain. timeout: seconds per endpoint and request.
-    """
+    """Raises what `Endpoints` does, of which it takes the arguments."""
 
     def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
         super().__init__()
-        self._urls = tuple(urls)
-        self._chain_id = chain_id
-        limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
-        # A host that is gone shows at the connect; one that computes may take longer to answer.
-        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
-        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
-        self._lock = threading.Lock()
-        self._current = 0
-        self._verified: set[str] = set()
-        self._thread = threading.local()
-
-    @property
-    def uncertain(self) -> bool:
-        """Whether this thread's last request reached an endpoint that did not answer, before another did: if it
-        was to change something, it may have been heard twice.
-        """
-        return bool(getattr(self._thread, "unanswered", False))
-
-    @property
-    def url(self) -> str:
-        """The endpoint in use."""
-        return self._urls[self._current]
+        self.endpoints = Endpoints(urls, chain_id, timeout)
 
     def close(self) -> None:
-        self._http.close()
+        self.endpoints.close()
 
     def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
-        payload = self.encode_rpc_request(method, params)
-        causes: dict[str, str] = {}
-        wrong: WrongChain | None = None
-        start = self._current
-        self._thread.unanswered = False
-        for offset in range(len(self._urls)):
-            place = (start + offset) % len(self._urls)
-            url = self._urls[place]
-            try:
-                self._verify(url)
-            except _EndpointFailed as failure:
-                causes[url] = str(failure)
-                continue
-            except WrongChain as error:
-                causes[url] = error.why
-                wrong = error
-                continue
-            try:
-                response = self._post(url, payload, method)
-            except _EndpointFailed as failure:
-                # It may have taken the request and lost only its answer: for a transaction that is not the same as a
-                # refusal.
-                self._thread.unanswered = True
-                causes[url] = str(failure)
-                self._distrust(url)
-                continue
-            self._stick(place, causes)
-            return response
-        if wrong is not None and all("chain id" in cause for cause in causes.values()):
-            raise wrong
-        raise RpcUnreachable(causes)
-
-    def _verify(self, url: str) -> None:
-        """Check the chain id before the first request to an endpoint, and again after each of its failures."""
-        if url in self._verified:
-            return
-        answer = self._post(url, self.encode_rpc_request(RPCEndpoint("eth_chainId"), []), "eth_chainId")
-        if "result" not in answer:
-            raise _EndpointFailed("it does not tell its chain id")
-        found = int(answer["result"], 16)
-        # Before anything is believed or signed for: the same contract address may exist on another chain.
-        if found != self._chain_id:
-            raise WrongChain(url, self._chain_id, found)
-        with self._lock:
-            self._verified.add(url)
-
-    def _distrust(self, url: str) -> None:
-        with self._lock:
-            self._verified.discard(url)
-
-    def _stick(self, place: int, causes: dict[str, str]) -> None:
-        if place != self._current:
-            log.warning("chain.endpoint_changed", url=self._urls[place], causes=causes)
-            with self._lock:
-                self._current = place
-
-    def _post(self, url: str, payload: bytes, method: str) -> RPCResponse:
-        try:
-            with self._http.stream(
-                "POST", url, content=payload, headers={"content-type": "application/json"}
-            ) as response:
-                body = _bounded(response)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise _EndpointFailed(str(error) or type(error).__name__) from error
-        try:
-            answer = parse_answer(method, body)
-        except BadAnswer as error:
-            raise _EndpointFailed(f"HTTP {response.status_code} {error}") from error
-        # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
-        if response.status_code == 429 or (response.status_code >= 500 and "error" not in answer):
-            raise _EndpointFailed(f"HTTP {response.status_code}")
-        return answer
-
-
-def _bounded(response: httpx.Response) -> bytes:
-    body = bytearray()
-    for chunk in response.iter_bytes():
-        body += chunk
-        if len(body) > MAX_RESPONSE:
-            raise _EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
-    return bytes(body)
-
-
-def rpc(http: httpx.Client, url: str, method: str, *params: Any) -> Any:
-    """One bare JSON-RPC request to one endpoint; raises httpx.HTTPError or ValueError."""
-    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
-    answer = http.post(url, content=json.dumps(request), headers={"content-type": "application/json"}).json()
-    if "error" in answer:
-        raise ValueError(f"{method}: {answer['error']}")
-    return answer["result"]
+        return self.endpoints.request(method, self.encode_rpc_request(method, params))

@@ -5,17 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo
-from node.chain.client import ChainClient
+from node.chain.endpoints import certificates, rpc
 from node.chain.errors import ChainError, RpcUnreachable, tokens
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import certificates, rpc
 from node.config import NodeConfig
 from node.errors import KeyError_
 from node.preflight.finding import Finding, failure, ok, warning
@@ -23,6 +22,9 @@ from node.state.keystore import claimed_address, read_keystore
 from protocol.economics import daily_gas
 from protocol.identity import Address, parse_address
 from protocol.liveness import AHEAD
+
+if TYPE_CHECKING:  # web3 takes a second, and `join` refuses before it
+    from node.chain.client import ChainClient
 
 # The chain's endpoints: do they answer, are they the right chain, how old is what they know, how far back do they go
 
@@ -190,7 +192,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 async def look_up(
-    chain: ChainClient, node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
+    chain: "ChainClient", node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
 ) -> Standing:
     """candidate: whose stake would answer for a node that is not registered yet. Raises ChainError."""
     info = await chain.node_info(node)
@@ -323,7 +325,7 @@ def provider_file(config: NodeConfig) -> Path | None:
 
 
 async def look(
-    chain: ChainClient, node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
+    chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
 ) -> tuple[Standing, list[str]]:
     """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
     provider = await find_provider(chain, config)
@@ -331,7 +333,7 @@ async def look(
     return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
-async def find_provider(chain: ChainClient, config: NodeConfig) -> Provider | None:
+async def find_provider(chain: "ChainClient", config: NodeConfig) -> Provider | None:
     """None where no key is known. The keystore stays locked: its address stands in it. Raises ChainError."""
     file = provider_file(config)
     try:
@@ -386,7 +388,7 @@ def _staking(standing: Standing, common: str, directory: Path, units: int) -> li
     return [*(bond if standing.bonded < standing.required else ()), register]
 
 
-async def _is_mintable(chain: ChainClient, address: Address) -> bool:
+async def _is_mintable(chain: "ChainClient", address: Address) -> bool:
     try:
         await chain.ask("try the faucet", lambda c: c.mint(address, 1).call({"from": address}))
     except RpcUnreachable:

@@ -15,6 +15,7 @@ from node.config import NodeConfig
 from node.errors import ConfigError, StateError
 from node.state.directory import check_place
 from node.state.locks import holder_of
+from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
     from contracts.bindings import Contracts, PoolInfo
@@ -110,15 +111,14 @@ def _check_password(config: NodeConfig) -> None:
 
 def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> None:
     """A node that was in its pool may come back while no endpoint answers: its daemon knows how."""
-    from web3 import Web3
-
     from contracts.bindings import Contracts
+    from node.chain.endpoints import Asker, Endpoints
     from node.chain.errors import RpcUnreachable, translate
-    from node.chain.rpc import EXPECTED, FallbackProvider
 
-    provider = FallbackProvider(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
+    endpoints = Endpoints(profile.rpc_urls, profile.chain_id, CHAIN_SECONDS)
+    action = f"read pool {number} of {profile.name}"
     try:
-        contracts = Contracts(Web3(provider), profile.contracts)
+        contracts = Contracts(Asker(endpoints, action), profile.contracts)
         pool = contracts.pool(number)
         _check_state(config, pool)
         if _puts_up_a_stake(config, profile, contracts):
@@ -126,10 +126,12 @@ def _check_pool(config: NodeConfig, profile: NetworkProfile, number: int) -> Non
     except RpcUnreachable:
         if not (config.directory / "journal.sqlite").exists():
             raise
-    except EXPECTED as error:
-        raise translate(error, f"read pool {number} of {profile.name}") from error
+    except IntellectError:
+        raise
+    except Exception as error:  # an answer that is none: what web3 raises for it has no name before it is imported
+        raise translate(error, action) from error
     finally:
-        provider.close()
+        endpoints.close()
 
 
 def _check_state(config: NodeConfig, pool: "PoolInfo") -> None:

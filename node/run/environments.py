@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from node.environments.builtin import BUILTIN
 from node.environments.package.archive import asset_name
 from node.environments.programs import sandbox_files
 from node.environments.registry import check_arguments, needs_runtime
 from node.errors import RunFileError
-from node.run import packages
 from node.run.own_code import compiled
 from protocol.run import EnvironmentSpec, EvaluationSpec
 from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
+
+if TYPE_CHECKING:
+    from node.run import packages
 
 Arguments = dict[str, int | float | str]
 
@@ -97,7 +99,7 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
             "an environment needs a name or a package, one of the two",
             'write name = "..." for a built-in one (`intellect-node env list`), package = "FILE" for another',
         )
-    package = packages.named(table.package, path.parent) if table.package else None
+    package = _package(table.package, path.parent) if table.package else None
     name = _place_package(package, path, files) if package else table.name
     args = _with_data(name, table.args, dataset, path, files)
     if problem := check_arguments(name, args, packaged=bool(table.package)):
@@ -109,7 +111,14 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
     return Named(name=name, args=args, reward=compiled(table.reward, path, files))
 
 
-def _place_package(package: packages.Known, path: Path, files: dict[str, Path]) -> str:
+def _package(text: str, near: Path) -> "packages.Known":
+    # Its store of blobs takes half of what a run file imports, and a file that is refused names no package.
+    from node.run.packages import named
+
+    return named(text, near)
+
+
+def _place_package(package: "packages.Known", path: Path, files: dict[str, Path]) -> str:
     """The package's name; its archive goes into `files`."""
     name = package.manifest.name
     if files.setdefault(asset_name(name), package.path) != package.path:

@@ -2,7 +2,7 @@
 
 import httpx
 
-from node.chain.rpc import certificates
+from node.chain.endpoints import certificates
 from node.environments.errors import PackageError
 from node.environments.package.archive import MAX_BYTES, root_of
 from node.run.packages import Known, keep

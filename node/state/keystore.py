@@ -10,8 +10,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from eth_account import Account
-
 from node.errors import KeyError_
 from node.state.files import write_whole
 from protocol.identity import Address, NodeKey, parse_address
@@ -49,6 +47,8 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
     complaint = _excessive(data)
     if complaint is not None:
         raise KeyError_(f"will not open the key {name}", complaint, "export it again with usual parameters")
+    from eth_account import Account  # most of a second, and whoever reads an address needs none
+
     try:
         key = NodeKey(bytes(Account.decrypt(data, password)))
         claimed = claimed_address(data)
@@ -77,6 +77,8 @@ def save_key(path: Path, key: NodeKey, password: str) -> None:
     """Write a new keystore v3 file with mode 0600; refuses to overwrite."""
     if not password:
         raise KeyError_("no password for the new key", "keys are never stored in the clear", "give --password-file")
+    from eth_account import Account
+
     text = json.dumps(dict(Account.encrypt(key.secret, password)))
     write_private(path, text)
 

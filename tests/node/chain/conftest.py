@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from node.chain.client import ChainClient
+from node.chain.endpoints import certificates, rpc
 from node.chain.profile import NetworkProfile
-from node.chain.rpc import certificates, rpc
 from node.chain.sender import SendLimits
 from protocol.identity import NodeKey
 from tests.node.chain.chains import Participants, deployed_chain

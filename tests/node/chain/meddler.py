@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from node.chain.rpc import certificates
+from node.chain.endpoints import certificates
 
 
 class Meddler:

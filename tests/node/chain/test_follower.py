@@ -158,12 +158,12 @@ async def test_an_outage_is_seen_and_survived(people: Any, tmp_path: Path, monke
     async with following(people, tmp_path / "f.sqlite") as follower:
         await take(follower, 2)
         provider = people.client._provider
-        urls = provider._urls
-        provider._urls = ("http://127.0.0.1:9",)
+        urls = provider.endpoints._urls
+        provider.endpoints._urls = ("http://127.0.0.1:9",)
         with trio.fail_after(60):
             while follower.healthy:  # noqa: ASYNC110
                 await trio.sleep(0.02)
-        provider._urls = urls
+        provider.endpoints._urls = urls
         await people.client.join(people.pool, "back")
         assert isinstance((await take(follower, 1))[0], Joined)
         assert follower.healthy
@@ -174,14 +174,14 @@ async def test_a_start_while_the_chain_is_silent_tells_what_was_known(people: An
         first = await take(follower, 2)
         assert not follower.unanswered
     provider = people.client._provider
-    urls, provider._urls = provider._urls, ("http://127.0.0.1:9",)
+    urls, provider.endpoints._urls = provider.endpoints._urls, ("http://127.0.0.1:9",)
     async with following(people, tmp_path / "f.sqlite") as follower:
         assert await take(follower, 2) == first
         with trio.fail_after(60):
             while not follower.unanswered:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         assert follower.block is None
-        provider._urls = urls
+        provider.endpoints._urls = urls
         with trio.fail_after(60):
             while follower.block is None:  # noqa: ASYNC110
                 await trio.sleep(0.02)
