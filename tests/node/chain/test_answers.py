@@ -84,7 +84,7 @@ def test_a_wrong_type_at_one_endpoint_is_asked_of_the_next(profile: Any, meddler
     provider = FallbackProvider([meddler.url, *profile.rpc_urls], profile.chain_id)
     try:
         assert isinstance(provider.make_request("eth_blockNumber", [])["result"], str)  # type: ignore[arg-type]
-        assert provider.url == profile.rpc_urls[0]
+        assert provider.endpoints.url == profile.rpc_urls[0]
     finally:
         provider.close()
     alone = FallbackProvider([meddler.url], profile.chain_id)

@@ -91,7 +91,7 @@ async def test_an_endpoint_that_talks_nonsense_is_passed_over(
 async def test_an_endpoint_that_floods_is_passed_over(
     profile: NetworkProfile, connect: Connect, bad_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.chain.rpc.MAX_RESPONSE", 100_000)
+    monkeypatch.setattr("node.chain.endpoints.MAX_RESPONSE", 100_000)
     client = connect(with_urls(profile, bad_endpoint(200, b" " * 200_000), profile.rpc_urls[0]))
     assert (await client.block()).number > 0
 
