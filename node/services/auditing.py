@@ -173,14 +173,18 @@ class Auditing(Service):
             if statement is None or statement.step < 1:
                 continue
             pledge = lots.draws_step(statement.struct_hash, statement.step)
-            if pledge is not None or self._is_severed(statement):
+            if pledge is not None or self._is_severed(signed):
                 self._want(_Wanted(statement, pledge))
 
-    def _is_severed(self, statement: PolicyStatement) -> bool:
+    def _is_severed(self, signed: Signed[PolicyAnnounced]) -> bool:
         """Whether it goes on from another policy than the one that was announced before it. Its manifest breaks a rule
         then, which one lot in eight would tell; every step after it is as its own parent and state say."""
-        before = self._station.jury.policies.of_step(statement.step - 1)
-        return before is not None and before.message.policy_root != statement.parent
+        policies, step = self._station.jury.policies, signed.message.step
+        policies.announce(signed)  # the jury may not have got that far
+        followed, before = policies.of_step(step), policies.of_step(step - 1)
+        if followed is None or followed.message != signed.message:
+            return False  # a standby's invention: it would crowd out the others that wait
+        return before is not None and before.message.policy_root != signed.message.parent
 
     async def _hear_standbys(self) -> None:
         """All validators audit the same policy of a window, so that a quorum may come to what a standby told; and a
