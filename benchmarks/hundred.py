@@ -1,6 +1,6 @@
 """A hundred nodes on one machine: joined, heard by all, and whole again after a third of them is killed for good.
 
-    python -m benchmarks.hundred [--nodes 100] [--rate 2] [--quick] [--json]
+    python -m benchmarks.hundred [--nodes 100] [--rate 2] [--beat SECONDS] [--quick] [--json]
 
 Each is a process of the product's parts: network, board, members, peer book, probe and heartbeat, over libp2p on
 loopback. The chain's part (who is a member, and where) is told here. All are forked from one process that has the
@@ -8,6 +8,10 @@ imports, as the guardian does it, and post commitments at `rate` per second in a
 the network; `heard`: from then until everybody holds everybody alive by a signed heartbeat; `forgotten`: from the kill
 until no survivor holds a dead one alive; `told`: until every survivor has every commitment that survivors posted in the
 ten seconds after the kill. MiB are proportional shares of resident memory, by node.
+
+In a swarm each node has a machine; here all share one. A hundred that beat as they would on machines of their own hear
+2,000 heartbeats a second together, more than two cores carry. So the gap between two heartbeats is `beat`, by default
+the one at which all together hear 100 a second for each core.
 """
 
 import json
@@ -37,12 +41,16 @@ from node.services.heartbeat import Beating
 from node.services.membership.peers import Peers
 from node.services.membership.reach import Reach
 from protocol.identity import Address, NodeKey
+from protocol.liveness import MISSED_DEAD
 from protocol.messages import RolloutCommitted
 from protocol.statements import Domain, WorkCommitment, sign
 
 DOMAIN = Domain(31337, Address("0x" + "11" * 20))
 POLL = 0.25
 PATIENCE = 150.0
+"""Seconds for a change, beside what missing heartbeats take (`MISSED_DEAD` of them)."""
+HEARD_PER_CORE = 100.0
+"""Heartbeats a second that all nodes together hear, for each core."""
 AFTER = 10.0
 """Seconds after the kill whose commitments must reach everybody."""
 FORK = multiprocessing.get_context("fork")
@@ -98,7 +106,7 @@ async def be_node(pipe: Connection, settings: dict[str, Any]) -> None:
         await Peers(member, directory).start(nursery)
         nursery.start_soon(Reach(member, ProgressRecord()).run)
         nursery.start_soon(member.listen)
-        nursery.start_soon(beating(member, 1.0).run)
+        nursery.start_soon(beating(member, settings["beat"]).run)
         seat = Seat(member, settings["rate"])
         nursery.start_soon(seat.hear)
         nursery.start_soon(seat.post)
@@ -159,7 +167,8 @@ class Node:
 class Swarm:
     """Its nodes, the first of them the trainer."""
 
-    def __init__(self, nodes: int, rate: float, folder: Path) -> None:
+    def __init__(self, nodes: int, rate: float, beat: float, folder: Path) -> None:
+        self.patience = PATIENCE + MISSED_DEAD * beat
         keys = [NodeKey.generate() for _ in range(nodes)]
         ports = _free_ports(nodes)
         places = [f"/ip4/127.0.0.1/tcp/{port}" for port in ports]
@@ -168,7 +177,13 @@ class Swarm:
         for key, place in zip(keys, places, strict=True):
             directory = folder / key.address
             directory.mkdir()
-            settings = {"listen": place, "members": members, "rate": rate / nodes, "directory": str(directory)}
+            settings = {
+                "listen": place,
+                "members": members,
+                "rate": rate / nodes,
+                "beat": beat,
+                "directory": str(directory),
+            }
             self.nodes.append(Node(key, settings))
         self.start(self.nodes)
 
@@ -205,7 +220,7 @@ def settle(swarm: Swarm) -> float:
     while True:
         if all(len(state["fresh"]) == len(swarm.nodes) for state in swarm.states(began, began).values()):
             return (_now() - began) / 1000
-        if _now() - began > 1000 * PATIENCE:
+        if _now() - began > 1000 * swarm.patience:
             raise TimeoutError("the swarm does not come together")
         time.sleep(POLL)
 
@@ -215,23 +230,29 @@ def _now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def measure(nodes: int, rate: float, folder: Path) -> dict[str, Any]:
+def measure(nodes: int, rate: float, beat: float, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
-    swarm = Swarm(nodes, rate, folder)
+    swarm = Swarm(nodes, rate, beat, folder)
     try:
         joined = time.monotonic() - began
         print(f"{nodes} joined after {joined:.1f} s", file=sys.stderr)
         heard = settle(swarm)
         print(f"everybody hears everybody after {heard:.1f} s more", file=sys.stderr)
         memory = sorted(round(one.memory_full_info().pss / 2**20, 1) for one in psutil.Process().children())
-        found = {"nodes": nodes, "joined": round(joined, 1), "heard": round(heard, 1), "mib": memory[len(memory) // 2]}
+        found = {
+            "nodes": nodes,
+            "beat": beat,
+            "joined": round(joined, 1),
+            "heard": round(heard, 1),
+            "mib": memory[len(memory) // 2],
+        }
         return found | kill_a_third(swarm) | {"load": round(os.getloadavg()[0], 1)}
     finally:
         swarm.end()
 
 
 def kill_a_third(swarm: Swarm) -> dict[str, Any]:
-    """None where something was not so within PATIENCE seconds."""
+    """None where something was not so within the swarm's patience."""
     victims = swarm.nodes[-(len(swarm.nodes) // 3) :]
     swarm.nodes = swarm.nodes[: -len(victims)]
     for node in victims:
@@ -246,7 +267,7 @@ def kill_a_third(swarm: Swarm) -> dict[str, Any]:
             found["forgotten"] = after
         if found["told"] is None and after > AFTER and all(len(state["heard"]) == len(said) for state in states):
             found["told"] = round(after - AFTER, 1)
-        if after > PATIENCE:
+        if after > swarm.patience:
             break
         time.sleep(POLL)
     return {"killed": len(victims), "said": len(said), **found}
@@ -256,10 +277,13 @@ def main() -> None:
     parser = parser_of(__doc__, "nine nodes", "line")
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2.0, help="commitments per second of all nodes together")
+    parser.add_argument("--beat", type=float, help="seconds between two heartbeats of a node")
     given = parser.parse_args()
     silence_logs()
+    nodes = 9 if given.quick else given.nodes
+    beat = given.beat or max(1.0, round(nodes * nodes / (HEARD_PER_CORE * (os.cpu_count() or 1)), 1))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(9 if given.quick else given.nodes, given.rate, Path(folder))
+        found = measure(nodes, given.rate, beat, Path(folder))
     if given.json:
         print(json.dumps(found))
         return

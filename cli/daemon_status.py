@@ -96,6 +96,7 @@ class RunPart(msgspec.Struct, frozen=True):
 
 
 class StakePart(msgspec.Struct, frozen=True):
+    # Text: JSON's readers keep 53 bits of a number, and a stake has more.
     bonded_wei: str = "0"
     slashed_wei: str = "0"
 
@@ -405,6 +406,7 @@ class TasksPart(msgspec.Struct, frozen=True):
     own: list[TaskPart] = []
 
 
+# A part that is None belongs to another role, or the daemon has not got there.
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
 

@@ -78,6 +78,7 @@ def check(
     from node.environments.package.archive import read_source
     from node.environments.package.check import all_ways, check_package
 
+    # Drawn anew: an environment that was fitted to the rows of one check is found by the next.
     seed = seed or secrets.token_hex(8)
     known = _kept(package)
     with quiet_logs(), _progress(quiet=as_json) as progress:
@@ -141,6 +142,7 @@ def fetch(
     from node.run.package_fetch import fetch as fetch_package
     from node.run.packages import is_root
 
+    # `search` and run files write NAME@ROOT; the root alone decides.
     root = root.rpartition("@")[2]
     if not is_root(root):
         raise CommandError(f"{clean(root, 80)!r} is no root", "a root has 64 hex digits", "copy it whole", USAGE)
@@ -238,6 +240,7 @@ def show(
     if answer["differs"]:
         what = f"{clean(answer['name'])} is not what its offer says"
         raise CommandError(what, clean("; ".join(answer["differs"]), 500), "do not use it", RUN)
+    # `keep` parses the archive again: a daemon may be older, or another program.
     known = keep(Path(answer["file"]).read_bytes())
     if as_json:
         return print_json({**_facts(known), "publishers": answer["publishers"], "reviews": answer["reviews"]})

@@ -253,6 +253,7 @@ def draw_panels(runs: Sequence[tuple[str, StepRecords]], directory: Path) -> lis
 def _draw(axes: Any, panel: Panel, runs: Sequence[tuple[str, StepRecords]]) -> bool:
     """Whether there was anything to draw."""
     if panel.kind != "lines":
+        # Areas of several runs would hide each other.
         return _stack(axes, panel, runs[0][1]) if len(runs) == 1 else False
     some = False
     for number, (name, records) in enumerate(runs):

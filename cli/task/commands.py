@@ -229,6 +229,7 @@ def merge(
     """Merge policies of this run into one model. Validators compute every shard again; it is the same to the byte."""
     from cli.task.asking import of_policies
 
+    # Before the swarm is asked: a result that cannot be written would have been paid for nothing.
     if out.exists():
         raise CommandError(f"{out} exists", "a model directory is written whole or not at all", "name another", USAGE)
     rule = numbers_of(method, len(models), weight, density, scale, seed)
@@ -269,6 +270,7 @@ def status(
     from cli import api
 
     told = api.get_status(api.socket_of(chosen_directory(state_dir))).tasks
+    # Of its own tasks a node knows more than what was announced: what it gathered, and where.
     own = {one.id: one for one in told.own}
     tasks = [own.get(one.id, one) for one in told.known]
     tasks += [one for id, one in own.items() if id not in {known.id for known in told.known}]
