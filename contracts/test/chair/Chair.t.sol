@@ -305,7 +305,7 @@ contract ChairTest is Base {
         until = _now().until;
         vm.expectPartialRevert(Chair.TermIsOver.selector);
         chair.endTerm(pool, 0, until, _steps(), again);
-        _take(b, 1);
+        _takeFrom(b, 1, STEP);
         yes(!_now().ended, "another term");
     }
 
