@@ -1,9 +1,11 @@
 """Whether audits accuse honest steps, and see a group too many or too few: a real training, audited step by step.
 
-    python -m benchmarks.audits [--steps 150] [--leaders float32 bfloat16] [--ways same vectors] [--dir DIR]
-                                [--direction-every 5] [--quick] [--json]
+    python -m benchmarks.audits [--steps 150] [--leaders float32 bfloat16] [--ways same vectors] [--toy sort] [--seed 1]
+                                [--dir DIR] [--direction-every 5] [--quick] [--json]
 
-A model of one layer learns arithmetic at a desk, with a checkpoint at every step. Then each is audited several ways:
+A model learns at a desk, with a checkpoint at every step: `arithmetic` with one layer of 64, whose answers have two or
+three tokens and whose policy moves by tenths of a nat a step, or `sort`, which is the demo's run with the demo's model.
+Then each step is audited several ways:
 
     same       in the leader's arithmetic: replay is bit for bit
     vectors    with the processor's plain vector units (ATEN_CPU_CAPABILITY=default), as on another machine
@@ -42,8 +44,12 @@ from benchmarks.command import parser_of, tell
 from node.audit import desk
 from node.audit import step as audit_step
 from node.audit.findings import Audit, Finding, Says
+from node.environments.registry import load_environment
+from node.inference.tokenizer import LocalTokenizer
 from node.training.batch import Batch, BatchRow
 from node.training.settings import TrainerSettings
+from node.training.warmstart import SORT_ALPHABET, create_model, warm_start
+from protocol.run import EnvironmentSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
@@ -60,6 +66,7 @@ CONTROL_EVERY, TOLD_EVERY = 10, 10
 MOST_STEPS = 1000
 """As many checkpoints as a trainer keeps."""
 HIDDEN, LAYERS, WARM_STEPS = 64, 1, 400
+DEMO = ROOT / "cli" / "demo" / "sort.toml"
 RUN = """
 name = "audits"
 model = "model"
@@ -89,6 +96,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--leaders", nargs="+", choices=list(OF), default=list(OF))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--toy", choices=list(TOYS), default="arithmetic")
+    parser.add_argument("--seed", type=int, default=0, help="of the start model and of the training")
     parser.add_argument("--direction-every", type=int, default=1, metavar="N")
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--audit", nargs=2, metavar=("DIR", "WAY"), help=argparse.SUPPRESS)
@@ -101,7 +110,10 @@ def main() -> None:
     steps, leaders = (3, ["float32"]) if given.quick else (given.steps, given.leaders)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
-        for row in rows(given.dir or Path(name), steps, leaders, given.ways, given.direction_every):
+        place = given.dir or Path(name)
+        if not (place / "run.toml").exists():
+            _make_run(place, given.toy, given.seed)
+        for row in rows(place, steps, leaders, given.ways, given.direction_every):
             print(
                 json.dumps(row) if given.json else "  ".join(f"{what} {value}" for what, value in row.items()),
                 flush=True,
@@ -112,8 +124,6 @@ def rows(
     place: Path, steps: int, leaders: Sequence[str], ways: Sequence[str], direction_every: int
 ) -> Iterator[dict[str, Any]]:
     """One for each leader and way; after an interruption of what there is until then."""
-    if not (place / "run.toml").exists():
-        _make_run(place)
     for leader in leaders:
         _train(place, leader, steps)
         for way in (way for way in OF[leader] if way in ways):
@@ -128,28 +138,42 @@ def rows(
                 return
 
 
-def _make_run(place: Path) -> None:
-    """A small data set, a model that answers some of it, and the run file."""
+def _make_run(place: Path, toy: str, seed: int) -> None:
+    """A model that answers some of its task, and the run file."""
     import torch
-
-    from examples.make_arithmetic import ALPHABET
-    from examples.make_arithmetic import rows as problems
-    from node.environments.registry import load_environment
-    from node.inference.tokenizer import LocalTokenizer
-    from node.training.warmstart import create_model, warm_start
-    from protocol.run import EnvironmentSpec
 
     torch.set_num_threads(1)
     place.mkdir(parents=True, exist_ok=True)
+    text = TOYS[toy](place, seed)
+    (place / "run.toml").write_text(text.replace("[recipe]", f"[recipe]\nseed = {seed}"))
+
+
+def _arithmetic(place: Path, seed: int) -> str:
+    from examples.make_arithmetic import ALPHABET
+    from examples.make_arithmetic import rows as problems
+
     (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems()))
-    model = create_model(place / "model", ALPHABET, 0, HIDDEN, LAYERS)
     spec = EnvironmentSpec(name="dataset", args={"path": "train.jsonl"})
+    chosen = {"target": 0.2, "max_steps": WARM_STEPS, "check_every": 20, "max_output_tokens": 3}
+    _teach(place, create_model(place / "model", ALPHABET, seed, HIDDEN, LAYERS), spec, seed, **chosen)
+    return RUN
+
+
+def _sort(place: Path, seed: int) -> str:
+    spec = EnvironmentSpec(name="sort", args={"digits": 4})
+    _teach(place, create_model(place / "model", SORT_ALPHABET, seed), spec, seed, target=0.25)
+    return DEMO.read_text()
+
+
+def _teach(place: Path, model: Any, spec: EnvironmentSpec, seed: int, **how: Any) -> None:
     environment = load_environment(spec, place, LocalTokenizer(place / "model"))
-    chosen: dict[str, Any] = {"seed": 0, "target": 0.2, "max_steps": WARM_STEPS, "check_every": 20}
-    accuracy = warm_start(place / "model", model, environment, max_output_tokens=3, **chosen)
+    accuracy = warm_start(place / "model", model, environment, seed=seed, **how)
     environment.close()
     tell(f"a model that answers {accuracy:.2f}")
-    (place / "run.toml").write_text(RUN)
+
+
+TOYS: Mapping[str, Callable[[Path, int], str]] = {"arithmetic": _arithmetic, "sort": _sort}
+"""Each makes a model there and returns its run file."""
 
 
 def _train(place: Path, leader: str, steps: int) -> None:

@@ -72,7 +72,7 @@ BY_HAND = (
 QUICK = {"FOUNDRY_FUZZ_RUNS": "32", "FOUNDRY_INVARIANT_RUNS": "2", "FOUNDRY_INVARIANT_DEPTH": "120"}
 SECONDS = 240
 
-_SAME = "the smaller of two equal numbers is either of them"
+_SAME = "where two numbers are equal, either of them will do"
 _NOTHING_MOVES = "differs only where the amount is nothing, and then nothing is moved"
 _SECOND_LINE = "cannot fail while the sums agree, which the invariants check; there for the day when they do not"
 EXPLAINED: dict[str, str] = {
@@ -110,6 +110,13 @@ EXPLAINED: dict[str, str] = {
     "return member.joinedAt != 0 && next >= member.unusedFrom ? next - member.unusedFrom : 0;": _NOTHING_MOVES,
     "Earnings.sol: if (due > pool.owed()) due = pool.owed(); => if (due >= pool.owed()) due = pool.owed();": _SAME,
     "Earnings.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
+    "Chair.sol: if (step > term.reached) term.reached = step; => "
+    "if (step >= term.reached) term.reached = step;": _SAME,
+    "Chair.sol: if (c.index < term.reached) term.reached = c.index; => "
+    "if (c.index <= term.reached) term.reached = c.index;": _SAME,
+    "Chair.sol: if (steps[i] > newest) newest = steps[i]; => if (steps[i] >= newest) newest = steps[i];": _SAME,
+    "Chair.sol: uint64 least = last.reached > MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0; => "
+    "uint64 least = last.reached >= MAX_TAKEN_BACK ? last.reached - MAX_TAKEN_BACK : 0;": _SAME,
 }
 """The only mutants that may live: name -> why no test can tell them from the original."""
 

@@ -37,6 +37,7 @@ from node.services.workplace import Workplace
 from node.state.files import write_whole
 from node.swarm.standbys import Drawn, StandbyBook, held_back
 from node.training.client import end_child
+from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
 from protocol.earnings import of_standing, standing_units
@@ -66,8 +67,6 @@ FETCHERS = 8
 """Files and reports on their way at once."""
 NEXT_PATIENCE = 300.0
 """Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart."""
-MOST_REPLAYED = 64
-"""Steps between a checkpoint and the step that is audited."""
 MOST_BYTES = 4 << 30
 """Of files and reports of one audit."""
 WAITING = 16
@@ -157,11 +156,22 @@ class Auditing(Service):
 
     def status(self) -> dict[str, Any]:
         rate = self._station.jury.lots.steps_rate(self._station.key.address) if self._lots else None
-        why = "" if self._lots is None or rate != 0 else "not enough free memory to replay a step"
+        why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
         proofs = {name: self.counts[f"proofs_{name}"] for name in ("late", "right", "wrong")}
         own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided, "proofs": proofs}
         return {"auditing": own}
+
+    def _why_not(self, rate: int | None) -> str:
+        """Why this validator audits no steps, if it does not."""
+        if self._lots is None:
+            return ""
+        if rate == 0:
+            return "not enough free memory to replay a step"
+        last, newest = max(self._offered(), default=0), self._station.jury.policies.newest_step
+        if newest - last <= MOST_REPLAYED:
+            return ""
+        return f"the newest checkpoint is of step {last}, {newest - last} back: more than {MOST_REPLAYED} are not replayed"
 
     # which steps
 

@@ -15,6 +15,9 @@ CPU_LOGIT_CELLS = 1 << 24
 """Most logits at a time on a CPU, whatever is allowed: 64 MiB. Larger tables leave its caches, smaller ones read the
 head's weights more often."""
 
+MOST_REPLAYED = 64
+"""Steps between a checkpoint and a step that validators audit: a trainer that writes fewer is audited by nobody."""
+
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """world_size: processes of this machine, one per GPU; device: "auto" takes GPUs where there are some.
@@ -91,6 +94,16 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ):
             if not good:
                 raise _unusable(f"{name} {rule}, not {getattr(self, name)!r}")
+
+    def check_auditable(self) -> None:
+        """Raises TrainingError where no validator of a pool could audit a step."""
+        if self.checkpoint_every > MOST_REPLAYED:
+            raise TrainingError(
+                "nobody could audit this trainer",
+                f"trainer.checkpoint_every is {self.checkpoint_every}, and a validator replays at most {MOST_REPLAYED} "
+                "steps from a checkpoint",
+                f"set it to {MOST_REPLAYED} or less in config.toml: 1 where money is at stake",
+            )
 
 
 def endpoint(text: str) -> tuple[str, int] | None:

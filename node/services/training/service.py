@@ -19,9 +19,11 @@ from node.weights.publish import Publisher
 class Training(Trainer, Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        """Raises TrainingError if the spool is another run's, ConfigError for settings or sinks that are none."""
+        """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
+        could audit, and ConfigError for sinks that are none."""
         station, config = place.station, place.config
         settings = read_settings(config.trainer)
+        settings.check_auditable()
         spool = Spool(place.directory / "spool", settings.milestones)
         await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
         publisher = Publisher(
