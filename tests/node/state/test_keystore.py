@@ -4,15 +4,16 @@ import pytest
 from eth_account import Account
 
 from node.errors import KeyError_
-from node.state.keystore import load_key, load_or_create, read_password, save_key
+from node.state.keystore import load_key, load_or_create, open_keystore, read_password, save_key
 from protocol.identity import NodeKey
+
+FULL = Account.encrypt
 
 
 @pytest.fixture(autouse=True)
 def light_scrypt(monkeypatch):
     """The format is the same with a small work factor, and the tests are fast."""
-    full = Account.encrypt
-    monkeypatch.setattr(Account, "encrypt", lambda secret, password: full(secret, password, iterations=2))
+    monkeypatch.setattr(Account, "encrypt", lambda secret, password: FULL(secret, password, iterations=2))
 
 
 def test_a_key_is_the_same_after_a_restart_and_private(tmp_path) -> None:
@@ -26,8 +27,31 @@ def test_a_key_is_the_same_after_a_restart_and_private(tmp_path) -> None:
 
 def test_a_wrong_password_is_a_clear_error(tmp_path) -> None:
     save_key(tmp_path / "k", NodeKey.generate(), "right")
-    with pytest.raises(KeyError_, match="cannot open"):
+    with pytest.raises(KeyError_, match="cannot open") as refused:
         load_key(tmp_path / "k", "wrong")
+    assert refused.value.why == "the password is wrong"
+
+
+@pytest.mark.parametrize("kdf", ["scrypt", "pbkdf2"])
+@pytest.mark.parametrize("crypto", ["crypto", "Crypto", "CRYPTO"])
+def test_what_other_programs_write_is_read(kdf: str, crypto: str) -> None:
+    """eth_account's keystores, and those that geth's ancestors wrote: with 0x, without an address, keys in capitals."""
+    key = NodeKey.generate()
+    data = dict(FULL(key.secret, "pässword", kdf=kdf, iterations=2))
+    prefix = "0x" if crypto == "CRYPTO" else ""
+    data[crypto] = (inner := data.pop("crypto")) | {"ciphertext": prefix + inner["ciphertext"]}
+    assert open_keystore(data, "pässword", "k").address == key.address
+    data.pop("address")
+    assert open_keystore(data, "pässword", "k").secret == key.secret
+
+
+@pytest.mark.parametrize("crypto", ["crypto", "CRYPTO"])
+def test_a_key_derivation_that_asks_for_too_much_is_not_begun(crypto: str) -> None:
+    data = dict(FULL(NodeKey.generate().secret, "pw", iterations=2))
+    params = data["crypto"]["kdfparams"] | {"n": 2**40}
+    data[crypto] = data.pop("crypto") | {"kdfparams": params}
+    with pytest.raises(KeyError_, match="will not open"):
+        open_keystore(data, "pw", "k")
 
 
 def test_an_exposed_key_is_not_used(tmp_path) -> None:
