@@ -171,7 +171,7 @@ class Auditing(Service):
         last, newest = max(self._offered(), default=0), self._station.jury.policies.newest_step
         if newest - last <= MOST_REPLAYED:
             return ""
-        return f"the newest checkpoint is of step {last}, {newest - last} back: more than {MOST_REPLAYED} are not replayed"
+        return f"the newest checkpoint, of step {last}, is {newest - last} back: over {MOST_REPLAYED} are not replayed"
 
     # which steps
 

@@ -4,19 +4,14 @@ Blocking (scrypt takes about half a second): call from a thread. What a file ask
 done: a keystore from a stranger may demand any amount of memory.
 """
 
-import hashlib
-import hmac
 import json
 import os
 import secrets
 from pathlib import Path
 from typing import Any
 
-from eth_hash.auto import keccak
-
 from node.errors import KeyError_
 from node.state.files import write_whole
-from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey, parse_address
 
 MAX_KEY_FILE = 64 * 1024
@@ -40,7 +35,7 @@ def read_keystore(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             raw = file.read(MAX_KEY_FILE + 1)
         data = json.loads(raw) if len(raw) <= MAX_KEY_FILE else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last of brackets in brackets in brackets
         raise KeyError_(f"cannot read the key {path}", str(error), "restore the file from your backup") from error
     if not isinstance(data, dict):
         raise KeyError_(f"cannot read the key {path}", "it is no keystore v3 file", "restore the file from your backup")
@@ -49,53 +44,35 @@ def read_keystore(path: Path) -> dict[str, Any]:
 
 def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
     """Decrypt. name: what to call it in errors."""
-    data = {name.lower(): value for name, value in data.items()}  # some programs write "Crypto"
+    data = _lowered(data)
     complaint = _excessive(data)
     if complaint is not None:
         raise KeyError_(f"will not open the key {name}", complaint, "export it again with usual parameters")
+    from eth_account import Account  # most of a second, and whoever reads an address needs none
+
     try:
-        key = NodeKey(_decrypt(data, password.encode()))
+        key = NodeKey(bytes(Account.decrypt(data, password)))
         claimed = claimed_address(data)
         # The address is outside of what is encrypted: changed, a user would fund an account that nobody has the key of.
         if claimed is not None and claimed != key.address:
             raise ValueError("the address in the file is not that of the key")
-    except (KeyError, TypeError, AttributeError, ValueError, IntellectError) as error:  # of a damaged file
-        why = str(error)[:200] if isinstance(error, ValueError | IntellectError) else "it is not a keystore v3 file"
-        remedy = "check the password (--password-file, or the environment's), or restore the file"
-        raise KeyError_(f"cannot open the key {name}", why, remedy) from error
+    except Exception as error:  # eth-keyfile raises many unrelated types for a damaged file
+        wrong = "MAC" in str(error)  # the digest over the key that the password gives, and the ciphertext
+        raise KeyError_(
+            f"cannot open the key {name}",
+            "the password is wrong" if wrong else str(error)[:200] or "it is not a keystore v3 file",
+            "check the password (--password-file, or the environment's), or restore the file",
+        ) from error
     return key
 
 
-def _decrypt(data: dict[str, Any], password: bytes) -> bytes:
-    """The secret in a keystore (Web3 Secret Storage, version 3). Raises ValueError or what a damaged file leads to.
-
-    Not by eth_account: what it imports takes longer than a command may that is refused for a wrong password.
-    """
-    from Crypto.Cipher import AES
-    from Crypto.Protocol.KDF import scrypt  # a sixth faster than OpenSSL's
-
-    crypto, version = data["crypto"], data["version"]
-    if version != 3 or crypto["cipher"] != "aes-128-ctr":
-        raise ValueError(f"it is a keystore of version {version}, with the cipher {crypto['cipher']}")
-    params = crypto["kdfparams"]
-    salt = _unhex(params["salt"])
-    if crypto["kdf"] == "scrypt":
-        derived: bytes = scrypt(password, salt, params["dklen"], params["n"], params["r"], params["p"])  # pyright: ignore
-    elif (crypto["kdf"], params["prf"]) == ("pbkdf2", "hmac-sha256"):
-        derived = hashlib.pbkdf2_hmac("sha256", password, salt, params["c"], params["dklen"])
-    else:
-        raise ValueError(f"its key derivation is {crypto['kdf']}")
-    sealed = _unhex(crypto["ciphertext"])
-    if len(derived) < 32:
-        raise ValueError("its key derivation gives too short a key")
-    if not hmac.compare_digest(keccak(derived[16:32] + sealed), _unhex(crypto["mac"])):
-        raise ValueError("the password is wrong")
-    counter = int.from_bytes(_unhex(crypto["cipherparams"]["iv"]))
-    return AES.new(derived[:16], AES.MODE_CTR, nonce=b"", initial_value=counter).decrypt(sealed)
-
-
-def _unhex(text: str) -> bytes:
-    return bytes.fromhex(text.removeprefix("0x"))
+def _lowered(data: dict[str, Any], levels: int = 3) -> dict[str, Any]:
+    """With names as eth-keyfile reads them: it takes "Crypto" and "KDFPARAMS", too, and what it takes is bounded here.
+    levels: of tables in tables; no bounded one lies deeper."""
+    return {
+        name.lower(): _lowered(value, levels - 1) if isinstance(value, dict) and levels else value
+        for name, value in data.items()
+    }
 
 
 def claimed_address(data: dict[str, Any]) -> Address | None:
@@ -172,7 +149,9 @@ def read_password_file(path: Path) -> str:
 
 
 def _excessive(data: dict[str, Any]) -> str | None:
-    """Why a keystore's parameters are not worth trying; None if they are."""
+    """Why a keystore's parameters are not worth trying; None if they are. data: `_lowered`."""
+    if data.get("version") != 3:
+        return f"its version is {str(data.get('version'))[:20]}, not 3"  # version 4 has its parameters elsewhere
     crypto = data.get("crypto")
     params = crypto.get("kdfparams") if isinstance(crypto, dict) else None
     if not isinstance(params, dict):

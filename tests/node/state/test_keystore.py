@@ -45,13 +45,30 @@ def test_what_other_programs_write_is_read(kdf: str, crypto: str) -> None:
     assert open_keystore(data, "pässword", "k").secret == key.secret
 
 
-@pytest.mark.parametrize("crypto", ["crypto", "CRYPTO"])
-def test_a_key_derivation_that_asks_for_too_much_is_not_begun(crypto: str) -> None:
+@pytest.mark.parametrize("change", [str.lower, str.upper])
+def test_a_key_derivation_that_asks_for_too_much_is_not_begun(change) -> None:
+    """Capitals do not hide it."""
     data = dict(FULL(NodeKey.generate().secret, "pw", iterations=2))
-    params = data["crypto"]["kdfparams"] | {"n": 2**40}
-    data[crypto] = data.pop("crypto") | {"kdfparams": params}
+    params = {change(name): value for name, value in (data["crypto"]["kdfparams"] | {"n": 2**40}).items()}
+    crypto = {change(name): value for name, value in (data.pop("crypto") | {"kdfparams": params}).items()}
+    data[change("crypto")] = crypto
+    with pytest.raises(KeyError_, match="will not open") as refused:
+        open_keystore(data, "pw", "k")
+    assert "scrypt asks" in refused.value.why
+
+
+def test_a_keystore_of_another_version_is_not_begun() -> None:
+    """Version 4 keeps its key derivation's parameters where the bounds do not look."""
+    data = dict(FULL(NodeKey.generate().secret, "pw", iterations=2)) | {"version": 4}
     with pytest.raises(KeyError_, match="will not open"):
         open_keystore(data, "pw", "k")
+
+
+def test_a_file_of_nothing_but_brackets_is_a_clear_error(tmp_path) -> None:
+    (tmp_path / "k").write_bytes(b"[" * 60_000)
+    (tmp_path / "k").chmod(0o600)
+    with pytest.raises(KeyError_, match="cannot read the key"):
+        load_key(tmp_path / "k", "pw")
 
 
 def test_an_exposed_key_is_not_used(tmp_path) -> None:
