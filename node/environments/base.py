@@ -21,6 +21,29 @@ server says to whoever asks it. What depends on a clock or a machine is *undecid
 counts it in `gave_up`."""
 
 
+# Far below what any Python stands: what `json` and `ast` call too deep depends on its version, and in 3.11 on how deep
+# the caller itself is. There 900 levels were read at one place and not at another.
+MAX_NESTED = 64
+"""Brackets in brackets that are read in an answer."""
+
+
+def nested_deeply(text: str, most: int = MAX_NESTED) -> bool:
+    """Whether brackets may stand in one another more than `most` deep. Those in strings count, too, so a few texts that
+    do not are said to: alike on every machine."""
+    if sum(map(text.count, "([{")) <= most:
+        return False
+    depth = lowest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            if depth - lowest > most:
+                return True
+        elif character in ")]}":
+            depth -= 1
+            lowest = min(lowest, depth)
+    return False
+
+
 class EnvironmentSettings(Protocol):
     """The part of a run's file that names an environment (`protocol.run.EnvironmentSpec`)."""
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
-from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, answer_of
+from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, answer_of, nested_deeply
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.environments.reasoning.table import FLOORS, VERSION, refusal
@@ -216,7 +216,8 @@ def _settings(config: str) -> dict[str, Any]:
 
 
 def answer_in(text: str) -> str:
-    """The last <answer>...</answer> behind the reasoning, or else all the text there; empty if that is too long."""
+    """The last <answer>...</answer> behind the reasoning, or else all the text there; empty if that is too long or
+    nested deeply."""
     text = text.rpartition("</think>")[2]
     start, end = 0, len(text)
     opened = text.find(_OPENED)
@@ -224,7 +225,7 @@ def answer_in(text: str) -> str:
         start, end = opened + len(_OPENED), closed
         opened = text.find(_OPENED, closed)
     answer = text[start:end].strip()
-    return answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
+    return answer if len(answer) <= MAX_ANSWER_CHARACTERS and not nested_deeply(answer) else ""
 
 
 def above_floor(dataset: str, score: float) -> float:

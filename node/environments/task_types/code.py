@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from node.environments.base import MAX_NESTED, nested_deeply
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import PureScorer, Question, Row, Truth, key_of, read, said
 from node.recent import Recent
@@ -102,11 +103,11 @@ def _arguments(given: Any, place: int) -> list[Any]:
 
 def _value(expected: Any) -> Any:
     """A JSON value, the text of one, or what Python prints of one (True, None, ['a']), as SYNTHETIC-1 compares."""
-    if not isinstance(expected, str):
+    if not isinstance(expected, str) or nested_deeply(expected):
         return expected
     try:
         return json.loads(expected)
-    except (ValueError, RecursionError):
+    except ValueError:
         return printed_value(expected)
 
 
@@ -168,7 +169,6 @@ class CodeScorer:
 # without blanks at the ends, then token by token, numbers within a tolerance (as numpy's allclose). Returned values: as
 # JSON. Those judges also accept lines in any order; that is left out, because it pays for wrong orders.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-MAX_DEPTH = 64
 MAX_PRINTED = 64 * 1024
 
 
@@ -189,7 +189,7 @@ def same_value(value: Any, expected: Any) -> bool:
 
 def printed_value(text: str) -> Any:
     """The JSON value that Python prints as this text; the text itself where it is none."""
-    if len(text) > MAX_PRINTED or text.count("[") + text.count("(") + text.count("{") > MAX_DEPTH:
+    if len(text) > MAX_PRINTED or text.count("[") + text.count("(") + text.count("{") > MAX_NESTED:
         return text
     try:
         value = ast.literal_eval(text.strip())
@@ -199,7 +199,7 @@ def printed_value(text: str) -> Any:
 
 
 def _equal(value: Any, expected: Any, depth: int) -> bool:
-    if depth > MAX_DEPTH:
+    if depth > MAX_NESTED:
         return False
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
@@ -258,7 +258,10 @@ def output_reward(answer: str, truth: Truth) -> float:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that ends last, the outermost of those; None if there is none."""
+    """The JSON object that ends last, the outermost of those; None if there is none, or in a text that is nested
+    deeply."""
+    if nested_deeply(text):
+        return None
     decoder = json.JSONDecoder()
     best: tuple[int, dict[str, Any]] | None = None
     place = len(text)
@@ -268,7 +271,7 @@ def last_object(text: str) -> dict[str, Any] | None:
             break
         try:
             value, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if isinstance(value, dict) and (best is None or end >= best[0]):
             best = (end, value)

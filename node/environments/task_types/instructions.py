@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from node.environments.base import nested_deeply
 from node.environments.errors import nearest
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import PureScorer, Row, Truth, said
@@ -74,14 +75,16 @@ def sections(text: str, section_spliter: str, num_sections: int) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Fenced or bare."""
+    """Fenced or bare, and not nested deeply."""
     text = text.strip()
     opened = _OPENED.match(text)
     text = text[opened.end() :] if opened else text
     text = text.removesuffix("```").rstrip()
+    if nested_deeply(text):
+        return False
     try:
         json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
 

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from node.environments import scoring_pool
-from node.environments.base import Segment, answer_of, one_answer
+from node.environments.base import Segment, answer_of, nested_deeply, one_answer
 from node.environments.errors import Undecided
 from node.environments.programs import ProgramRunner, last_block
 from node.environments.reasoning.environment import answer_in
 from node.environments.registry import load_environment
 from node.environments.scoring_pool import POOL, ScoringPool
 from node.environments.task_types import instructions
+from node.environments.task_types.code import output_reward
 from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.table import TASK_TYPES
 from node.sandbox import Limits, Outcome, Status
@@ -197,3 +198,25 @@ def test_linear_scorers_say_what_the_expressions_before_them_said() -> None:
     assert programs > 100
     for text, good in (("```json\n{}\n```", True), ("```JSON [1]", True), ("{} ```", True), ("``````", False)):
         assert instructions.is_json(text) is good, text
+
+
+def under(frames: int, call):
+    """What is called that many calls further down."""
+    return under(frames - 1, call) if frames else call()
+
+
+@pytest.mark.parametrize("frames", [0, 300])
+def test_how_deep_an_answer_may_be_nested_depends_on_no_interpreter(frames: int) -> None:
+    """`json` reads 900 levels or gives up, by who calls it (3.11) and by its version: 3.12 reads 1,000, 3.13 5,000."""
+    for levels, read in ((64, True), (65, False), (900, False), (3000, False)):
+        text = "[" * levels + "]" * levels
+        assert under(frames, lambda text=text: instructions.is_json(text)) is read, levels
+        deep = f'{{"output": 1, "x": {text[1:-1]}}}'
+        assert under(frames, lambda text=deep: output_reward(text, ("1",))) == float(read), levels
+        assert (answer_in(f"<answer>{text}</answer>") == text) is read, levels
+
+
+def test_brackets_that_are_closed_are_not_deep() -> None:
+    assert not nested_deeply("[0, 1) (2, 3] {4}" * 1000)
+    assert nested_deeply("))" + "(" * 65), "what is closed before it was opened hides nothing"
+    assert not nested_deeply(")(" * 1000)

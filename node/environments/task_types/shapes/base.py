@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from node.environments.base import nested_deeply
 from node.environments.errors import nearest
 
 MAX_REPR_CHARACTERS = 256 * 1024
@@ -101,11 +102,8 @@ def mapping(written: Any, what: str) -> dict[str, Any]:
 
 def _literal(text: str, why: str, what: str) -> Any:
     """The value of a Python repr of plain values."""
-    depth = most = 0
-    for character in text:  # brackets in strings count, too: an upper bound of the nesting that a parser would meet
-        depth += (character in "([{") - (character in ")]}")
-        most = max(most, depth)
-    if not text.lstrip().startswith("{") or len(text) > MAX_REPR_CHARACTERS or most > MAX_REPR_DEPTH:
+    deep = len(text) > MAX_REPR_CHARACTERS or nested_deeply(text, MAX_REPR_DEPTH)
+    if not text.lstrip().startswith("{") or deep:
         raise ValueError(f"{what} is not JSON: {why}")
     try:
         return ast.literal_eval(text.strip())
