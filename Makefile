@@ -13,6 +13,8 @@ VLLM_VENV := .venv-vllm
 ARGS ?=
 BIN := $(VENV)/bin
 export TORCH TORCH_INDEX
+# Where it is set, every daemon, learner and test process compiles all modules anew: 15 s of each collection of the tests.
+export PYTHONDONTWRITEBYTECODE :=
 BOOTSTRAP := $(PYTHON) scripts/bootstrap.py --venv $(VENV)
 CODE := protocol contracts node cli tests examples benchmarks scripts
 INPUTS := pyproject.toml constraints.txt

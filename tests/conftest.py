@@ -7,7 +7,20 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 
-LONGEST = ("tests/swarm/test_swarm.py", "tests/node/training/test_trainer.py", "tests/cli/test_train.py")
+LONGEST = (
+    "tests/swarm/test_swarm.py",
+    "tests/node/training/test_trainer.py",
+    "tests/cli/test_train.py",
+    "tests/node/services/test_earning.py",
+    "tests/node/services/training/test_takeover.py",
+    "tests/node/audit/test_swarm_audits.py",
+    "tests/cli/test_pretraining.py",
+    "tests/attacks/validators/test_sharing.py",
+    "tests/node/training/test_machines.py",
+    "tests/test_contributing.py",
+    "tests/contracts/test_build.py",
+)
+"""Seconds of computing, most first: 60 to 15."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
