@@ -407,5 +407,5 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(raw.decode())
     except OSError as error:
         raise CommandError(f"cannot read {file}", error.strerror or str(error), "check the path", USAGE) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CommandError(f"{file} is no plan", str(error), "see examples/pool.toml", USAGE) from None

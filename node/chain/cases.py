@@ -146,7 +146,7 @@ def read_case(path: Path) -> Case:
         case: Case = msgspec.convert(plain, _KINDS, builtin_types=(bytes,))
         for statement in (case.commitment,) if isinstance(case, FileCase) else (case.first, case.second):
             struct_hash(statement)  # raises where a field is out of its range
-    except (msgspec.DecodeError, IntellectError, ValueError) as error:
+    except (msgspec.DecodeError, IntellectError, ValueError, RecursionError) as error:
         remedy = "see docs/contracts-cli.md for the form of cases"
         raise CaseError(f"the case {path} cannot be used", str(error), remedy) from error
     return case

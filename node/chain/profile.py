@@ -139,7 +139,7 @@ def read_profile(path: Path) -> NetworkProfile:
         raise _broken(path, f"it has {len(raw)} bytes")
     try:
         table = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _broken(path, str(error)) from error
     _refuse_unknown(path, table, NetworkProfile, "")
     if isinstance(table.get("contracts"), dict):

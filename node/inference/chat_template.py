@@ -40,7 +40,7 @@ def load_template(directory: Path) -> Render:
     try:
         text, tokens = stated(directory) or _asked_for(directory)
         template = compiled(text)
-    except TemplateError as error:
+    except (TemplateError, RecursionError) as error:
         raise _unusable(
             f"{directory}: {error}",
             "use one that is plain jinja with nothing random in it, since everybody has to read the same prompt",

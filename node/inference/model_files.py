@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             "the model cannot be loaded",
             f"{path}: {error}",
@@ -47,7 +47,7 @@ def as_bf16(config: bytes) -> bytes:
     """
     try:
         found: Any = json.loads(config)
-    except ValueError:
+    except (ValueError, RecursionError):
         return config
     if isinstance(found, dict) and is_mxfp4(found):
         del found[QUANTIZATION]

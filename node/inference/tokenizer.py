@@ -112,7 +112,7 @@ class LocalTokenizer:
             self._template = load_template(self._dir)
         try:
             return self._template([{"role": role, "content": content} for role, content in messages])
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             roles = ", ".join(role for role, _ in messages)
             raise ModelError(
                 "the chat template cannot be used", f"it takes no messages of {roles}: {error}", "change the prompt"

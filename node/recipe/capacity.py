@@ -95,6 +95,6 @@ def cache_per_token(config: Path) -> int:
         layers = int(model["num_hidden_layers"])
         key_heads = int(model.get("num_key_value_heads") or heads)
         dimension = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError, RecursionError):
         return 0
     return 2 * layers * key_heads * dimension * CACHE_BYTES

@@ -102,7 +102,7 @@ def load_run_file(path: Path) -> RunFile:
     except OSError as error:
         why = error.strerror or str(error)
         raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFileError(f"cannot read the run file {path}", str(error), "make it TOML in UTF-8") from error
     # Before the types: a misspelt key should be named as such, with the nearest right one.
     unknown = unknown_keys(data, RunFile)
@@ -147,7 +147,7 @@ def with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     """
     try:
         hidden = json.loads((path.parent / run_file.model / "config.json").read_bytes())["hidden_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return run_file
     if not isinstance(hidden, int):
         return run_file
@@ -249,7 +249,7 @@ def _tokens(path: Path) -> tuple[Any, Any]:
             raise ValueError(f"larger than {MAX_TOKENIZER} bytes")
         said = json.loads(path.read_bytes())
         return said["model"]["vocab"], sorted((one["id"], one["content"]) for one in said.get("added_tokens") or ())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"{type(error).__name__} {error}"
         raise RunFileError(f"cannot read {path}", why[:300], "copy or export it again") from error
 

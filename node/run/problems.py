@@ -289,7 +289,7 @@ def _check_model(run: CompiledRun) -> int:
     config = run.files["model/config.json"]
     try:
         hidden = json.loads(config.read_bytes())["hidden_size"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFileError(
             f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
         ) from error
@@ -314,7 +314,7 @@ def _check_shards(run: CompiledRun) -> None:
         return
     try:
         shards = {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunFileError(
             f"cannot read {index}", f"no weight_map in it: {error}", "export the model in Hugging Face format"
         ) from error

@@ -76,7 +76,7 @@ def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | Non
     """What of a run file can be read although something in it cannot; each mistake is a finding."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found.findings.take(error, str(path))
         return None
     for sentence in unknown_keys(data, RunFile):

@@ -80,7 +80,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     """Raises Closed where the other end says something else, since nothing can be made of it."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Closed(f"a malformed frame: {error}") from None
 
 

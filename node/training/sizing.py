@@ -275,7 +275,7 @@ def shape_of(model_dir: Path) -> Shape:
             | _experts(kind, config),
             Shape,
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         why = f"{path}: {type(error).__name__} {error}"
         raise TrainingError(
             "the model's size cannot be told", why[:300], "name a model directory in Hugging Face form"

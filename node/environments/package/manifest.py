@@ -76,7 +76,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         manifest = msgspec.convert(data, Manifest)
         limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)
         manifest = msgspec.structs.replace(manifest, limits=limits)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
     _check(manifest)
     return manifest

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from node.environments.base import nested_deeply
 from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url, within
 from node.environments.tools.form import parse_call
 
@@ -84,6 +85,8 @@ class McpEpisode:
         if call is None:
             graded = self._tool(self._score_tool, {"problem_id": self._problem_id, "answer": answer})
             return FAILED if graded.isError else Heard("", True, _number(graded.text))
+        if nested_deeply(call.text):
+            return Heard("the call is nested too deeply", False, None)
         try:
             wanted = msgspec.json.decode(call.text, type=_Call)
         except (msgspec.MsgspecError, UnicodeEncodeError):
@@ -101,7 +104,7 @@ class McpEpisode:
             return _Result([_Block("text", "the tool cannot be called so")], isError=True)
         try:
             return msgspec.json.decode(reply.result, type=_Result)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise silent(str(error)) from error
 
     def _ask(self, method: str, params: dict[str, Any]) -> _Reply:
@@ -129,7 +132,7 @@ class _Http:
                 path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
                 link.request("POST", path, json.dumps(message).encode(), self._headers())
                 return self._read(link.getresponse(), message.get("id"))
-        except (OSError, HTTPException, msgspec.MsgspecError, UnicodeError) as error:
+        except (OSError, HTTPException, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise silent(str(error)) from error
         finally:
             link.close()
@@ -187,7 +190,7 @@ class _Program:
                 self._wait(self._input, until, writes=True)
                 left = left[os.write(self._input, left) :]
             return self._read(message["id"], until) if "id" in message else None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             raise silent(str(error)) from error
 
     def _read(self, number: int, until: float) -> _Reply:

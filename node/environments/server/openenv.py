@@ -80,7 +80,7 @@ class OpenEnvEpisode:
             with within(self._socket, self._seconds):
                 self._link.send(json.dumps({"type": kind, "data": data}))
                 return self._read(self._link.recv(self._seconds))
-        except (OSError, WebSocketException, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, WebSocketException, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise silent(str(error)) from error
 
     def _read(self, message: str | bytes) -> Heard:

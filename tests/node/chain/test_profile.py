@@ -81,6 +81,7 @@ def test_an_unknown_key_names_the_nearest_right_one(tmp_path: Path, change: tupl
         ('["http://127.0.0.1:8545", "https://rpc.example.org/v1"]', "[]"),
         (PROFILE.contracts.vault, Address("0x1234")),
         ("", "\n[contracts\n"),
+        ("", "\nx = " + "[" * 5000),
         ("", "# " + "x" * 70_000),
     ],
 )

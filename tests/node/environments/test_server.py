@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -92,6 +93,8 @@ def test_mcp_tools_are_called_and_the_grader_is_out_of_the_models_reach(tmp_path
         asked, _ = play(environment, '<call>{"name": "score", "arguments": {"answer": "8"}}</call>', "7")
         assert "there is no tool 'score'" in told(asked)
         assert "cannot be called so" in told(play(environment, '<call>{"name": "none"}</call>', "7")[0])
+        deep = '{"name": "double", "arguments": {"n": ' + "[" * 3000
+        assert "nested too deeply" in told(play(environment, f"<call>{deep}</call>", "7")[0])
         environment.close()
 
 
@@ -125,6 +128,7 @@ def test_a_server_in_trouble_is_undecided_and_pays_nobody(tmp_path: Path, change
         ("sleep 60", "not answer in time"),
         ("yes", "Expected|malformed|invalid"),
         ("head -c 3000000 /dev/zero", "too long"),
+        (shlex.join([sys.executable, "-c", """print('{"id":1,"result":' + "[" * 100_000)"""]), "recursion"),
     ],
 )
 def test_a_program_in_trouble_is_undecided_and_leaves_no_process(tmp_path: Path, command: str, why: str) -> None:

@@ -90,6 +90,11 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
         load_template(model(tmp_path))
 
 
+def test_a_template_of_brackets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_template(model(tmp_path, chat_template="{{ " + "(" * 5000 + " }}"))
+
+
 @pytest.mark.parametrize("asks_transformers", [False, True])
 def test_a_prompt_is_the_same_on_every_day(tmp_path: Path, asks_transformers: bool) -> None:
     text = DATED + ("{{ unk_token }}" if asks_transformers else "")

@@ -5,7 +5,10 @@ import msgspec
 import pytest
 
 from node.errors import RunFileError
+from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 from node.run.file import compile_run, describe_file, load_run_file
+from node.run.problems import check_run
 from protocol.blobs import describe
 from protocol.run import decode_run
 
@@ -88,6 +91,7 @@ def test_a_file_has_the_blob_root_of_its_bytes(tmp_path) -> None:
         ('name = "t"', 'nmae = "t"', "did you mean 'name'"),
         ('name = "t"', 'name = ""', "1 to 128"),
         ('name = "t"', "name = [", "TOML"),
+        ('name = "t"', "name = " + "[" * 5000, "recursion"),
         ('name = "t"', "name = 3", "Expected `str`"),
     ],
 )
@@ -109,6 +113,15 @@ def test_an_incomplete_model_directory_names_what_is_missing(run_file: Path) -> 
     (run_file.parent / "model" / "tokenizer.json").unlink()
     with pytest.raises(RunFileError, match=r"tokenizer\.json"):
         compile_run(run_file)
+
+
+def test_brackets_without_end_in_a_models_file_are_a_clear_error(run_file: Path) -> None:
+    """Whoever joins reads what a run's owner wrote."""
+    (run_file.parent / "model" / "config.json").write_bytes(b'{"x": ' + b"[" * 100_000)
+    with pytest.raises(RunFileError):
+        check_run(compile_run(run_file))
+    with pytest.raises(ModelError):
+        read_json(run_file.parent / "model" / "config.json")
 
 
 def test_a_missing_run_file_is_a_clear_error(tmp_path) -> None:

@@ -152,6 +152,8 @@ def test_a_list_that_makes_no_sense_is_refused(change: dict) -> None:
         with pytest.raises(MalformedListing):
             decode_listing(encode_listing(rows))
     with pytest.raises(MalformedListing):
+        decode_listing(b'{"policies": [], "x": ' + b"[" * 100_000)
+    with pytest.raises(MalformedListing):
         decode_listing(b"[" * 100_000)
 
 

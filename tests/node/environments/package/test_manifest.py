@@ -33,6 +33,7 @@ def test_the_head_of_a_module_and_a_file_beside_it_say_the_same() -> None:
         (head("# turns = 65\n"), "use 1 to 64"),
         (head('# turns = "x"\n'), "int"),
         (head("# turns = \n"), "Invalid value"),
+        (head("# turns = " + "[" * 5000 + "\n"), "recursion"),
         ({"environment.py": b'# /// environment\n# class = "exact"\n# ///\n'}, "name"),
         ({"environment.py": b'# /// environment\n# name = "x"\n# class = "sure"\n# ///\n'}, "sure"),
         ({"environment.py": b'# /// environment\n# name = "sort"\n# class = "exact"\n# ///\n'}, "built-in"),
