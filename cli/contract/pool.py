@@ -373,7 +373,7 @@ async def list_(chain: "ChainClient") -> tuple[dict[str, Any], Rows]:
     pools = [await chain.pool(number) for number in range(1, await chain.pool_count() + 1)]
     # Of nobody: what the first node of a provider costs who has none yet.
     stake, now = await chain.required_stake(NOBODY, 1), (await chain.block()).timestamp
-    members = [sum(_is_present(one, now) for one in await chain.members(pool.id)) for pool in pools]
+    members = [sum(_state_of(one, now) == "member" for one in await chain.members(pool.id)) for pool in pools]
     facts = [_facts(pool) | {"members": count} for pool, count in zip(pools, members, strict=True)]
     lines = [line for pool, count in zip(pools, members, strict=True) for line in _lines_of(pool, count)]
     lines.append(f"A provider bonds {ether(stake)} tokens for its first node; every fault can cost more.")
@@ -394,10 +394,6 @@ def _lines_of(pool: Any, members: int) -> list[str]:
     ]
 
 
-def _is_present(member: Any, now: int) -> bool:
-    return not (member.evicted or member.left or member.lease_until < now)
-
-
 @question(pool_app, "show", example="pool show 1 --network local --json")
 async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows]:
     """A pool's rules, money and members."""
@@ -414,9 +410,10 @@ async def show(chain: "ChainClient", number: Pool) -> tuple[dict[str, Any], Rows
     rows: list[tuple[str, Any]] = [("pool", f"{number} ({_state(pool)}{since})"), ("run", pool.run_root.hex())]
     rows += [("about", pool.run_uri)] if pool.run_uri else []
     rows += [("manager", pool.manager), ("validators", ", ".join(pool.validators))]
+    lasts = "" if left is None else f", for {left:,} epochs like the last"
     rows += [
         ("quorum", f"{pool.threshold} of {len(pool.validators)}"),
-        ("free", f"{ether(pool.escrow)} tokens{_lasts(left)}"),
+        ("free", f"{ether(pool.escrow)} tokens{lasts}"),
     ]
     table = "none yet" if posted.epoch is None else f"through epoch {posted.epoch}: {posted.total:,} units"
     rows += [("table", table), ("owed", f"{ether(pool.owed)} tokens of that table, not claimed yet")]
@@ -443,10 +440,6 @@ def _state_of(member: Any, now: int) -> str:
     if member.evicted:
         return "evicted"
     return "left" if member.left else "lapsed" if member.lease_until < now else "member"
-
-
-def _lasts(epochs: int | None) -> str:
-    return "" if epochs is None else f", for {epochs:,} epochs like the last"
 
 
 def _facts(pool: Any) -> dict[str, Any]:

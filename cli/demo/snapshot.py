@@ -206,6 +206,8 @@ class Tracker:
         told = (s.training for s in statuses if s.training and s.node.role == "trainer")
         training = max(told, key=lambda part: (part.step, part.done), default=None)
         run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
+        verdicts = (s.verdicts for s in statuses if s.verdicts)
+        disputes = (s.audit.disputes for s in statuses if s.audit)
         return replace(
             self._base,
             phase=phase,
@@ -220,11 +222,12 @@ class Tracker:
             train_rewards=tuple(sorted(self._train_rewards.items())),
             staleness=dict(training.staleness) if training else {},
             rows=tuple(self._row(one, processes.get(one.name, ProcessState())) for one in self._participants),
-            verdicts=_fullest(s.verdicts for s in statuses if s.verdicts),
+            # Every member counts the verdicts and disputes that it heard of: the one that heard the most is shown.
+            verdicts=max(verdicts, key=lambda part: part.accepted + part.rejected, default=VerdictsPart()),
             slashed=tuple(self._slashed.values()),
             tallies=tuple(_tally(key, votes) for key, votes in self._judged.items()),
             quarantined=self._quarantined(elapsed),
-            disputes=_most_disputes(s.audit.disputes for s in statuses if s.audit),
+            disputes=dict(max(disputes, key=lambda one: one.get("raised", 0), default={})),
             training=training,
             training_seconds=self._seconds(training, elapsed),
             done=bool(training and training.done),
@@ -290,13 +293,3 @@ def _furthest(parts: Iterable[PretrainingPart]) -> PretrainingPart | None:
 
 def _tally(key: tuple[str, int, int], votes: Mapping[str, bool]) -> Tally:
     return Tally(*key, accepting=sum(votes.values()), rejecting=len(votes) - sum(votes.values()))
-
-
-def _most_disputes(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Every member counts disputes; who saw the most tells the story."""
-    return dict(max(counts, key=lambda one: one.get("raised", 0), default={}))
-
-
-def _fullest(parts: Iterable[VerdictsPart]) -> VerdictsPart:
-    """Every member counts the verdicts that it saw; who saw the most tells the story."""
-    return max(parts, key=lambda part: part.accepted + part.rejected, default=VerdictsPart())

@@ -70,11 +70,9 @@ def arguments(
         "async_scheduling": False,  # a token's place in the output is not known in time otherwise
         "disable_log_stats": True,
     }
-    return common | (_on_cpu() if cards is None else _on_gpus(settings, config, cards, model))
-
-
-def _on_cpu() -> dict[str, Any]:
-    return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    if cards is None:
+        return common | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    return common | _on_gpus(settings, config, cards, model)
 
 
 def _on_gpus(settings: EngineSettings, config: Mapping[str, Any], cards: Cards, model: ModelSize) -> dict[str, Any]:

@@ -310,7 +310,9 @@ class System:
             if handler is None:
                 return fixed
             try:
-                handler(*(_unsigned(value) if short else value for value, short in zip(arguments, narrow, strict=True)))
+                handler(
+                    *(value & 0xFFFFFFFF if short else value for value, short in zip(arguments, narrow, strict=True))
+                )
             except WasiError as error:
                 return int(error.errno)
             return int(Errno.SUCCESS)
@@ -410,7 +412,3 @@ class System:
         if size > 4096:
             raise WasiError(Errno.NOENT)
         return start, self._memory.read(path, size)
-
-
-def _unsigned(value: int) -> int:
-    return value & 0xFFFFFFFF
