@@ -153,9 +153,9 @@ def command(
 ) -> None:
     """Join a swarm and stay until stopped: from nothing to contributing in one command.
 
-    Makes the node's key, chooses a role, looks at everything that can fail, says which stake and gas are missing and
-    waits for them, joins, and shows how far it is until the first accepted contribution.
-    SIGTERM or Ctrl-C drains: finish, leave, exit; a second one cuts.
+    Makes the node's key, chooses a role, and checks everything that can fail. Says which stake and gas are missing,
+    waits for them, and joins. Then it shows how far it is to the first accepted contribution.
+    SIGTERM or Ctrl-C drains: the node finishes its work, leaves and exits. A second one ends it at once.
     """
     config = build_config(
         role=role.value if role else None,
@@ -188,7 +188,8 @@ def command(
     if dry_run:
         raise typer.Exit(_rehearse(config, as_json=as_json))
     if not as_json and not detach:
-        _say_first_word()
+        # Seconds of imports come first, a minute of them on a busy machine: nobody shall wonder what hangs.
+        typer.echo(f"{time.strftime('%H:%M:%S')}  start: {IMPORTING}", err=True)
     from node.preflight.early import refuse_early
 
     # Before --detach: what is refused is said in this terminal, not in a log.
@@ -212,11 +213,6 @@ def command(
         become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
     run_daemon(config, server, view.run)
-
-
-def _say_first_word() -> None:
-    """Seconds of imports come first, a minute of them on a busy machine: nobody shall wonder what hangs."""
-    typer.echo(f"{time.strftime('%H:%M:%S')}  start: {IMPORTING}", err=True)
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:

@@ -166,8 +166,8 @@ def _refuse_an_edited_file(begun: "RunFile", now: "RunFile", file: Path) -> None
     raise CommandError(
         f"{file} is not the run file that this run was begun with",
         f"{', '.join(differ[:MOST_NAMED])}{more} differ ({first}: {_said(before, first)}, now {_said(after, first)})",
-        "resume with --dir and without --run to go on as it was begun (--steps N to train for longer), or start a run "
-        "in another --dir",
+        "to go on as it was begun, resume with --dir and without --run (--steps N: train for longer); "
+        "or start a run in another --dir",
         USAGE,
     )
 

@@ -49,7 +49,8 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
     Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
-    rows of the data set with their lines; the first 20 whole, the others counted. Rows are counted by published form.
+    rows of the data set with their lines. The first 20 are shown whole, the others are counted. Rows are counted by
+    published form.
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions

@@ -302,8 +302,8 @@ async def _watch_training(now: Callable[[str], Snapshot], view: View) -> None:
 
 
 def _fate_is_sealed(row: Row, snapshot: Snapshot) -> bool:
-    """A liar is not believed; a cheat lost its stake, or its pay where that is all that its fault costs at once; a
-    trainer, its term."""
+    """Whether a liar is not believed any more, a cheat has lost its stake (or its pay, where its fault costs no more at
+    once), a trainer its term."""
     if row.participant.role == "trainer":
         return not row.leads
     if row.participant.role == "validator":
