@@ -26,6 +26,7 @@ MAX_TOTAL_BYTES = 1 << 30
 MAX_SAID = 64 * 1024
 """Characters that an environment may say in a turn."""
 _ENTRY = "intellect_package"
+_NO_TRICKS = "do not change Python's own functions"
 
 Turn = dict[str, str]
 """{"role": "assistant" | "user", "content": text}"""
@@ -102,7 +103,11 @@ class LoadedPackage:
     def _made_items(self, count: int) -> Iterator[Item]:
         number, most = 0, self.manifest.limits.output_bytes // 8
         while number < count:
-            for row, prompt in _read(self._must("asked", number, most), list[tuple[Row, Any]], self.manifest):
+            pairs = _read(self._must("asked", number, most), list[tuple[Row, Any]], self.manifest)
+            # The guest gives at least one, but its package can change what it calls: this loop would never end.
+            if not 0 < len(pairs) <= count - number:
+                raise _unusable(self.manifest, f"it told {len(pairs)} rows behind row {number} of {count}", _NO_TRICKS)
+            for row, prompt in pairs:
                 yield self._item(number, row, prompt)
                 number += 1
 
@@ -114,6 +119,9 @@ class LoadedPackage:
         while number < len(lines):
             rows = [self._line(place, lines[place]) for place in _slice(lines, number, most)]
             prompts = _read(self._must("prompts", number, rows), list[Any], self.manifest)
+            if len(prompts) != len(rows):
+                why = f"it told {len(prompts)} prompts of {len(rows)} rows"
+                raise _unusable(self.manifest, why, _NO_TRICKS)
             for row, prompt in zip(rows, prompts, strict=True):
                 yield self._item(number, row, prompt)
                 number += 1

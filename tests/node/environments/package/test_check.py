@@ -106,6 +106,18 @@ def test_a_package_that_does_not_load_is_an_error(old: str, new: str, says: str)
         checked(SINGLE.replace(old, new), WAYS[:1])
 
 
+@pytest.mark.parametrize("source", ["rows", "file"])
+def test_a_package_that_makes_its_guest_tell_no_rows_is_refused_and_not_asked_for_ever(source: str) -> None:
+    trick = "\n\nimport builtins\nbuiltins.enumerate = lambda *given: iter(())\n"
+    if source == "rows":
+        files = {"environment.py": (SINGLE + trick).encode()}
+    else:
+        code = SINGLE.replace("def rows", "def unused") + trick
+        files = {"environment.py": code.encode(), "rows.jsonl": b'{"country": "France", "capital": "Paris"}\n' * 3}
+    with pytest.raises(PackageError, match="it told 0 (rows|prompts)"):
+        check_package(files, WAYS[:1], 1)
+
+
 def test_a_judged_package_needs_no_score_and_decides_nothing() -> None:
     judged = SINGLE.replace('class = "exact"', 'class = "judged"')
     assert checked(judged.replace("def score", "def unused"), most=2).good
