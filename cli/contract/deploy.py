@@ -148,6 +148,7 @@ async def _story(
     from node.chain.client import ChainClient
     from node.chain.profile import NOWHERE
 
+    # With --replace the profile names contracts, which are not asked for anything here.
     blank = msgspec.structs.replace(profile, contracts=NOWHERE)
     chain = ChainClient(blank, key, outbox=outbox_of(profile))
     try:
@@ -163,6 +164,7 @@ async def _story(
         done = await trio.to_thread.run_sync(_deploy, chain, key, params, progress)
         path = _write(network, profile, done)
         _show(path, done, progress, as_json)
+        # Last: whoever is interrupted before this goes on from what stands.
         progress.forget()
     finally:
         chain.close()
@@ -198,6 +200,7 @@ def _record(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
         known = progress.done.get(call_of(call).intent)
         if known is not None:
             return _receipt(known)
+        # CREATE: a contract's address follows from its sender and the sender's nonce.
         made = keccak(encode([bytes.fromhex(key.address[2:]), nonce + len(steps)]))[12:]
         steps.append(Step(action, call))
         return {"contractAddress": to_checksum_address(made), "status": 1, "blockNumber": 0}
@@ -244,6 +247,7 @@ def _write(network: str, profile: "NetworkProfile", done: "Deployment") -> Path:
     named = "/" in network or network.endswith(".toml")
     path = profile_path(network, home=default_home()) if named else user_profile_path(network, default_home())
     assert path is not None  # noqa: S101 - a path is always its own
+    # A pool's number means nothing to new contracts.
     changed = msgspec.structs.replace(profile, contracts=done.addresses, deployed_block=done.block, pool=None)
     write_profile(path, changed)
     return path

@@ -79,6 +79,7 @@ async def post(
 
     given = read_json(table, SignedTable, "cannot be used", FORM)
     info, posted = await chain.pool(given.pool), await chain.earnings(given.pool)
+    # Tables count from the pool's beginning: what is new is the difference.
     more = max(given.total - posted.total, 0)
     says = (
         f"{more:,} units, {ether(more * info.reward_per_unit)} tokens of pool {given.pool}, are owed for what was "
@@ -149,6 +150,7 @@ async def claims_of(chain: "ChainClient", who: "Address", pool: int | None) -> l
     from contracts.bindings import Claimed, parse_log, pool_topic, topic_of
 
     head = await chain.block()
+    # Only the pool is asked for: the account may be the node or the provider, which are two topics.
     topics: list[Any] = ["0x" + topic_of(Claimed).hex(), None if pool is None else "0x" + pool_topic(pool).hex()]
     logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
     events = [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), Claimed)]

@@ -165,6 +165,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
 def data_file(assets: Path, name: str) -> Path:
     """Raises DatasetError for one outside a run's assets."""
     path = assets / name
+    # Resolved: a link inside of the assets may lead out of them.
     if not path.resolve().is_relative_to(assets.resolve()):
         raise DatasetError("the dataset cannot be read", f"{name!r} leaves the run's assets", "correct path")
     return path
@@ -255,6 +256,7 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         return
     seen[problem.problem_id] = problem
     rows.shapes[published.shape] += 1
+    # By its name, not its place: rows that are added later move no problem to the other side.
     aside = is_held_back(problem.problem_id, arguments.held_back_share)
     (rows.held_back if aside else rows.training).append(problem)
 

@@ -119,6 +119,7 @@ class MixEnvironment:
         answers = [sum(segment.sampled for segment in transcript) for transcript in transcripts]
         for label, part in self._environments.items():
             places = [i for i, (own, _) in enumerate(inner) if own == label and answers[i] < part.turns]
+            # One call for all of a part's rollouts: parts may wait for their servers or processes side by side.
             said = part.steps([inner[i][1] for i in places], [transcripts[i] for i in places]) if places else []
             for place, reply in zip(places, said, strict=True):
                 replies[place] = reply
@@ -148,6 +149,7 @@ class MixEnvironment:
 
     def another(self) -> Self | None:
         others = {label: environment.another() for label, environment in self._environments.items()}
+        # One part that cannot be doubled forbids the whole; the copies made until then have processes to be ended.
         if None in others.values():
             for other in filter(None, others.values()):
                 other.close()
@@ -188,6 +190,7 @@ def _bounds(weights: Sequence[float]) -> list[int]:
     for weight in weights:
         seen += weight
         bounds.append(round(SHARES * seen / total))
+    # Whatever rounding did: no share may belong to no environment.
     bounds[-1] = SHARES
     return bounds
 

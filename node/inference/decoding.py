@@ -137,6 +137,7 @@ class TorchDecoder:
     def submit(self, request: Request) -> int:
         self._check(request)
         number = next(self._numbers)
+        # Most answers end long before their limit: room for all of it would be most of the memory.
         room = 0 if request.rows else min(_HEAD_ROWS, len(request.uniforms))
         heads = np.empty((room, self._model.hidden), dtype=np.uint16)
         one = _Sequence(number, request, list(request.prompt), heads, b"")
@@ -175,6 +176,7 @@ class TorchDecoder:
 
     @property
     def room(self) -> int:
+        # One is let in whatever it needs: alone it may have more than the budget.
         most = min(self._most, self._left // max(self._expected, int(self._reach), 1))
         return max(most - len(self), 0 if len(self) else 1)
 
@@ -200,10 +202,12 @@ class TorchDecoder:
         for one, head, token in zip(self._rows, heads, tokens.tolist(), strict=True):
             one.add(head, token)
         over = [row for row, one in enumerate(self._rows) if one.full or one.tokens[-1] in self._eos]
+        # From the last row down: whoever leaves is replaced by the last row, which must not be due itself.
         return [self._end(row) for row in reversed(over)]
 
     def _end(self, row: int) -> tuple[int, Completion]:
         one = self._leave(row)
+        # A moving mean: a run's answers become longer or shorter while it trains.
         self._reach += (one.output - self._reach) / 32
         return one.number, one.completion(one.tokens[-1] in self._eos)
 
@@ -271,6 +275,7 @@ class TorchDecoder:
         """For the next token of every row; the shortest wait if not all have it."""
         self._tried = len(self._rows)
         while len(self._rows) > 1 and len(self._rows) * self._longest > self._left:
+            # The shortest has the fewest tokens to compute again.
             self._put_back(min(range(len(self._rows)), key=lambda row: self._rows[row].own))
         self._provide(len(self._rows), self._longest)
 
@@ -285,6 +290,7 @@ class TorchDecoder:
         self._most = smaller(self._tried if self._tried > 1 else self._cache.rows, "sequences", error)
         while self._rows:
             self._put_back(len(self._rows) - 1)
+        # All memory is given back first: what ran out may have been taken by the caches themselves.
         self._cache, self._prompts, self._shared = self._model.cache(), self._model.cache(), []
 
     def _provide(self, rows: int, span: int) -> None:
@@ -396,6 +402,7 @@ class TorchDecoder:
                 parts = [one.tokens[start : start + size] for one in batch]
                 hidden = self._pass(batch, parts, cache, row, start)
             for one, states in zip(batch, hidden, strict=True):
+                # A view would keep the states of the whole pass in memory.
                 one.last = states[len(one.tokens) - 1 - start].clone()
             row += len(batch)
 

@@ -71,6 +71,7 @@ class Captured:
         expected = self._warm_up()
         with torch.cuda.graph(self._graph, pool=pool):
             self._hidden = self._compute(*self._fed, *self._lengths)
+        # A replay that computes something else would give wrong tokens without a word: equal to the bit, or no graphs.
         if not torch.equal(expected, self.replay()):
             raise RuntimeError("the first replay gave other numbers than the step itself")
 

@@ -125,6 +125,7 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     found.groups = tuple(sorted(set(drawn)))
     fault = _replay_tokens(session, order, batch, proofs, found) if found.groups else None
     if fault or otherwise:
+        # `otherwise` is no proof here, or it would have been returned above: what the model finds says more.
         return fault or otherwise
     until = time.monotonic() + left
     found.rewards, found.undecided = score_groups(session, batch, tasks, found.unreplayed, until)
@@ -180,6 +181,7 @@ def score_groups(
             if group not in undecided and time.monotonic() < until:
                 some = transcripts[start : start + SCORED_TOGETHER]
                 found += tasks.rewards(environment, [group] * len(some), some)
+            # Short of rewards: its group was undecided already, or it is too late.
             if len(found) < min(start + SCORED_TOGETHER, len(transcripts)) or environment.gave_up != before:
                 undecided.add(group)
         rewards += found + [0.0] * (len(transcripts) - len(found))

@@ -85,6 +85,7 @@ class SpoolProcess:
                 return
             self._raise_if_given_up()
             newest = self._progress()
+            # Progress begins the count anew: a run of weeks may lose its process many times.
             failures, progress = (1 if newest > progress else failures + 1), newest
             if failures > RESTARTS_WITHOUT_PROGRESS:
                 raise self._hopeless(failures, newest, status)
@@ -104,6 +105,7 @@ class SpoolProcess:
 
     def _prepare_spool(self) -> None:
         self._spool.forget_halves(self._part)
+        # At each start: a restart may have other settings, such as fewer ranks.
         write_whole(self._spool.settings_path, msgspec.json.encode(msgspec.to_builtins(self._settings)))
 
     async def _run_once(self) -> int:

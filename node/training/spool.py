@@ -135,7 +135,9 @@ class Spool:
         link = self.root / "assets.new"
         link.unlink(missing_ok=True)
         link.symlink_to(assets.resolve(), target_is_directory=True)
+        # In one step: whoever reads meanwhile finds the old assets or the new ones, never none.
         os.replace(link, self.assets)
+        # What made an earlier process give up stops this one only if it happens again.
         self.error_path.unlink(missing_ok=True)
         self.evaluator_error_path.unlink(missing_ok=True)
 
@@ -148,6 +150,7 @@ class Spool:
         if self._newest < 0:
             self._newest = max(_steps(self.root / "out"), default=-1)
         adopted = self.adopted()
+        # The steps before it may be missing for ever: counting up alone would stop in front of the gap.
         if adopted > self._newest and self.is_complete(adopted):
             self._newest = adopted
         while self.is_complete(self._newest + 1):

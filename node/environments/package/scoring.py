@@ -77,6 +77,7 @@ class PackageScorer:
         scores = dict(zip(new, self._ask(list(new.values())), strict=True))
         found = [scores[q.key] if q.key in scores else self._known[q.key] for q in questions]
         self.gave_up += sum(score is None for score in found)
+        # What this machine could not tell is asked again: it may have been busy.
         self._known.update({key: score for key, score in scores.items() if score is not None})
         return [FLOOR if score is None else score for score in found]
 
@@ -129,6 +130,7 @@ class PackageScorer:
         if isinstance(outcome, Undecided):
             return None
         value = outcome.value
+        # No comparison holds of NaN, so that it is a fault as well.
         if outcome.status is Status.OK and isinstance(value, int | float) and 0 <= value <= 1:
             return float(value)
         self._fault(outcome, "no reward")

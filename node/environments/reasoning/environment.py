@@ -36,7 +36,9 @@ class ReasoningGym:
     def __init__(self, python: str | None = None, deadline: float = DEADLINE_SECONDS) -> None:
         self._python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self._deadline = deadline
+        # One hash seed: what is made by going through a set of words is the same in every process.
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        # -P: nothing in the working directory is imported in the package's place.
         self._child = LineChild([self._python, "-P", str(_CHILD)], environment, START_SECONDS, self._refused)
         self._turn = threading.Lock()
 
@@ -171,6 +173,7 @@ class ReasoningGymEnvironment(OneTurn):
         """A problem, with its neighbours: every exchange with another process costs more than a problem."""
         if number not in self._known:
             if len(self._known) > _KEPT:
+                # They follow from their numbers, and are made again when they are needed.
                 self._known.clear()
             first = number - number % _WINDOW
             numbers = range(first, min(first + _WINDOW, self.size + self.held_back))

@@ -134,6 +134,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         key = problem_id, answers
         with self._lock:
             known = self._said.get(key)
+            # Taken out: an episode has one state, and two threads must not answer in it.
             episode = self._open.pop((problem_id, answers[:-1]), None) if known is None else None
         if known is not None:
             return known
@@ -174,9 +175,11 @@ class ServerEnvironment(ListedProblems, Defaults):
     def _keep(self, key: _Key, episode: Episode) -> None:
         """For its next turn; those that waited longest are given up, and would be played again."""
         with self._lock:
+            # Two threads may have played the same answers at once: one episode is enough.
             spare = [self._open.pop(key)] if key in self._open else []
             self._open[key] = episode
             spare += [self._open.pop(next(iter(self._open))) for _ in range(len(self._open) - KEPT)]
+        # Outside of the lock: a server may take its time to let go.
         for one in spare:
             one.close()
 
