@@ -140,6 +140,7 @@ def measure(
     for verifier, number, samples in look_with(run, model, plan.settings, works, progress):
         name, looks = names[number], measured.honest
         key = pair(name, verifier)
+        # The cheats are numbered on from the honest works.
         if number >= len(honest):
             looks, key = (measured.cheating, name) if verifier == measured.maker else (measured.crossed, key)
         looks[key] = samples

@@ -70,6 +70,7 @@ def packed_rows(rows: Rows, end: int, device: torch.device) -> MicroBatch:
     if not len(rows):
         return nothing(True, device)
     fed, targets = rows[:, :-1].reshape(-1), rows[:, 1:].reshape(-1)
+    # A document ends with its end token: what stands behind it begins another one, and sees nothing of it.
     behind = np.flatnonzero(fed == end) + 1
     width = rows.shape[1] - 1
     starts = np.unique(np.concatenate([np.arange(0, fed.size, width), behind[behind < fed.size]]))
@@ -135,6 +136,7 @@ class _CrossEntropy(torch.autograd.Function):
             for one, need in zip((hidden, weight, bias), needed, strict=True)
         ]
         sums = torch.zeros(2, device=hidden.device)
+        # A few rows at a time: the logits of all of them would take more memory than the model.
         for at in range(0, len(hidden), size):
             cut = slice(at, at + size)
             given = hidden[cut].to(weight.dtype)
@@ -155,6 +157,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor, by_sums: Tensor) -> tuple[Tensor | None, ...]:
+        # Let go at once: one of them is as large as the head.
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(by_loss.to(grad.dtype)) for grad in grads), None, None, None, None
 

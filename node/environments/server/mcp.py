@@ -91,6 +91,7 @@ class McpEpisode:
             wanted = msgspec.json.decode(call.text, type=_Call)
         except (msgspec.MsgspecError, UnicodeEncodeError):
             return Heard("the call is no JSON object with name and arguments", False, None)
+        # A model that could call the grader would know its reward before it answers.
         if wanted.name == self._score_tool:
             return Heard(f"there is no tool {wanted.name!r}", False, None)
         return Heard(self._tool(wanted.name, wanted.arguments).text, False, None)
@@ -141,11 +142,13 @@ class _Http:
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if self._session:
             headers |= {"Mcp-Session-Id": self._session}
+        # Before the answer to initialize there is no version that both know.
         return headers | ({"MCP-Protocol-Version": VERSION} if self._asked > 1 else {})
 
     def _read(self, response: HTTPResponse, number: int | None) -> _Reply | None:
         if not 200 <= response.status < 300:
             raise silent(f"it answers {response.status}")
+        # Sent back with each request: a server must not choose how long our headers are.
         self._session = self._session or response.getheader("Mcp-Session-Id", "")[:1024]
         if number is None:
             return None
@@ -169,6 +172,7 @@ class _Program:
             self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, bufsize=0, start_new_session=True)
         except OSError as error:
             raise silent(str(error)) from error
+        # A program that does not read would hold a write up for ever; `_wait` has a deadline.
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
 

@@ -201,6 +201,7 @@ def printed_value(text: str) -> Any:
 def _equal(value: Any, expected: Any, depth: int) -> bool:
     if depth > MAX_NESTED:
         return False
+    # In Python True == 1; in JSON they are two values.
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
     if isinstance(value, list) and isinstance(expected, list):

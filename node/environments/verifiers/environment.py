@@ -71,6 +71,7 @@ class Replayer:
         self._turn = threading.Lock()
         self.prompts: list[str] = []
         shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
+        # Offline and with one hash seed: a package must come to the same on every machine.
         environment = shown | {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         command = [str(python()), "-P", str(_DRIVER)]
         self._child = LineChild(command, environment, START_SECONDS, self._refused, [settings])
