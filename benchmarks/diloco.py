@@ -10,6 +10,11 @@ training.
     python -m benchmarks.diloco --distances      only: how far apart two arithmetics come with the same steps
     python -m benchmarks.diloco --rollouts       only: examples/trainers.toml by several trainers and by one, as many
                                                  rollouts each, three seeds (about fifteen minutes on one quiet core)
+    python -m benchmarks.diloco --swarms         only: the same by two trainers and by one, in live swarms of two
+                                                 workers and two validators, three seeds (about twenty minutes)
+    python -m benchmarks.diloco --churn          only: a hundred peers simulated, of which a fifth leaves in each of 100
+                                                 rounds and as many come (benchmarks/simulation/rounds.py; about twenty
+                                                 minutes on one quiet core)
 
 The model is the byte-level one of examples/make_pretrain.py (131,776 parameters), the text Python's own modules, rows
 of 64 tokens. Every method sees the same number of inner steps: data-parallel makes them with the tokens of all peers,
@@ -19,6 +24,7 @@ the other processes do: from outer state 0 and the contributions' files alone to
 
 import argparse
 import json
+import logging
 import os
 import random
 import statistics
@@ -523,12 +529,47 @@ INNER = 4
 def by_rollouts(folder: Path, arms: list[str], seeds: int, rounds: int, jobs: int) -> list[dict[str, Any]]:
     """Held-back reward at the end of each arm, by seed. All make as many inner steps; the batches of one step, added up
     over the trainers, are as large. jobs: trainings at a time."""
+    asked = list[tuple[Any, ...]]()
+    for arm, run, trainers, level in _runs(folder, arms, rounds):
+        asked += [(folder, arm, run, trainers, level, FIRST_SEED + seed) for seed in range(seeds)]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda one: _trained(*one), sorted(asked, key=lambda one: one[-1])))
+
+
+SWARM_ARMS = ("one trainer", "two trainers, 2 inner steps, rate 1.4")
+
+
+def in_swarms(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
+    """The same of live swarms, one after the other; rewards: of the evaluations up to the fewest rollouts of any."""
+    from cli.run_template import render_run
+
+    runs, found = _runs(folder, list(SWARM_ARMS), rounds), list[dict[str, Any]]()
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for arm, run, trainers, _ in runs:
+            home, path = folder / f"{trainers}-{seed}", folder / f"{trainers}.toml"
+            path.write_text(render_run(run))
+            command = [sys.executable, "-m", "cli", "demo", "--run", str(path), "--dir", str(home), "--seed", str(seed)]
+            command += ["--workers", "2", "--validators", "2", "--trainers", str(trainers)]
+            subprocess.run([*command, "--no-cheat", "--no-kill", "--no-page"], check=True)  # noqa: S603
+            lines = (home / "report" / "metrics.jsonl").read_text().splitlines()
+            learnt, curve = 0, list[tuple[int, float]]()
+            for record in map(json.loads, lines):
+                learnt += int(record.get("rollouts", 0))
+                curve += [(learnt, record["eval_reward"])] * ("eval_reward" in record)
+            found.append({"arm": arm, "seed": seed, "rollouts": learnt, "sampled": learnt, "curve": curve})
+            print(f"{arm}, seed {seed}: {learnt} rollouts, rewards {[round(one, 3) for _, one in curve]}", flush=True)
+    most = min(row["rollouts"] for row in found)
+    return [row | {"rewards": [reward for at, reward in row["curve"] if at <= most]} for row in found]
+
+
+def _runs(folder: Path, arms: list[str], rounds: int) -> list[tuple[str, Any, int, int]]:
+    """(arm, its run, trainers, async level)."""
     from node.run.file import RunFile, load_run_file
     from protocol.pretraining import Diloco
 
     command = [sys.executable, "-m", "node.training.warmstart", "--out", str(folder / "start")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    file, asked = load_run_file(Path(__file__).parents[1] / "examples/trainers.toml"), list[tuple[Any, ...]]()
+    file, made_of = load_run_file(Path(__file__).parents[1] / "examples/trainers.toml"), list[tuple[Any, ...]]()
     assert isinstance(file.diloco, Diloco)  # noqa: S101 - the example has it
     whole = 2 * file.rollout.prompts_per_step
     for arm in arms:
@@ -543,9 +584,8 @@ def by_rollouts(folder: Path, arms: list[str], seeds: int, rounds: int, jobs: in
         own = msgspec.structs.replace(file.diloco, inner_steps=between, **changes)
         made["diloco"] = own if between > 1 else None
         run: RunFile = msgspec.structs.replace(file, model=str(folder / "start"), **made)
-        asked += [(folder, arm, run, max(trainers, 1), level, FIRST_SEED + seed) for seed in range(seeds)]
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda one: _trained(*one), sorted(asked, key=lambda one: one[-1])))
+        made_of.append((arm, run, max(trainers, 1), level))
+    return made_of
 
 
 def _trained(folder: Path, arm: str, run: Any, peers: int, level: int, seed: int) -> dict[str, Any]:
@@ -596,6 +636,8 @@ def main() -> None:
     parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
     parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--rollouts", action="store_true", help="only: reinforcement learning by several trainers")
+    parser.add_argument("--swarms", action="store_true", help="only: the same in live swarms")
+    parser.add_argument("--churn", action="store_true", help="only: a hundred peers that come and go, simulated")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, with --rollouts")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="default: 20 (--quick: 8); replicas 50, rollouts 25")
@@ -619,6 +661,16 @@ def main() -> None:
         found["links"] = links(parameters=100e6 / scale, compute=60 / scale, mbit=100, rtt=20, peers=2, rounds=3)
         save(asked.json, found)
         return
+    if asked.churn:
+        from benchmarks.command import silence_logs
+        from benchmarks.simulation.rounds import Scenario, churn
+
+        silence_logs(logging.CRITICAL)
+        small = Scenario(peers=16, seats=12, rounds=4)
+        rounds = asked.rounds or 100
+        found["churn"] = churn(Scenario(rounds=rounds) if not asked.quick else small, small)
+        save(asked.json, found)
+        return
     import torch
 
     torch.set_num_threads(1)
@@ -633,6 +685,10 @@ def main() -> None:
             rounds = asked.rounds or (2 if asked.quick else 25)
             found["rewards"] = by_rollouts(folder, arms, 1 if asked.quick else asked.seeds, rounds, asked.jobs)
             show_rewards(found["rewards"])
+        elif asked.swarms:
+            rounds = asked.rounds or (2 if asked.quick else 12)
+            found["swarms"] = in_swarms(folder, 1 if asked.quick else asked.seeds, rounds)
+            show_rewards(found["swarms"])
         elif asked.honest:
             found["honest"] = honest(folder, 24 if asked.quick else asked.honest)
         elif not asked.replicas:
@@ -640,7 +696,7 @@ def main() -> None:
             rounds = asked.rounds or (8 if asked.quick else 20)
             found["losses"] = losses(folder, methods, 1 if asked.quick else asked.seeds, rounds)
             show(found["losses"])
-        if asked.replicas or not (asked.methods or asked.honest or asked.distances or asked.rollouts):
+        if asked.replicas or not (asked.methods or asked.honest or asked.distances or asked.rollouts or asked.swarms):
             found["replicas"] = replicas(folder, 5 if asked.quick else 50)
     save(asked.json, found)
 

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -403,7 +403,7 @@ def _once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def simulate(scenario: Scenario) -> Swarm:
-    """Run it. trio shuffles whom it wakes first, so its random numbers are seeded, too."""
+    """Run it."""
     if scenario.policy_seconds is not None:
         fetch = [scenario.policy_seconds]
     else:
@@ -415,17 +415,23 @@ def simulate(scenario: Scenario) -> Swarm:
         swarms.append(swarm)
         await swarm.run()
 
+    deterministic(scenario.seed, live)
+    return swarms[0]
+
+
+def deterministic(seed: int, live: Callable[[], Awaitable[object]]) -> None:
+    """Run it under a clock that jumps, with what is computed once. trio shuffles whom it wakes first, so its random
+    numbers are seeded, too."""
     scheduler: Any = _run
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    random.seed(scenario.seed)
-    scheduler._r.seed(scenario.seed)
+    random.seed(seed)
+    scheduler._r.seed(seed)
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
         with computed_once():
             trio.run(live, clock=MockClock(autojump_threshold=0))
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
-    return swarms[0]
 
 
 if __name__ == "__main__":

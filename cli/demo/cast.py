@@ -205,7 +205,7 @@ class DemoOptions:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
     killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
-    first one cheats, who then lives until it is found out."""
+    first one cheats, who then lives until it is found out; kills: whether a trainer may be killed."""
 
     directory: Path
     workers: int = 2
@@ -223,6 +223,7 @@ class DemoOptions:
     trainers: int = 1
     seats: bool = False
     leader: str | None = None
+    kills: bool = True
 
     @property
     def casting(self) -> Casting:

@@ -43,6 +43,7 @@ def command(
         str | None, typer.Option(help="How the first of several trainers cheats while it leads: censor.")
     ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
+    no_kill: Annotated[bool, typer.Option("--no-kill", help="No worker or trainer is killed on the way.")] = False,
     worker_engine: Annotated[
         str | None,
         typer.Option(help="What honest workers compute with: a program that speaks the engine protocol, e.g. on vLLM."),
@@ -122,7 +123,8 @@ def command(
         page=None if no_page else free_place(),
         lingers=not no_page and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
         worker_engine=worker_engine or before.worker_engine,
-        churn=pretrains,
+        churn=pretrains and not no_kill,
+        kills=not no_kill,
         trainers=several,
         seats=seats,
         leader=led_by,
