@@ -72,6 +72,8 @@ class Learning(Service):
                 await trio.sleep(POLL)
             if (begun := await self._rounds.next_round(round_)) is None:
                 break
+            if self.seat < 0 or self._said < SAID:
+                continue  # somebody lighter took it while the round was awaited
             at, outer = begun
             journal, slot = self._station.journal, slot_name(outer.root, at - outer.round)
             history = self._is_past(at)  # a newer state is on its way

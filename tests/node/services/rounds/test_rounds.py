@@ -457,3 +457,41 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
     await town.play(story)
     assert set(worker.station.jury.ballots.quarantined) == {town.nodes[-1].key.address}
     assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
+
+
+@pytest.mark.parametrize("more", ["", "\nfragments = 4"], ids=["whole", "fragments"])
+async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_and_nothing_of_it_is_refused(
+    tmp_path: Path, autojump_clock: Any, more: str
+) -> None:
+    how = HOW.replace("reset", "kept") + more
+    town, began = Town(tmp_path, validators=2, steps=7, how=how, inner=8), list[tuple[int, bool]]()
+
+    async def watched(lab: Lab, job: Job, found: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        if isinstance(job, Train):
+            began.append((len(lives), found["began"]))
+
+    steady, lives = town.add(2), [town.add(3, seconds=4.0, bend=watched)]
+
+    def committed(node: Node, round_: int) -> bool:
+        return any(work.round == round_ for work in node.station.jury.register.of(node.key.address))
+
+    async def story(nursery: trio.Nursery) -> None:
+        for at, in_its_steps in ((2, True), (4, False)):
+            node = lives[-1]
+            await until(lambda: node.rounds.newest == at and (in_its_steps or committed(node, at)))  # noqa: B023
+            await trio.sleep(1.0 if in_its_steps else 0.0)
+            node.alive.cancel()
+            await trio.sleep(1.0)
+            journal: Any = node.station.journal
+            lives.append(town.add(3, seconds=4.0, bend=watched, journal=journal))
+            nursery.start_soon(lives[-1].live)
+
+    await town.play(story)
+    roots = town.roots()
+    assert set(roots) == set(range(8)) and all(len(each) == 1 for each in roots.values()), roots
+    assert steady.counts() == {"accepted": 7}
+    counts = lives[-1].counts()
+    assert counts["accepted"] >= 5 and "rejected" not in counts, counts
+    assert {life for life, kept in began if kept} == {1, 2, 3}, began  # each went on with moments, sooner or later
+    assert not [one for node in town.nodes for one in node.court.slashed]
