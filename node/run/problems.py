@@ -147,6 +147,8 @@ def _text_looked_at(run: CompiledRun, text: Pretraining, look: _Look) -> RunFact
     naming = TextTokenizer(run.files["model/tokenizer.json"], tokenizer)
     paths = [(part, run.files[part.asset]) for part in text.data if part.asset in run.files]
     streams = [one for part, path in paths if (one := look.at(check_stream, part, text, path, naming))]
+    if parameters is not None:
+        look.at(_check_fragments, run)
     if look.errors or parameters is None or not all(good for _, good, _ in text.rules()):
         return None
     mixes = (shares(text.weights(annealing=annealing)) for annealing in (False, True))
@@ -327,16 +329,38 @@ def _check_shards(run: CompiledRun) -> None:
         )
 
 
+def _check_fragments(run: CompiledRun) -> None:
+    """A round without a tensor would exchange nothing. A head that is the embedding's is no tensor of its own; experts
+    that a file has one by one the learner joins, and counts again."""
+    asked = run.spec.diloco.fragments if run.spec.diloco else 1
+    files = [file for name, file in run.files.items() if name.startswith(f"{MODEL}/") and name.endswith(".safetensors")]
+    names = {name for file in files for name in _shapes_in(file)}
+    if json.loads(run.files["model/config.json"].read_bytes()).get("tie_word_embeddings"):
+        names.discard("lm_head.weight")
+    if asked > len(names):
+        why = f"the model has {len(names)} tensors, and each round exchanges at least one"
+        raise RunFileError(
+            f"diloco.fragments = {asked} leaves rounds nothing",
+            why,
+            f"give at most {len(names)}, a divisor of inner_steps",
+        )
+
+
 def parameters_in(file: Path) -> int:
     """How many numbers the file's tensors hold."""
+    shapes = _shapes_in(file)
+    halves = {name for name in shapes if name.endswith("_blocks")}  # two numbers a byte, in MXFP4
+    scales = {name.removesuffix("_blocks") + "_scales" for name in halves}
+    return sum(math.prod(shape) * (2 if name in halves else 1) for name, shape in shapes.items() if name not in scales)
+
+
+def _shapes_in(file: Path) -> dict[str, list[int]]:
+    """By the header alone: no tensor is read."""
     try:
         with safe_open(file, framework="np") as weights:
-            # From the header alone: no tensor is read.
             shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error
     if not shapes:
         raise RunFileError(f"cannot use the weights {file}", "there are no tensors in it", "export the model again")
-    halves = {name for name in shapes if name.endswith("_blocks")}  # two numbers a byte, in MXFP4
-    scales = {name.removesuffix("_blocks") + "_scales" for name in halves}
-    return sum(math.prod(shape) * (2 if name in halves else 1) for name, shape in shapes.items() if name not in scales)
+    return shapes

@@ -1,6 +1,7 @@
 """Text of a run that pre-trains: made into streams once, and everything that cannot be learnt from."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from node.run.survey import survey
 from node.run.text import TOKENS
 from protocol.run import decode_run
 from protocol.text import StreamHeader, tokens_of
-from tests.node.training.texts import write_texts
+from tests.node.training.texts import spool_of, write_texts
 
 
 @pytest.fixture
@@ -46,6 +47,27 @@ def test_streams_are_files_of_the_run_and_a_swarm_takes_it(run_file: Path) -> No
     facts = check_run(run)
     assert [part.share for part in facts.parts] == [0.75, 0.25]
     assert [part.annealing for part in facts.parts if isinstance(part, TextFacts)] == [0.5, 0.5]
+
+
+def test_more_fragments_than_tensors_are_told_with_their_number_before_a_node_starts(run_file: Path) -> None:
+    from node.training.errors import TrainingError
+    from node.training.pretrainer import Pretrainer
+    from node.training.settings import TrainerSettings
+    from node.training.world import World
+
+    rewritten(run_file, "inner_steps = 4", "inner_steps = 64\nfragments = 64")
+    rewritten(run_file, "stretch = 2", "stretch = 0")
+    with pytest.raises(RunFileError, match="fragments = 64 leaves rounds nothing") as raised:
+        check_run(compile_run(run_file, desk=True))
+    tensors = int(raised.value.remedy.split()[3].rstrip(","))
+    assert f"the model has {tensors} tensors" in raised.value.why and survey(run_file).findings.total == 1
+    # What is told is what the learner counts: with as many as there are it begins, with one more it does not.
+    spec = compile_run(run_file, desk=True).spec
+    for fragments, begins in ((tensors, True), (tensors + 1, False)):
+        rules = msgspec.structs.replace(spec.diloco, fragments=fragments, inner_steps=fragments)
+        many = msgspec.structs.replace(spec, diloco=rules)
+        with nullcontext() if begins else pytest.raises(TrainingError, match="leaves rounds nothing"):
+            Pretrainer(spool_of(compile_run(run_file, desk=True), run_file.parent), many, TrainerSettings(), World())
 
 
 def test_a_stream_is_made_again_when_text_or_tokenizer_change(run_file: Path) -> None:
