@@ -30,12 +30,13 @@ import trio
 
 from benchmarks.command import parser_of, save
 from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, liars, quorum_of
-from cli.demo.prepare import OWN_RUN
+from cli.demo.prepare import MEASURED, OWN_RUN
 from cli.demo.snapshot import Participant, Row, Snapshot
 from cli.demo.story import run_demo
 from cli.demo.view import plain_line
 from cli.run_template import render_run
 from node.chain.profile import read_profile
+from node.preflight.engines import check_class
 from node.run.file import load_run_file
 from protocol.checks import reason_name
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued, VerdictRechecked, open_envelope
@@ -153,9 +154,12 @@ def prepare(work: Path, steps: int) -> dict[str, Path]:
     run = load_run_file(OWN_RUN)
     recipe = msgspec.structs.replace(run.recipe, steps=steps, target_reward=None)
     run = msgspec.structs.replace(run, model=str(model), recipe=recipe)
-    short = msgspec.structs.replace(run, audit=msgspec.structs.replace(run.audit, window=2))
     paths = {"plain": work / "plain.toml", "windows": work / "windows.toml"}
     paths["plain"].write_text(render_run(run))
+    if trio.run(check_class, run.verification, "worker").level != "ok":  # the demo measures likewise
+        subprocess.run([sys.executable, "-m", "cli", "calibrate", "--run", str(paths["plain"]), *MEASURED], check=True)
+        run = load_run_file(paths["plain"])
+    short = msgspec.structs.replace(run, audit=msgspec.structs.replace(run.audit, window=2))
     paths["windows"].write_text(render_run(short))
     return paths
 

@@ -5,6 +5,7 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 `protocol.draw` names); held-back problems have a numbering of their own and are never trained on.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, TypeVar
@@ -27,20 +28,24 @@ MAX_NESTED = 64
 """Brackets in brackets that are read in an answer."""
 
 
-def nested_deeply(text: str, most: int = MAX_NESTED) -> bool:
+JSON_BRACKETS, ALL_BRACKETS = "[{]}", "([{)]}"
+
+
+def nested_deeply(text: str, brackets: str = ALL_BRACKETS, most: int = MAX_NESTED) -> bool:
     """Whether brackets may stand in one another more than `most` deep. Those in strings count, too, so a few texts that
-    do not are said to: alike on every machine."""
-    if sum(map(text.count, "([{")) <= most:
+    do not are said to: alike on every machine. brackets: those that open, then those that close."""
+    opening = brackets[: len(brackets) // 2]
+    if sum(map(text.count, opening)) <= most:
         return False
     depth = lowest = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            if depth - lowest > most:
-                return True
-        elif character in ")]}":
+    for bracket in re.findall(f"[{re.escape(brackets)}]", text):
+        if bracket not in opening:
             depth -= 1
             lowest = min(lowest, depth)
+            continue
+        depth += 1
+        if depth - lowest > most:
+            return True
     return False
 
 

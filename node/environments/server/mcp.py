@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from node.environments.base import nested_deeply
+from node.environments.base import JSON_BRACKETS, nested_deeply
 from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url, within
 from node.environments.tools.form import parse_call
 
@@ -85,7 +85,7 @@ class McpEpisode:
         if call is None:
             graded = self._tool(self._score_tool, {"problem_id": self._problem_id, "answer": answer})
             return FAILED if graded.isError else Heard("", True, _number(graded.text))
-        if nested_deeply(call.text):
+        if nested_deeply(call.text, JSON_BRACKETS):
             return Heard("the call is nested too deeply", False, None)
         try:
             wanted = msgspec.json.decode(call.text, type=_Call)

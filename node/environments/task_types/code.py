@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from node.environments.base import MAX_NESTED, nested_deeply
+from node.environments.base import JSON_BRACKETS, MAX_NESTED, nested_deeply
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import PureScorer, Question, Row, Truth, key_of, read, said
 from node.recent import Recent
@@ -103,7 +103,7 @@ def _arguments(given: Any, place: int) -> list[Any]:
 
 def _value(expected: Any) -> Any:
     """A JSON value, the text of one, or what Python prints of one (True, None, ['a']), as SYNTHETIC-1 compares."""
-    if not isinstance(expected, str) or nested_deeply(expected):
+    if not isinstance(expected, str) or nested_deeply(expected, JSON_BRACKETS):
         return expected
     try:
         return json.loads(expected)
@@ -261,7 +261,7 @@ def output_reward(answer: str, truth: Truth) -> float:
 def last_object(text: str) -> dict[str, Any] | None:
     """The JSON object that ends last, the outermost of those; None if there is none, or in a text that is nested
     deeply."""
-    if nested_deeply(text):
+    if nested_deeply(text, JSON_BRACKETS):
         return None
     decoder = json.JSONDecoder()
     best: tuple[int, dict[str, Any]] | None = None

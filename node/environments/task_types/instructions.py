@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from node.environments.base import nested_deeply
+from node.environments.base import JSON_BRACKETS, nested_deeply
 from node.environments.errors import nearest
 from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import PureScorer, Row, Truth, said
@@ -80,7 +80,7 @@ def is_json(text: str) -> bool:
     opened = _OPENED.match(text)
     text = text[opened.end() :] if opened else text
     text = text.removesuffix("```").rstrip()
-    if nested_deeply(text):
+    if nested_deeply(text, JSON_BRACKETS):
         return False
     try:
         json.loads(text)

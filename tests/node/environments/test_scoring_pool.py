@@ -220,3 +220,4 @@ def test_brackets_that_are_closed_are_not_deep() -> None:
     assert not nested_deeply("[0, 1) (2, 3] {4}" * 1000)
     assert nested_deeply("))" + "(" * 65), "what is closed before it was opened hides nothing"
     assert not nested_deeply(")(" * 1000)
+    assert instructions.is_json('["' + ":( " * 1000 + '"]'), "JSON knows no parentheses"

@@ -102,7 +102,7 @@ def mapping(written: Any, what: str) -> dict[str, Any]:
 
 def _literal(text: str, why: str, what: str) -> Any:
     """The value of a Python repr of plain values."""
-    deep = len(text) > MAX_REPR_CHARACTERS or nested_deeply(text, MAX_REPR_DEPTH)
+    deep = len(text) > MAX_REPR_CHARACTERS or nested_deeply(text, most=MAX_REPR_DEPTH)
     if not text.lstrip().startswith("{") or deep:
         raise ValueError(f"{what} is not JSON: {why}")
     try:
