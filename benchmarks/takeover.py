@@ -12,6 +12,11 @@ has replayed all but one of the leader's first five steps the leader falls silen
 
 The former leader then follows: it replays what it missed, or takes a checkpoint over where that is far, which counts
 for no replay. Split steps are those under which nodes named two policies: only what a term took back should be there.
+
+Before it falls silent, what a step costs: bytes of gossip that came to the validator, of the kinds of message that
+audits, standbys and the chair brought and of all others (240 bytes of each announcement are the statement's), and
+seconds of the processors that daemon and children of leader and standby took since the first policy. With --calm the
+leader never falls silent: that many steps are counted, and nothing else.
 """
 
 import ctypes
@@ -44,6 +49,13 @@ SILENT_AT = 5
 SILENT_SECONDS = 60.0
 EVERY = 0.1
 LEADER, STANDBY = "trainer", "standby"
+CALM = "calm"
+
+
+ADDED = ("DueSigned", "StepReplayed", "StepJudged", "CheckpointOffered", "SilenceSigned")
+"""Kinds of message that came with audits, standbys and the chair."""
+STATEMENT = 240
+"""Bytes of an announcement that are the statement's."""
 
 
 class Swarm(Watcher):
@@ -70,6 +82,45 @@ class Swarm(Watcher):
         top = next((one for one in first.parents() if os.getpgid(one.pid) == one.pid == os.getpgid(first.pid)), first)
         return [top, *top.children(recursive=True)]
 
+    def cost(self) -> dict[str, Any]:
+        """Totals until now."""
+        counts = next((self.seen[name].board for name in self.seen if name.startswith("validator")), {})
+        kinds = {name.removeprefix("bytes."): size for name, size in counts.items() if name.startswith("bytes.")}
+        new = STATEMENT * counts.get("PolicyAnnounced", 0)
+        new += sum(kinds.get(name, 0) + counts.get(f"carried_bytes.{name}", 0) for name in ADDED)
+        return {
+            "step": self.step(LEADER),
+            "added": new,
+            "others": sum(kinds.values()) - new,
+            "kinds": kinds,
+            "seconds": {name: sum(map(_seconds, self.family(name))) for name in (LEADER, STANDBY)},
+        }
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Of the processors, with those of children that have ended."""
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def per_step(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """What lies between two totals, of one step."""
+    steps = max(last["step"] - first["step"], 1)
+    added, others = ((last[name] - first[name]) / steps for name in ("added", "others"))
+    kinds = {name: round((size - first["kinds"].get(name, 0)) / steps) for name, size in last["kinds"].items()}
+    seconds = {name: (last["seconds"][name] - first["seconds"][name]) / steps for name in last["seconds"]}
+    return {
+        "steps": steps,
+        "gossip_added": round(added),
+        "gossip_others": round(others),
+        "gossip_ratio": round((added + others) / max(others, 1), 2),
+        "kinds": dict(sorted(kinds.items(), key=lambda one: -one[1])),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "standby_ratio": round(seconds[STANDBY] / max(seconds[LEADER], 1e-9), 2),
+    }
+
 
 async def fall_silent(swarm: Swarm, way: str, cut: "Cut | None", nursery: trio.Nursery) -> None:
     """Make the leader silent; what is to happen later goes on beside."""
@@ -91,11 +142,17 @@ async def fall_silent(swarm: Swarm, way: str, cut: "Cut | None", nursery: trio.N
 
 
 async def happen(swarm: Swarm, way: str, cut: "Cut | None", steps: int) -> dict[str, Any]:
+    await swarm.must(lambda: swarm.step(LEADER) >= 1 and swarm.step(STANDBY) >= 1)
+    begun = swarm.cost()
+    if way == CALM:
+        await swarm.must(lambda: swarm.step(LEADER) >= begun["step"] + steps)
+        return {"way": way, "cost": per_step(begun, swarm.cost())}
     await swarm.must(lambda: swarm.step(LEADER) >= SILENT_AT and swarm.step(STANDBY) >= swarm.step(LEADER) - 1)
     silent_at, replayed = swarm.step(LEADER), swarm.step(STANDBY)
     tell(f"the leader is {way} at step {silent_at}; the standby has replayed {replayed}")
     began = trio.current_time()
     found: dict[str, Any] = {"way": way, "at_step": silent_at, "replayed_before": replayed}
+    found["cost"] = per_step(begun, swarm.cost())
     async with trio.open_nursery() as nursery:
         await fall_silent(swarm, way, cut, nursery)
 
@@ -225,14 +282,20 @@ def main() -> None:
     parser.add_argument("--ways", default="killed,stopped,cut")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=20, help="after which a swarm ends")
+    parser.add_argument("--calm", action="store_true", help="nobody falls silent: only what a step costs")
     given = parser.parse_args()
     silence_logs()
     ways, seeds = (("killed",), (0,)) if given.quick else (given.ways.split(","), map(int, given.seeds.split(",")))
+    ways = (CALM,) if given.calm else ways
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for way, seed in [(way, seed) for seed in seeds for way in ways]:
             rows.append(trio.run(play, way, seed, given.steps, Path(folder)))
             save(given.json, rows)
+    for row in rows:
+        print(f"seed {row['seed']}, {row['way']}: of a step {row['cost']}")
+    if given.calm:
+        return
     print(f"{'way':8} seed  next policy  standby equal  the former is at  equal      files refused  split steps")
     for row in rows:
         equal = [f"{row[name].get('equal')} of {row[name].get('replayed')}" for name in (STANDBY, LEADER)]

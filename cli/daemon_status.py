@@ -428,6 +428,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     tasks: TasksPart = TasksPart()
     slashed: list[SlashPart] = []
     network_stats: dict[str, Any] = {}
+    board: dict[str, int] = {}
     processes: list[ProcessPart] = []
     restarts: dict[str, int] = {}
     services: list[str] = []

@@ -40,7 +40,7 @@ def command(
         list[str] | None, typer.Option(help="How a validator lies: false-accuser, rubber-stamp, silent ...")
     ] = None,
     leader: Annotated[
-        str | None, typer.Option(help="How the first of several trainers cheats while it leads: censor.")
+        str | None, typer.Option(help="How the first of several trainers cheats while it leads: censor, stalled.")
     ] = None,
     no_cheat: Annotated[bool, typer.Option("--no-cheat", help="Only honest nodes.")] = False,
     no_kill: Annotated[bool, typer.Option("--no-kill", help="No worker or trainer is killed on the way.")] = False,

@@ -5,8 +5,11 @@ a_j in g = sum a_j g_j. Clipping scales all alike, so c_j = a_j / median - 1: 0 
 -1 for one that was left out. What no weights explain is another batch. Rounding is spread over all groups, and a group
 left out is not: this convicts a trainer in bfloat16 from float32, where the length of the difference proves nothing.
 
-Rounding decides, too, which tokens a loss clips. So in bfloat16 the auditor computes each group's gradient as well with
-log-probabilities that are a little off on either side: as far as it moves by that, it tells nothing.
+The gradients are those of the dtype that the trainer states. Rounding decides, too, which tokens a loss clips. So in
+bfloat16 the auditor computes each group's gradient as well with log-probabilities that are a little off on either side:
+as far as it moves by that, it tells nothing. Where there are gradients in float32, too, they say what rounding does to
+this step: in which directions, and how much of it no weights explain. What is left of the applied gradient says how
+near the trainer's rounding was to the auditor's own.
 """
 
 import math
@@ -36,6 +39,10 @@ RIDGE = 1e-10
 EDGE = 0.1
 """Nats by which log-probabilities in bfloat16 may be off: tokens so near to where a loss clips may be clipped or not.
 More would take in all tokens under a clip of 0.2, and the test would tell nothing."""
+MEASURED_EDGE = 0.02
+"""Likewise, where gradients in float32 say what rounding does. Two ways to compute in bfloat16 were far nearer."""
+NEARER = 3.0
+"""So many times what is left, compared with what float32 leaves, is how near the trainer's rounding was."""
 EDGES = 3.0
 """One part in so many of what that moves is a deviation: six of them are twice as far as it can."""
 EDGY = 0.05
@@ -43,41 +50,56 @@ EDGY = 0.05
 TELLING = 1 / 12
 """A group tells something where six of its deviations are less than half of what it counts."""
 
+Gradients = Iterable[tuple[int, Mapping[str, Tensor]]]
+
 
 def check_direction(
     before: State,
     after: State,
     recipe: Recipe,
-    gradients: Iterable[tuple[int, Mapping[str, Tensor]]],
+    gradients: Gradients,
     groups: int,
     *,
     float32: bool,
-    beside: Sequence[Iterable[tuple[int, Mapping[str, Tensor]]]] = (),
+    beside: Sequence[Gradients] = (),
+    edge: float = EDGE,
+    measured: Gradients | None = None,
 ) -> Finding:
-    """before, after: as claimed; gradients: of each group, at `before`; groups: about how many; float32: whether both
-    sides compute in it; beside: the gradients where log-probabilities are EDGE off."""
+    """before, after: as claimed; gradients: of each group, at `before`, in the trainer's dtype; groups: about how many;
+    float32: whether that is its dtype; beside: the gradients where log-probabilities are `edge` off; measured: the
+    gradients in float32, of a trainer in bfloat16."""
     if recipe.updates_per_step != 1 or after.updates != before.updates + 1:
         return _finding(Says.UNDECIDED, "the test needs exactly one update in the step", {})
-    stride = max(1, math.ceil(_size(before) * groups * (2 if beside else 1) / MOST_CELLS))
+    stride = max(1, math.ceil(_size(before) * groups * (1 + bool(beside) + (measured is not None)) / MOST_CELLS))
     labels, rows, total = _gathered(gradients, before, stride)
     if len(labels) < FEWEST_GROUPS:
         return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
-    edges = _edges(labels, rows, (_gathered(one, before, stride)[:2] for one in beside))
+    edges = _edges(labels, rows, (_gathered(one, before, stride)[:2] for one in beside), edge)
+    whole = np.stack(rows).astype(np.float64)
+    moves = None if measured is None else _aligned(labels, whole, *_gathered(measured, before, stride)[:2]) - whole
     target = np.concatenate([g.reshape(-1)[::stride] for _, g in applied(before, after, recipe)]).astype(np.float64)
     # 1e-6 as torch's clip_grad_norm_ has it: without it small gradients would seem scaled.
     clip, room = min(1.0, recipe.grad_clip / (total + 1e-6)), noise(before, after, recipe)
-    return _judge(labels, np.stack(rows).astype(np.float64), target, clip, room, edges, float32=float32)
+    return _judge(labels, whole, target, clip, room, edges, moves, float32=float32)
 
 
-def _edges(labels: Sequence[int], rows: Sequence[F32], beside: Iterable[tuple[list[int], list[F32]]]) -> np.ndarray:
+def _aligned(labels: Sequence[int], like: np.ndarray, names: Sequence[int], rows: Sequence[F32]) -> np.ndarray:
+    """The rows of these labels, zeros where there is none."""
+    there = dict(zip(names, rows, strict=True))
+    return np.stack([there.get(label, np.zeros(like.shape[1])) for label in labels])
+
+
+def _edges(
+    labels: Sequence[int], rows: Sequence[F32], beside: Iterable[tuple[list[int], list[F32]]], edge: float
+) -> np.ndarray:
     """float64[groups]: how far each group's gradient moves, in its own lengths, by more than what a ratio that is
-    EDGE off scales."""
+    `edge` off scales."""
     found = np.zeros(len(rows))
     for names, moved in beside:
         there = dict(zip(names, moved, strict=True))
         for place, (label, row) in enumerate(zip(labels, rows, strict=True)):
             other, size = there.get(label, np.zeros_like(row)).astype(np.float64), float(np.vdot(row, row))
-            scale = min(max(float(np.vdot(other, row)) / size, math.exp(-2 * EDGE)), math.exp(2 * EDGE))
+            scale = min(max(float(np.vdot(other, row)) / size, math.exp(-2 * edge)), math.exp(2 * edge))
             found[place] = max(found[place], float(np.linalg.norm(other - scale * row)) / math.sqrt(size))
     return found
 
@@ -89,17 +111,27 @@ def _judge(
     clip: float,
     room: float,
     edges: np.ndarray,
+    moves: np.ndarray | None,
     *,
     float32: bool,
 ) -> Finding:
     """rows: float64[groups, coordinates]; target: what was applied there; clip: the scale of an own clipped one; room:
-    how far rounding alone may have moved the target, relative to it; edges: how far each row, likewise."""
-    weights, errors, left = _fitted(rows, target, room)
+    how far rounding alone may have moved the target, relative to it; edges: how far each row, likewise; moves: of each
+    row to what it is in float32."""
+    weights, errors, left, dual = _fitted(rows, target, room)
     sizes = np.square(rows).sum(1)
     middle, error = _middle(weights, errors, np.where(edges > EDGY, 1e-12 * sizes, sizes))
     if not (math.isfinite(left) and middle > 0):
         return _finding(Says.BROKEN, "the applied gradient is not that of this batch", {"unexplained": left})
     c, deviations = weights / middle - 1, np.maximum(errors / middle, FLOORS[not float32]) + edges / EDGES
+    apart, limit = 0.0, FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT
+    if moves is not None:
+        spans = moves @ dual.T
+        apart = middle * float(np.linalg.norm(moves - spans @ rows)) / max(float(np.linalg.norm(target)), 1e-30)
+        nearer = min(1.0, NEARER * (left + room) / max(apart, 1e-30))
+        deviations = np.maximum(deviations, nearer * np.linalg.norm(spans, axis=0))
+        # no other way to round is further from the auditor's own than float32 is
+        limit = min(limit, SCALE_LIMITS[1] + apart)
     moved = math.sqrt(float(np.vdot(edges, edges * sizes))) * middle / max(float(np.linalg.norm(target)), 1e-30)
     telling = deviations < TELLING
     if np.count_nonzero(telling) >= FEWEST_GROUPS:
@@ -112,11 +144,15 @@ def _judge(
         "groups": float(len(labels)),
         "telling": float(np.count_nonzero(telling)),
         "unexplained": left,
+        "limit": limit + room + moved,
         "scale": scale,
         "coefficient": float(c[worst]),
         "deviation": float(deviations[worst]),
     }
-    if left > (FLOAT32_LIMIT if float32 else BFLOAT16_LIMIT) + room + moved:
+    if left > limit + room + moved:
+        if left < apart:
+            text = f"{left:.2f} of the gradient is unexplained; float32 is {apart:.2f} from bfloat16 in this step"
+            return _finding(Says.UNDECIDED, text, figures)
         return _finding(Says.BROKEN, "a part of the applied gradient is of none of this batch's groups", figures)
     out = [place for place in np.argsort(c) if abs(c[place]) > DEVIATIONS * deviations[place]]
     if out:
@@ -128,8 +164,8 @@ def _judge(
     return _finding(Says.HOLDS, f"{int(figures['telling'])} of {len(labels)} groups are large enough to tell", figures)
 
 
-def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """(weight of each group, its standard error, share of the target that no weights explain).
+def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
+    """(weight of each group, its standard error, share of the target that no weights explain, the dual rows).
 
     Six errors are as far as noise of the unexplained length can move a weight at the worst (Cauchy-Schwarz): a group
     whose gradient is a millionth of the whole tells nothing.
@@ -138,10 +174,11 @@ def _fitted(rows: np.ndarray, target: np.ndarray, room: float) -> tuple[np.ndarr
     # On unit vectors, or large groups would drown the small ones in the inverse.
     units = rows / norms[:, None]
     inverse = np.linalg.inv(units @ units.T + RIDGE * np.eye(len(rows)))
-    weights = inverse @ (units @ target) / norms
+    dual = inverse @ units / norms[:, None]
+    weights = dual @ target
     size = max(float(np.linalg.norm(target)), 1e-30)
     left = float(np.linalg.norm(target - weights @ rows)) / size
-    return weights, (left + room) * size * np.sqrt(np.diag(inverse)) / norms / DEVIATIONS, left
+    return weights, (left + room) * size * np.sqrt(np.diag(inverse)) / norms / DEVIATIONS, left, dual
 
 
 def _middle(weights: np.ndarray, errors: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from node.audit.direction import EDGE, check_direction
+from node.audit.direction import EDGE, MEASURED_EDGE, Gradients, check_direction
 from node.audit.findings import BFLOAT16_LIMIT, FLOAT32_LIMIT, Audit, Claim, Finding, Says
 from node.audit.identity import check_identity, distance
 from node.training.batch import Batch, BatchRow
@@ -127,17 +127,46 @@ class StepAudit:
             with self._timed("identity"):
                 self._findings.append(check_identity(before, after, recipe, self._replayer.learning_rate(step)))
             with self._timed("direction"):
-                count, gradients = self._run.rollout.prompts_per_step, self._replayer.gradients(batch)
-                clips = bool(self._differences) and not self._both_float32
-                beside = [self._replayer.gradients(_shifted(batch, by)) for by in (EDGE, -EDGE) if clips]
-                found = check_direction(
-                    before, after, recipe, gradients, count, float32=self._both_float32, beside=beside
-                )
-                self._findings.append(found)
+                self._findings.append(self._direction(before, after, batch))
         with self._timed("replay"):
             found = self._replayed(batch)
         if found is not None:
             self._compare(found, before, after)
+
+    def _direction(self, before: State, after: State, batch: Batch) -> Finding:
+        """The groups' gradients in the dtype that the trainer states, whatever is replayed in: every machine can round
+        to bfloat16. How far float32 is from that says how far rounding moves this step."""
+        bfloat16 = self._claim.arithmetic.dtype == "bfloat16"
+        if self._own.dtype == self._claim.arithmetic.dtype:
+            return self._fit(before, after, batch, self._replayer, bfloat16=bfloat16)
+        with self._replayer.computing_in("bfloat16" if bfloat16 else "float32") as look:
+            look.take(before)
+            measured = self._replayer.gradients(batch) if bfloat16 else None
+            return self._fit(before, after, batch, look, measured, bfloat16=bfloat16)
+
+    def _fit(
+        self,
+        before: State,
+        after: State,
+        batch: Batch,
+        look: Replayer,
+        measured: Gradients | None = None,
+        *,
+        bfloat16: bool,
+    ) -> Finding:
+        edge = EDGE if measured is None else MEASURED_EDGE
+        beside = [look.gradients(_shifted(batch, by)) for by in (edge, -edge) if bfloat16 and self._differences]
+        return check_direction(
+            before,
+            after,
+            self._run.recipe,
+            look.gradients(batch),
+            self._run.rollout.prompts_per_step,
+            float32=not bfloat16,
+            beside=beside,
+            edge=edge,
+            measured=measured,
+        )
 
     @property
     def _both_float32(self) -> bool:

@@ -403,10 +403,14 @@ class Board:
         if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
-        self.counts[type(signed.message).__name__] += 1
+        name = type(signed.message).__name__
+        self.counts[name] += 1
+        self.counts[f"bytes.{name}"] += len(signed.raw)
         for one in with_carried(signed):
             kind = type(one.message)
-            self.counts[f"carried.{kind.__name__}"] += one is not signed
+            if one is not signed:
+                self.counts[f"carried.{kind.__name__}"] += 1
+                self.counts[f"carried_bytes.{kind.__name__}"] += len(msgspec.msgpack.encode(one.message))
             # A copy: readers that have gone are taken out on the way.
             for reader in list(self._readers.get(kind, ())):
                 try:

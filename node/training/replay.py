@@ -6,7 +6,7 @@ Knows checkpoints and batches; whether what comes out is what was claimed is nod
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import torch
@@ -79,6 +79,17 @@ class Replayer(Trainer):
 
     def arithmetic(self) -> Arithmetic:
         return self._arithmetic(1)
+
+    @contextmanager
+    def computing_in(self, dtype: Literal["float32", "bfloat16"]) -> Iterator["Replayer"]:
+        """Another one beside this, whose layers compute in this; it has no state yet."""
+        settings = msgspec.structs.replace(self._settings, dtype=dtype)
+        world = join_world(settings)
+        try:
+            yield Replayer(self._spool, settings, world)
+        finally:
+            if self._world.mesh is None:  # they would share the group of processes
+                leave_world(world)
 
     def state(self, step: int) -> State:
         """A copy."""

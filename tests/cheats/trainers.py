@@ -7,11 +7,14 @@ more it stands by as any other.
 import sys
 
 import structlog
+import trio
 
 from cli.main import main as run_program
 from node import daemon
 from node.recipe.pool import Group
 from node.services.training.service import Training
+from node.services.training.trainer import POLL
+from node.weights.keeper import HeldPolicy
 
 log = structlog.get_logger("node.attack")
 
@@ -29,8 +32,22 @@ class Censor(Training):
         super()._take_in([group for group in groups if group.origin is None or group.origin.node != self.victim])
 
 
+class Stalled(Training):
+    """Speaks, and publishes nothing after its first policies while it leads."""
+
+    LAST = 5
+
+    async def _bring_out(self, step: int) -> HeldPolicy | None:
+        if step == self.LAST + 1 and self.leads(step):
+            log.info("attack.stalls", step=step)
+        while step > self.LAST and self.leads(step):  # noqa: ASYNC110 - the chain says it
+            await trio.sleep(POLL)
+        return await super()._bring_out(step)
+
+
 LEADERS: dict[str, type[Training]] = {
     "censor": Censor,
+    "stalled": Stalled,
 }
 
 

@@ -50,3 +50,39 @@ def test_a_token_that_rounding_clipped_accuses_nobody_and_a_group_that_was_left_
         assert found.says is Says.HOLDS, found.text
     else:
         assert found.says is Says.BROKEN and f"{left_out} by -" in found.text and "1 of 10" in found.text
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.2], ids=["honest", "a part is of no group"])
+@pytest.mark.parametrize("rounding", [0.01, 0.5], ids=["rounds little", "rounds much"])
+def test_what_float32_shows_of_rounding_is_how_sharply_a_trainer_in_bfloat16_is_judged(
+    hidden: float, rounding: float
+) -> None:
+    """The trainer's rounding is not the auditor's. The controls: without the look in float32 a part of no group is not
+    seen where rounding is little, and is a fault where rounding explains as much."""
+    random = np.random.default_rng(2)
+    rows = random.normal(size=(GROUPS, CELLS)).astype(np.float32)
+    exact = rows + rounding * random.normal(size=rows.shape).astype(np.float32)
+    whole = rows.sum(0)
+    own = rounding / 3 * random.normal(size=(GROUPS, CELLS)).sum(0)
+    added = random.normal(size=CELLS)
+    before, after = states(whole + own + hidden * np.linalg.norm(whole) / np.linalg.norm(added) * added)
+    found = [
+        check_direction(before, after, RECIPE, gradients(rows), GROUPS, float32=False, measured=measured)
+        for measured in (gradients(exact), None)
+    ]
+    says = (Says.BROKEN, Says.HOLDS) if rounding < 0.1 else (Says.UNDECIDED, Says.BROKEN)
+    assert tuple(one.says for one in found) == (says if hidden else (Says.HOLDS, Says.HOLDS)), found
+
+
+@pytest.mark.parametrize("left_out", [None, 7])
+def test_a_group_that_was_left_out_is_found_where_float32_is_far_from_the_trainers_dtype(left_out: int | None) -> None:
+    random = np.random.default_rng(3)
+    rows = random.normal(size=(GROUPS, CELLS)).astype(np.float32)
+    exact = rows + 0.5 * random.normal(size=rows.shape).astype(np.float32)
+    before, after = states(sum(rows[group] for group in range(GROUPS) if group != left_out))
+    look = {"measured": gradients(exact), "float32": False}
+    found = check_direction(before, after, RECIPE, gradients(rows), GROUPS, **look)
+    assert found.says is (Says.HOLDS if left_out is None else Says.BROKEN)
+    assert left_out is None or f"{left_out} by -1.00" in found.text
+    blind = check_direction(before, after, RECIPE, gradients(exact), GROUPS, float32=True)
+    assert blind.says is Says.BROKEN, "the control: float32 alone takes rounding for a fault"

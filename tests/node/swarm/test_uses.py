@@ -1,25 +1,20 @@
 """What became of accepted works, as everybody counts it: an honest trainer leaves nothing out, and one that drops a
 worker is seen by everybody."""
 
-import random
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from blake3 import blake3
 
-from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
+from benchmarks.droppers import Swarm
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
 from node.swarm.uses import LATE, MOST_BITS, SeatBook, UseBook
-from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
+from protocol.identity import Address, address_bytes
+from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
 from protocol.messages import DueSigned
 from protocol.seats import share
-from protocol.statements import WorkCommitment, work_id
 from tests.node.swarm.test_register import NODE, OTHER, RUN, Clock, announced, committed
 
 JUDGES = (Address("0x" + "a1" * 20), Address("0x" + "a2" * 20))
@@ -200,130 +195,6 @@ def test_what_nobody_may_train_on_any_more_was_not_left_out_and_what_is_used_lat
     assert bench.counts(OTHER) == {"accepted": 5, "used": 2, "left_out": 1}
     shown = [(one["node"], one["policy_step"]) for one in bench.book.status()["left_out"]]
     assert shown == [(NODE, 2), (OTHER, 3)], "the first one's of policy 2 was never used"
-
-
-class Swarm:
-    """Workers that make files as they can, validators, and the product's pool and book. lags: of each worker's files on
-    their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes;
-    held: how long after a policy the next batch is composed, by which time all workers but the last have made theirs;
-    turns: whether starving workers come first; every: of the files of whom it drops the trainer uses each so many-th;
-    bursts: the first worker makes eight files at once at every fourth policy, which share their lag.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        lags: Sequence[float],
-        surplus: float,
-        keep: bool = True,
-        held: float = 0.0,
-        turns: bool = True,
-        every: int = 0,
-        bursts: bool = False,
-    ) -> None:
-        self.held, self.turns, self.every, self.bursts = held, turns, every, bursts
-        self._turn = 0
-        self.used: dict[int, set[bytes]] = {}
-        self.random = random.Random(seed)
-        self.now = 0.0
-        self.policies = PolicyClock(lambda: self.now)
-        self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
-        self.lags, self.keep = lags, keep
-        rollout = msgspec.structs.replace(
-            RUN.rollout, prompts_per_file=1, prompts_per_step=max(1, round(len(lags) * 2 / surplus))
-        )
-        filters = msgspec.structs.replace(RUN.filters, online=False, keep_surplus=keep)
-        recipe = msgspec.structs.replace(RUN.recipe, max_staleness=3)
-        self.pool = RolloutPool(msgspec.structs.replace(RUN, rollout=rollout, filters=filters, recipe=recipe))
-        members, judges = set(self.nodes), set(JUDGES)
-        self.book = UseBook(
-            self.policies, 3, lambda: self.now, members.__contains__, lambda: 2, judges.__contains__,
-            lambda id: True, keep_surplus=keep,
-        )  # fmt: skip
-        self.works: dict[bytes, WorkCommitment] = {}
-        self.steps: dict[bytes, int] = {}
-        self._coming: list[tuple[float, bytes]] = []
-        self._step = 0
-
-    def policy(self, drops: Sequence[Address] = ()) -> list[Address]:
-        """A policy is announced, the batch after the one that is learnt from is composed, and workers make two files
-        each. Whom the book says to be dropped by then."""
-        step, self._step = self._step, self._step + 1
-        self.policies.announce(announced(step))
-        if not self.held:  # the trainer composes the next batch at this very moment, from what it has fetched
-            selection = self._compose(step + 1, drops)
-        for one in JUDGES:
-            heard = self.now
-            self.now += 0.01  # gossip
-            works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821
-            self.book.heard(one, DueSigned(pool=1, step=step, works=works))
-            self.now = heard
-        accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
-        if self.bursts:
-            one = [(accepted[0][0], 0, index) for index in range(8)] if step % 4 == 0 else []
-            accepted = sorted([*one, *(file for file in accepted if file[1])])
-        indices = dict.fromkeys(range(len(self.nodes)), 0)
-        for at, number, _ in accepted:
-            self._make(at, step, number, indices[number])
-            indices[number] += 1
-        if self.held:
-            self.now += self.held
-            selection = self._compose(step + 1, drops)
-            self.now -= self.held
-        if selection is not None:  # noqa: F821
-            ids = {group.key[0] for group in selection.groups}  # noqa: F821
-            in_order = sorted((self._used(id) for id in ids), key=lambda work: work_order(1, work))
-            self.used[step + 1] = {one.node for one in in_order}
-            self.book.trained(1, ComposedBatch(bytes(32), 1, step + 1, tuple(in_order)))
-        self.now += 1.0
-        return list(self.book.dropped())
-
-    def _at(self, number: int) -> float:
-        """When a file is accepted."""
-        if not self.held:
-            return self.now + self.random.random()
-        begins = self.held if number == len(self.nodes) - 1 else 0.0
-        return self.now + begins + self.random.random() * 0.7 * self.held
-
-    def _compose(self, step: int, drops: Sequence[Address]) -> Selection | None:
-        self._arrive(drops)
-        fed = set[bytes]().union(*(self.used.get(at, set()) for at in range(step - FED, step)))
-        return self.pool.take(step, fed if self.turns else None)
-
-    def _make(self, at: float, step: int, number: int, index: int) -> None:
-        root = blake3(f"{step} {number} {index}".encode()).digest()
-        commitment = WorkCommitment(1, self.nodes[number], announced(step).message.policy_root, index, root, 1)
-        id = work_id(commitment)
-        self.works[id], self.steps[id] = commitment, step
-        lag = self.random.random() if number or not self.bursts or not index else self._lag
-        self._lag = lag
-        self._coming.append((at + lag * self.lags[number], id))
-        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
-        began, self.now = self.now, at
-        self.book.accepted(work)
-        self.now = began
-
-    def _arrive(self, drops: Sequence[Address]) -> None:
-        for _, id in [one for one in self._coming if one[0] <= self.now]:
-            if self.works[id].node not in drops or self._has_its_turn():
-                commitment, step = self.works[id], self.steps[id]
-                samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
-                lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
-                origin = Origin(commitment, 9, b"", bytes(32), 1)
-                self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])
-        self._coming = [one for one in self._coming if one[0] > self.now]
-
-    def _has_its_turn(self) -> bool:
-        self._turn += 1
-        return bool(self.every) and self._turn % self.every == 0
-
-    def _used(self, id: bytes) -> UsedWork:
-        of = self.works[id]
-        report = UsedReport(address_bytes(of.node), bytes(32), 1, b"\1")
-        return UsedWork(
-            node=address_bytes(of.node), policy_root=of.policy_root, policy_step=self.steps[id], index=of.index,
-            file_root=of.file_root, units=1, epoch=0, size=9, reports=(report,), used=b"\1", flat=b"\0",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["keeps surplus", "throws surplus away"])

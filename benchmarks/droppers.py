@@ -1,0 +1,218 @@
+"""How soon is a trainer told that drops a part of a worker's files, and is an honest one ever?
+
+    python -m benchmarks.droppers [--honest 150] [--policies 150] [--seeds 0,1] [--quick] [--json FILE]
+
+Simulated without a network, with the product's pool, order of works, and counts of six workers that make two files a
+policy each. Lag is by how much longer some workers' files take to reach the trainer than the validators, at the most,
+in policies' times. Honest: the most bits of evidence against a trainer that drops nobody, and how often one was said to
+drop somebody all the same. Then it uses each fourth or second file of one worker, from policy 30 on: policies until
+that is told, "-" for not at all.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from benchmarks.command import parser_of, save
+from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
+from node.swarm.policies import PolicyClock
+from node.swarm.uses import UseBook
+from protocol.identity import Address, address_bytes, address_from_bytes
+from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
+from protocol.messages import DueSigned, PolicyAnnounced, Signed
+from protocol.recipe import Recipe
+from protocol.run import EnvironmentSpec, RunSpec
+from protocol.statements import WorkCommitment, work_id
+
+RUN = RunSpec(name="droppers", environment=EnvironmentSpec(name="sort"), recipe=Recipe(max_staleness=3))
+TRAINER, *JUDGES = (Address("0x" + f"{number:x}" * 40) for number in (13, 14, 15))
+BEFORE, VICTIM = 30, 4
+SURPLUS = (0.8, 1.0, 2.0, 4.0)
+LAGS: Mapping[str, dict[str, Any]] = {
+    "0.25, a third of the workers": {"lags": [0.02, 0.1, 0.25] * 2},
+    "0.5, a third": {"lags": [0.02, 0.1, 0.5] * 2},
+    "1.0, a third": {"lags": [0.02, 0.1, 1.0] * 2},
+    "1.0, all alike": {"lags": [1.0] * 6},
+    "0.5, one makes eight at once": {"lags": [0.5, 0.1, 0.25] * 2, "bursts": True},
+    "0.02, one is always last": {"lags": [0.02] * 6, "held": 0.4},
+}
+
+
+def _announced(step: int) -> Signed[PolicyAnnounced]:
+    root = step.to_bytes(32)
+    message = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1)
+    return Signed(TRAINER, message, b"announced %d" % step)
+
+
+class Swarm:
+    """Workers that make files as they can, validators, and the product's pool and book. lags: of each worker's files on
+    their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes;
+    held: how long after a policy the next batch is composed, by which time all workers but the last have made theirs;
+    turns: whether starving workers come first; every: of the files of whom it drops the trainer uses each so many-th;
+    bursts: the first worker makes eight files at once at every fourth policy, which share their lag.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        lags: Sequence[float],
+        surplus: float,
+        keep: bool = True,
+        held: float = 0.0,
+        turns: bool = True,
+        every: int = 0,
+        bursts: bool = False,
+    ) -> None:
+        self.held, self.turns, self.every, self.bursts = held, turns, every, bursts
+        self._turn = 0
+        self.used: dict[int, set[bytes]] = {}
+        self.random = random.Random(seed)  # noqa: S311 - nothing is secret here
+        self.now = 0.0
+        self.policies = PolicyClock(lambda: self.now)
+        self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
+        self.lags, self.keep = lags, keep
+        rollout = msgspec.structs.replace(
+            RUN.rollout, prompts_per_file=1, prompts_per_step=max(1, round(len(lags) * 2 / surplus))
+        )
+        filters = msgspec.structs.replace(RUN.filters, online=False, keep_surplus=keep)
+        recipe = msgspec.structs.replace(RUN.recipe, max_staleness=3)
+        self.pool = RolloutPool(msgspec.structs.replace(RUN, rollout=rollout, filters=filters, recipe=recipe))
+        members, judges = set(self.nodes), set(JUDGES)
+        self.book = UseBook(
+            self.policies, 3, lambda: self.now, members.__contains__, lambda: 2, judges.__contains__,
+            lambda id: True, keep_surplus=keep,
+        )  # fmt: skip
+        self.works: dict[bytes, WorkCommitment] = {}
+        self.steps: dict[bytes, int] = {}
+        self._coming: list[tuple[float, bytes]] = []
+        self._step = 0
+
+    def policy(self, drops: Sequence[Address] = ()) -> list[Address]:
+        """A policy is announced, the batch after the one that is learnt from is composed, and workers make two files
+        each. Whom the book says to be dropped by then."""
+        step, self._step = self._step, self._step + 1
+        self.policies.announce(_announced(step))
+        if not self.held:  # the trainer composes the next batch at this very moment, from what it has fetched
+            selection = self._compose(step + 1, drops)
+        for one in JUDGES:
+            heard = self.now
+            self.now += 0.01  # gossip
+            works = self.book.cut(step) if one is JUDGES[0] else works  # noqa: F821
+            self.book.heard(one, DueSigned(pool=1, step=step, works=works))
+            self.now = heard
+        accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
+        if self.bursts:
+            one = [(accepted[0][0], 0, index) for index in range(8)] if step % 4 == 0 else []
+            accepted = sorted([*one, *(file for file in accepted if file[1])])
+        indices = dict.fromkeys(range(len(self.nodes)), 0)
+        for at, number, _ in accepted:
+            self._make(at, step, number, indices[number])
+            indices[number] += 1
+        if self.held:
+            self.now += self.held
+            selection = self._compose(step + 1, drops)
+            self.now -= self.held
+        if selection is not None:  # noqa: F821
+            ids = {group.key[0] for group in selection.groups}  # noqa: F821
+            in_order = sorted((self._used(id) for id in ids), key=lambda work: work_order(1, work))
+            self.used[step + 1] = {one.node for one in in_order}
+            self.book.trained(1, ComposedBatch(bytes(32), 1, step + 1, tuple(in_order)))
+        self.now += 1.0
+        return list(self.book.dropped())
+
+    def _at(self, number: int) -> float:
+        """When a file is accepted."""
+        if not self.held:
+            return self.now + self.random.random()
+        begins = self.held if number == len(self.nodes) - 1 else 0.0
+        return self.now + begins + self.random.random() * 0.7 * self.held
+
+    def _compose(self, step: int, drops: Sequence[Address]) -> Selection | None:
+        self._arrive(drops)
+        fed = set[bytes]().union(*(self.used.get(at, set()) for at in range(step - FED, step)))
+        return self.pool.take(step, fed if self.turns else None)
+
+    def _make(self, at: float, step: int, number: int, index: int) -> None:
+        root = blake3(f"{step} {number} {index}".encode()).digest()
+        commitment = WorkCommitment(1, self.nodes[number], _announced(step).message.policy_root, index, root, 1)
+        id = work_id(commitment)
+        self.works[id], self.steps[id] = commitment, step
+        lag = self.random.random() if number or not self.bursts or not index else self._lag
+        self._lag = lag
+        self._coming.append((at + lag * self.lags[number], id))
+        work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
+        began, self.now = self.now, at
+        self.book.accepted(work)
+        self.now = began
+
+    def _arrive(self, drops: Sequence[Address]) -> None:
+        for _, id in [one for one in self._coming if one[0] <= self.now]:
+            if self.works[id].node not in drops or self._has_its_turn():
+                commitment, step = self.works[id], self.steps[id]
+                samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
+                lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
+                origin = Origin(commitment, 9, b"", bytes(32), 1)
+                self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])
+        self._coming = [one for one in self._coming if one[0] > self.now]
+
+    def _has_its_turn(self) -> bool:
+        self._turn += 1
+        return bool(self.every) and self._turn % self.every == 0
+
+    def _used(self, id: bytes) -> UsedWork:
+        of = self.works[id]
+        report = UsedReport(address_bytes(of.node), bytes(32), 1, b"\1")
+        return UsedWork(
+            node=address_bytes(of.node), policy_root=of.policy_root, policy_step=self.steps[id], index=of.index,
+            file_root=of.file_root, units=1, epoch=0, size=9, reports=(report,), used=b"\1", flat=b"\0",
+        )  # fmt: skip
+
+
+def honest(seed: int, policies: int, how: Mapping[str, Any]) -> dict[str, Any]:
+    """The most bits against it, and policies at which somebody was said to be dropped."""
+    swarm, bits, told = Swarm(seed, **how), 0.0, 0
+    for _ in range(policies):
+        told += bool(swarm.policy())
+        bits = max([bits, *(share.bits for share in swarm.book._shares.values())])
+    return {"bits": round(bits, 1), "told": told}
+
+
+def until_told(seed: int, policies: int, how: Mapping[str, Any], every: int) -> int | None:
+    """Policies from the first file that is dropped."""
+    swarm = Swarm(seed, every=every, **how)
+    for _ in range(BEFORE):
+        swarm.policy()
+    victim = swarm.nodes[VICTIM]
+    return next((number + 1 for number in range(policies) if victim in swarm.policy([victim])), None)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "one seed of one lag, 40 policies")
+    parser.add_argument("--honest", type=int, default=150, help="policies of an honest trainer")
+    parser.add_argument("--policies", type=int, default=150, help="of one that drops")
+    parser.add_argument("--seeds", default="0,1")
+    given = parser.parse_args()
+    seeds = (0,) if given.quick else tuple(map(int, given.seeds.split(",")))
+    lags = dict(list(LAGS.items())[:1]) if given.quick else LAGS
+    least, most = (40, 40) if given.quick else (given.honest, given.policies)
+    rows: list[dict[str, Any]] = []
+    print(f"{'lag':30} files made  bits  told honest  each fourth  each second")
+    for name, how in lags.items():
+        for surplus in SURPLUS:
+            made = {**how, "surplus": surplus}
+            calm = [honest(seed, least, made) for seed in seeds]
+            row: dict[str, Any] = {"lag": name, "surplus": surplus, "honest": calm}
+            row |= {str(every): [until_told(seed, most, made, every) for seed in seeds] for every in (4, 2)}
+            rows.append(row)
+            found = [", ".join("-" if one is None else str(one) for one in row[every]) for every in ("4", "2")]
+            bits, told = max(one["bits"] for one in calm), sum(one["told"] for one in calm)
+            print(f"{name:30} {surplus:10g}  {bits:4.1f}  {told:11}  {found[0]:>11}  {found[1]:>11}", flush=True)
+    save(given.json, rows)
+
+
+if __name__ == "__main__":
+    main()
