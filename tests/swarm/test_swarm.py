@@ -1,5 +1,7 @@
 """The whole thing: real daemons, a real chain, a cheat, and every kind of process killed on the way."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import pytest
 
 from cli.api import get_status, socket_of
 from cli.errors import CommandError
+from cli.main import main
 from node.state.locks import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +84,7 @@ class Demo:
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Demo]:
-    running = Demo(tmp_path / "demo", "--steps", str(STEPS))
+    running = Demo(tmp_path / "demo", "--steps", str(STEPS), "--workers", "1")  # beside the cheat
     yield running
     running.close()
 
@@ -101,15 +104,14 @@ def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
     number = (directory / "pool").read_text().strip()
     pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", number]
     place = ["--out", str(scratch / "model"), "--cache", str(scratch / "cache")]
-    command = [sys.executable, "-m", "cli", "weights"]
-    fetched = subprocess.run(
-        [*command, "fetch", *place, *pool, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = [sys.executable, "-m", "cli", "weights", "fetch", *place, *pool, "--json"]
+    fetched = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert fetched.returncode == 0, fetched.stderr
-    checked = subprocess.run([*command, "verify", place[1], "--json"], cwd=ROOT, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
     answer = json.loads(fetched.stdout)
-    (verified,) = json.loads(checked.stdout)["verified"]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(["weights", "verify", place[1], "--json"]) == 0
+    (verified,) = json.loads(shown.getvalue())["verified"]
     assert verified["policy_root"] == answer["policy_root"]
     assert (scratch / "model" / "config.json").exists()
     return answer
