@@ -110,8 +110,7 @@ EXPLAINED: dict[str, str] = {
     "return member.joinedAt != 0 && next >= member.unusedFrom ? next - member.unusedFrom : 0;": _NOTHING_MOVES,
     "Earnings.sol: if (due > pool.owed()) due = pool.owed(); => if (due >= pool.owed()) due = pool.owed();": _SAME,
     "Earnings.sol: if (units > most) units = most; => if (units >= most) units = most;": _SAME,
-    "Chair.sol: if (step > term.reached) term.reached = step; => "
-    "if (step >= term.reached) term.reached = step;": _SAME,
+    "Chair.sol: if (step > term.reached) term.reached = step; => if (step >= term.reached) term.reached = step;": _SAME,
     "Chair.sol: if (c.index < term.reached) term.reached = c.index; => "
     "if (c.index <= term.reached) term.reached = c.index;": _SAME,
     "Chair.sol: if (steps[i] > newest) newest = steps[i]; => if (steps[i] >= newest) newest = steps[i];": _SAME,

@@ -162,7 +162,7 @@ class Auditing(Service):
         own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided, "proofs": proofs}
         return {"auditing": own}
 
-    def _why_not(self, rate: int | None) -> str:
+    def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""
         if self._lots is None:
             return ""
