@@ -43,7 +43,7 @@ from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import NodeKey
 from protocol.messages import CutSigned, VerdictIssued
-from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge
+from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.node.services.tasking.town import Files, at_once
 from tests.node.training.texts import compiled, spool_of
 
@@ -494,4 +494,58 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
     counts = lives[-1].counts()
     assert counts["accepted"] >= 5 and "rejected" not in counts, counts
     assert {life for life, kept in began if kept} == {1, 2, 3}, began  # each went on with moments, sooner or later
+    assert not [one for node in town.nodes for one in node.court.slashed]
+
+
+class Door:
+    """One node's door to everybody's blobs: what comes of a choosy node comes to those that it serves, and from there
+    to all."""
+
+    def __init__(self, town: Town, own: str, holders: dict[bytes, set[str]], served: dict[str, set[str]]) -> None:
+        self._town, self._own, self._holders, self._served = town, own, holders, served
+
+    async def add(self, source: Path | bytes) -> Any:
+        info = await self._town.blobs.add(source)
+        self._holders.setdefault(info.root, set()).add(self._own)
+        return info
+
+    async def fetch(self, root: bytes, sources: Any, *, max_size: int, timeout: float, priority: int = 0) -> Path:
+        holders = self._holders.setdefault(root, set())
+
+        def is_had() -> bool:
+            able = (one for one in sources if one in holders and self._own in self._served.get(one, {self._own}))
+            return self._own in holders or any(able)
+
+        with trio.move_on_after(timeout):
+            await until(is_had)
+        if not is_had():
+            raise Trouble("no such blob", "nobody hands it over", "wait")
+        holders.add(self._own)
+        return await self._town.blobs.fetch(root, sources, max_size=max_size, timeout=timeout)
+
+
+@pytest.mark.parametrize("to", ["one validator", "one peer"])
+async def test_a_contribution_that_is_served_to_some_only_splits_nothing_and_is_in_or_out_for_everybody(
+    tmp_path: Path, autojump_clock: Any, to: str
+) -> None:
+    town = Town(tmp_path, validators=3, steps=2)
+    holders, served = dict[bytes, set[str]](), dict[str, set[str]]()
+    plain = town.introduce
+
+    def introduce(newcomer: Node) -> None:
+        newcomer.station.blobs = Door(town, newcomer.key.address, holders, served)
+        plain(newcomer)
+
+    town.introduce = introduce  # type: ignore[method-assign]
+    steady, other, choosy = town.add(2), town.add(4), town.add(3)
+    validators = [key.address for key in town.judges]
+    served[choosy.key.address] = {validators[0] if to == "one validator" else other.key.address}
+    await town.play(nothing)
+    roots = town.roots()
+    assert set(roots) == {0, 1, 2} and all(len(each) == 1 for each in roots.values()), roots
+    assert steady.counts() == other.counts() == {"accepted": 2}
+    figures, accepted = list(steady.rounds.figures.values()), choosy.counts().get("accepted", 0)
+    assert max(one.contributions for one in figures) == (3 if to == "one validator" else 2), figures
+    assert all(one.seconds <= ROUND + GRACE + 5 for one in figures), figures
+    assert accepted >= 1 if to == "one validator" else not accepted, choosy.counts()
     assert not [one for node in town.nodes for one in node.court.slashed]
