@@ -41,7 +41,8 @@ SEALED_WITHIN, BUSY_SEALED_WITHIN = 0.3, 2.0
 """Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway."""
 AT_ONCE, SHOWN_WITHIN = 0.05, 1.0
 """Likewise a verdict that may be shown; the second where a quorum of others decides the file without it."""
-POLL = 0.05
+POLL, LONGEST_POLL = 0.05, 0.25
+"""Seconds between two looks at who has sealed. They grow by a tenth: where much waits, each verdict waits for long."""
 WAITING = 1024
 
 
@@ -67,7 +68,7 @@ class Pronouncing:
         """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
         last of those that are awaited needs no seal: its verdict is the first to be shown."""
         board, jury, audit = self._station.board, self._station.jury, self._station.run.spec.audit
-        over, seal = math.inf, Seal(id, seal_of(message, self._own))
+        over, pause, seal = math.inf, POLL, Seal(id, seal_of(message, self._own))
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
@@ -77,7 +78,8 @@ class Pronouncing:
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(id, sealed):
                     break
-                await trio.sleep(POLL)
+                await trio.sleep(pause)
+                pause = min(1.1 * pause, LONGEST_POLL)
         awaited = board.withdraw(seal) or self._is_needed(id)
         board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
         if over < math.inf:
@@ -98,11 +100,13 @@ class Pronouncing:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
         those who have been late for some files in a row nobody, once the quorum has. sealed: who is counted on."""
         ballots, quorum = self._station.jury.ballots, self._station.quorum
-        awaited = set(ballots.electorate()) - sealed - self._station.jury.has_sealed(id)
-        if len(sealed) > quorum or not awaited:
+        if len(sealed) > quorum:
             return True
+        awaited = set(ballots.electorate()) - sealed - self._station.jury.has_sealed(id)
+        if len(sealed) < quorum:
+            return not awaited
         let_pass = ballots.files_let_pass(quorum)
-        return len(sealed) >= quorum and all(self._late[one] >= let_pass for one in awaited)
+        return all(self._late[one] >= let_pass for one in awaited)
 
     def _note_late(self, sealed: set[Address]) -> None:
         for one in self._station.jury.ballots.electorate():
