@@ -555,7 +555,8 @@ def in_swarms(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
             learnt, curve = 0, list[tuple[int, float]]()
             for record in map(json.loads, lines):
                 learnt += int(record.get("rollouts", 0))
-                curve += [(learnt, record["eval_reward"])] * ("eval_reward" in record)
+                if "eval_reward" in record:
+                    curve.append((learnt, record["eval_reward"]))
             found.append({"arm": arm, "seed": seed, "rollouts": learnt, "sampled": learnt, "curve": curve})
             print(f"{arm}, seed {seed}: {learnt} rollouts, rewards {[round(one, 3) for _, one in curve]}", flush=True)
     most = min(row["rollouts"] for row in found)
