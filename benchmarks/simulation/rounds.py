@@ -287,6 +287,9 @@ class Door:
 class Ears(Voice):
     """The board of a node that reads its host's. What its own ears miss of words on cuts comes late."""
 
+    _node: Any
+    _host: Any
+
     def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
         send, receive = trio.open_memory_channel[Signed[M]](4096)
         self._node.nursery.start_soon(self._hand_on, super().subscribe(kind), send)
