@@ -114,11 +114,9 @@ async def _perform(
             trainers = [one for one in participants if one.role == "trainer"]
             if options.leader:
                 nursery.start_soon(_find_out, trainers, scene, view)
-            elif len(trainers) == 1 or not options.kills:
-                pass
-            elif options.seats:
+            elif options.kills and len(trainers) > 1 and options.seats:
                 nursery.start_soon(_lose_seat, trainers, scene, supervisor, starting, view)
-            else:
+            elif options.kills and len(trainers) > 1:
                 nursery.start_soon(_take_over, trainers, scene, tracker, supervisor, starting, view)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)

@@ -254,8 +254,10 @@ class Ballots:
 
     def electorate(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""
+        if not (live := self._live()):
+            return []
         let_pass = self.files_let_pass(self._quorum() - 1)
-        return [one for one in self._live() if one not in self.quarantined and self._missed.get(one, 0) < let_pass]
+        return [one for one in live if one not in self.quarantined and self._missed.get(one, 0) < let_pass]
 
     def is_silent(self, validator: Address) -> bool:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody

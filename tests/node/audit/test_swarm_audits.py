@@ -347,7 +347,7 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(desk: Desk, tiny_asse
         assert not bench.trainer.jury.distrust
         assert not bench.audits[0].status()["auditing"]["why_not"]
         bench.seats[0].jury.policies.newest_step = 2 + auditing.MOST_REPLAYED + 1  # and no checkpoint since
-        assert "the newest checkpoint is of step 2, 65 back" in bench.audits[0].status()["auditing"]["why_not"]
+        assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"]["why_not"]
         nursery.cancel_scope.cancel()
 
 
