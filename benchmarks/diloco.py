@@ -554,7 +554,8 @@ def in_swarms(folder: Path, seeds: int, rounds: int) -> list[dict[str, Any]]:
             lines = (home / "report" / "metrics.jsonl").read_text().splitlines()
             learnt, curve = 0, list[tuple[int, float]]()
             for record in map(json.loads, lines):
-                learnt += int(record.get("rollouts", 0))
+                # One that leads a run says of its rollouts how old they were, and not how many.
+                learnt += int(record.get("rollouts", sum(record.get("staleness", {}).values())))
                 if "eval_reward" in record:
                     curve.append((learnt, record["eval_reward"]))
             found.append({"arm": arm, "seed": seed, "rollouts": learnt, "sampled": learnt, "curve": curve})
