@@ -749,10 +749,12 @@ def with_carried(signed: Signed[Message]) -> Iterator[Signed[Message]]:
     yield signed
     if isinstance(signed.message, ValidatorSaid):
         for one in signed.message.carried:
-            raw = msgspec.msgpack.encode(Envelope(msgspec.msgpack.encode(one), b""))
+            raw = signed.raw
             # A verdict is put into an envelope of its own: as evidence it must stand without the message that brought
             # it.
-            yield Signed(signed.author, one, raw if isinstance(one, VerdictIssued) else signed.raw)
+            if isinstance(one, VerdictIssued):
+                raw = msgspec.msgpack.encode(Envelope(msgspec.msgpack.encode(one), b""))
+            yield Signed(signed.author, one, raw)
 
 
 def of_kind(signed: Signed[Message], kind: type[M]) -> Signed[M]:

@@ -5,7 +5,6 @@ make in the time that the run gives a file, at the speed that it has measured, a
 memory. Pure, but for the two functions that measure.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import msgspec
 import psutil
 
 from node.hardware import Gpu
+from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 from protocol.run import RunSpec
 
 MEMORY_SHARE = 0.5
@@ -90,11 +91,11 @@ def cache_per_token(config: Path) -> int:
     0, which limits nothing, if the description does not say them.
     """
     try:
-        model = json.loads(config.read_bytes())
+        model = read_json(config)
         heads = int(model["num_attention_heads"])
         layers = int(model["num_hidden_layers"])
         key_heads = int(model.get("num_key_value_heads") or heads)
         dimension = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, AttributeError, RecursionError):
+    except (ModelError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return 0
     return 2 * layers * key_heads * dimension * CACHE_BYTES

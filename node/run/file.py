@@ -16,7 +16,8 @@ import msgspec
 from blake3 import blake3
 
 from node.errors import RunFileError
-from node.inference.model_files import CONFIG, INDEX
+from node.inference.errors import ModelError
+from node.inference.model_files import CONFIG, INDEX, read_json
 from node.run.environments import (
     EnvironmentTable,
     EvaluationTable,
@@ -146,8 +147,8 @@ def with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     A model that cannot be read is somebody else's to complain about.
     """
     try:
-        hidden = json.loads((path.parent / run_file.model / "config.json").read_bytes())["hidden_size"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        hidden = read_json(path.parent / run_file.model / CONFIG)["hidden_size"]
+    except (ModelError, KeyError):
         return run_file
     if not isinstance(hidden, int):
         return run_file

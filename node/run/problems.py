@@ -23,6 +23,8 @@ from node.environments.mix import MixEnvironment
 from node.environments.package.archive import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
 from node.errors import Finding, Findings, RunFileError
+from node.inference.errors import ModelError
+from node.inference.model_files import read_json
 from node.inference.tokenizer import LocalTokenizer
 from node.run.file import CompiledRun
 from node.run.text import TextTokenizer, check_stream
@@ -260,7 +262,10 @@ def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: 
 def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
     """A tokenizer of another model gives tokens that the model has no weights for."""
     config = run.files["model/config.json"]
-    rows = json.loads(config.read_bytes()).get("vocab_size")
+    try:
+        rows = read_json(config).get("vocab_size")
+    except ModelError:
+        return  # `_check_model` says so
     # Fewer tokens than rows are usual: models round their vocabulary up for the hardware.
     if isinstance(rows, int) and tokenizer.vocabulary > rows:
         raise RunFileError(
@@ -290,8 +295,8 @@ def _check_model(run: CompiledRun) -> int:
     """The number of the model's parameters."""
     config = run.files["model/config.json"]
     try:
-        hidden = json.loads(config.read_bytes())["hidden_size"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        hidden = read_json(config)["hidden_size"]
+    except (ModelError, KeyError) as error:
         raise RunFileError(
             f"cannot read {config}", f"no hidden_size in it: {error}", "export the model in Hugging Face format"
         ) from error
@@ -333,9 +338,11 @@ def _check_fragments(run: CompiledRun) -> None:
     """A round without a tensor would exchange nothing. A head that is the embedding's is no tensor of its own; experts
     that a file has one by one the learner joins, and counts again."""
     asked = run.spec.diloco.fragments if run.spec.diloco else 1
+    if asked == 1:
+        return
     files = [file for name, file in run.files.items() if name.startswith(f"{MODEL}/") and name.endswith(".safetensors")]
     names = {name for file in files for name in _shapes_in(file)}
-    if json.loads(run.files["model/config.json"].read_bytes()).get("tie_word_embeddings"):
+    if read_json(run.files["model/config.json"]).get("tie_word_embeddings"):
         names.discard("lm_head.weight")
     if asked > len(names):
         why = f"the model has {len(names)} tensors, and each round exchanges at least one"

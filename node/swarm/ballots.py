@@ -257,13 +257,13 @@ class Ballots:
         if not (live := self._live()):
             return []
         let_pass = self.files_let_pass(self._quorum() - 1)
-        return [one for one in live if one not in self.quarantined and self._missed.get(one, 0) < let_pass]
+        return [one for one in live if one not in self.quarantined and not self.is_silent(one, let_pass)]
 
-    def is_silent(self, validator: Address) -> bool:
+    def is_silent(self, validator: Address, let_pass: int = 0) -> bool:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
         is expected to speak of each: twice as many as would be its share must pass. A busy one leaves out what the
-        quorum has accepted meanwhile."""
-        return self._missed.get(validator, 0) >= self.files_let_pass(self._quorum() - 1)
+        quorum has accepted meanwhile. let_pass: how many files may pass, where that is known already."""
+        return self._missed.get(validator, 0) >= (let_pass or self.files_let_pass(self._quorum() - 1))
 
     def files_let_pass(self, looking: int) -> int:
         """Files in a row without a word that say something of a validator, if one more than `looking` are to look at

@@ -158,6 +158,16 @@ def test_a_tokenizer_of_another_model_is_found(model: Path, capfd) -> None:
     assert "tokenizer and model do not belong together" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"x": ' + "[" * 100_000])
+def test_a_config_that_is_none_is_a_mistake_beside_a_sound_tokenizer(model: Path, capfd, text: str) -> None:
+    (model / "model" / "config.json").write_text(text)
+    file = model / "run.toml"
+    file.write_text('name = "t"\nmodel = "model"\n[environment]\nname = "sort"\n')
+    assert main(["run", "validate", str(file)]) == 6
+    told = "".join(capfd.readouterr())
+    assert "config.json" in told and "Traceback" not in told
+
+
 def test_a_new_run_file_asks_for_a_chat_template_only_where_there_is_one(model: Path, capfd) -> None:
     file, settings = model / "new.toml", model / "model" / "tokenizer_config.json"
     row = {"prompt": "3", "task_type": "verifiable_math", "verification_info": json.dumps({"ground_truth": "3"})}

@@ -118,7 +118,7 @@ def test_an_incomplete_model_directory_names_what_is_missing(run_file: Path) -> 
 def test_brackets_without_end_in_a_models_file_are_a_clear_error(run_file: Path) -> None:
     """Whoever joins reads what a run's owner wrote."""
     (run_file.parent / "model" / "config.json").write_bytes(b'{"x": ' + b"[" * 100_000)
-    with pytest.raises(RunFileError):
+    with pytest.raises(RunFileError, match=r"config\.json"):
         check_run(compile_run(run_file))
     with pytest.raises(ModelError):
         read_json(run_file.parent / "model" / "config.json")
