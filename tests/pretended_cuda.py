@@ -18,6 +18,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, distributed
@@ -403,8 +404,10 @@ class _Graph:
         self._tape: list[_Noted] = []
 
     @contextmanager
-    def capturing(self) -> Iterator[None]:
+    def capturing(self, pool: "_Pool | None") -> Iterator[None]:
         """What is computed meanwhile has no values before a replay."""
+        if pool is not None:
+            pool.join(self)
         self._gpu.wait("a capture")
         self._gpu.tape = self._tape
         try:
@@ -420,6 +423,20 @@ class _Graph:
         self._gpu.launches += 1
         for one in self._tape:
             one.again()
+
+
+class _Pool:
+    """What graphs share memory in; as torch, it takes none any more once all of them are gone (seen on an H100)."""
+
+    def __init__(self) -> None:
+        self._graphs = WeakSet[_Graph]()
+        self._taken = False
+
+    def join(self, graph: _Graph) -> None:
+        if self._taken and not self._graphs:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED, please report a bug to PyTorch.")
+        self._taken = True
+        self._graphs.add(graph)
 
 
 class _Noted(NamedTuple):
@@ -472,8 +489,8 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
         "get_rng_state": lambda device="cuda": torch.arange(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": _check_random_state(state),
         "CUDAGraph": type("CUDAGraph", (_Graph,), {"_gpu": gpu}),
-        "graph": lambda graph, pool=None: graph.capturing(),
-        "graph_pool_handle": lambda: object(),
+        "graph": lambda graph, pool=None: graph.capturing(pool),
+        "graph_pool_handle": _Pool,
         "current_stream": lambda device=None: own_stream(),
         "stream": lambda stream: nullcontext(),
         "Stream": own_stream,

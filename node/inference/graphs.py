@@ -9,6 +9,7 @@ without it, ends the use of graphs, and decoding goes on without.
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import structlog
@@ -52,6 +53,7 @@ class Captured:
         lengths: int = 0,
     ) -> None:
         self._compute, self._kept, self._fill = compute, kept, np.array(fill)[:, None]  # a graph keeps nothing it reads
+        self.pool: Any = None
         self._fed = torch.zeros(len(fill), rows, dtype=torch.int64, device=device)
         self._lengths = [torch.zeros(lengths, dtype=torch.int64, device=device)] if lengths else []
         self._graph = torch.cuda.CUDAGraph()
@@ -71,6 +73,8 @@ class Captured:
         expected = self._warm_up()
         with torch.cuda.graph(self._graph, pool=pool):
             self._hidden = self._compute(*self._fed, *self._lengths)
+        self.pool = pool
+        del self._compute  # it holds the cache, which holds this: their memory would wait for the garbage collector
         # A replay that computes something else would give wrong tokens without a word: equal to the bit, or no graphs.
         if not torch.equal(expected, self.replay()):
             raise RuntimeError("the first replay gave other numbers than the step itself")
@@ -95,7 +99,7 @@ class Graphs:
 
     def __init__(self, transformer: Transformer, kernel: Kernel, device: str, adapters: Adapters | None = None) -> None:
         self._transformer, self._kernel, self._device, self._adapters = transformer, kernel, device, adapters
-        self._pool: Any = None
+        self._alive = WeakSet[Captured]()
         self.works = torch.device(device).type == "cuda"
 
     def step(
@@ -144,8 +148,9 @@ class Graphs:
 
     def _capture(self, step: Captured, kept: KVCache, key: tuple[int, ...]) -> bool:
         try:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            step.capture(self._pool)
+            # torch takes no captures into a pool again whose graphs are all gone, as when a cache grew.
+            shared = next((one.pool for one in self._alive), None)
+            step.capture(shared or torch.cuda.graph_pool_handle())
         except RuntimeError as error:
             self.works = False
             kept.captured.clear()
@@ -154,6 +159,7 @@ class Graphs:
         if len(kept.captured) >= MOST_CAPTURED:
             del kept.captured[next(iter(kept.captured))]
         kept.captured[key] = step
+        self._alive.add(step)
         return True
 
     def _adapted(self, compute: Callable[..., Tensor], slots: Tensor, *numbers: Tensor) -> Tensor:

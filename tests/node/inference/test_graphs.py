@@ -1,5 +1,6 @@
 """Decoding steps that are captured once and replayed: the same tokens and rows, few launches, one wait a step."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_a_replay_that_is_wrong_ends_graphs(gpu: PretendedGPU, monkeypatch: pyte
     monkeypatch.setattr(graphs.Captured, "replay", lambda one: real(one) + 1)
     assert [one.output for one in run(ours, requests())] == [one.output for one in wanted]
     assert not ours.graphs.works
+
+
+def test_steps_are_captured_again_after_all_that_were_are_gone(gpu: PretendedGPU) -> None:
+    """A cache that grew, another decoder, a new cache after memory ran out: torch closes a pool with its last graph."""
+    ours = model()
+    with torch.inference_mode():
+        for rows in (1, 2):
+            cache = ours.cache()
+            cache.resize(8, 512, 0, 0)
+            ours.step(cache, [3] * rows, [5] * rows)
+            kept = weakref.ref(cache.keys[0])
+            del cache
+            assert kept() is None, "its memory does not wait for the garbage collector"
+    assert ours.graphs.works
 
 
 def test_what_was_captured_is_bounded_and_goes_with_the_cache(
