@@ -11,13 +11,38 @@ from node.training.settings import TrainerSettings
 
 @contextmanager
 def as_deterministic_as_set(settings: TrainerSettings, device: torch.device) -> Iterator[None]:
-    """On a GPU, compute inside with kernels that always add in the same order, if the settings say so.
+    """On a GPU, compute inside in the precision that all trainers of a class have, and, if the settings say so, with
+    kernels that always add in the same order.
 
     Raises TrainingError naming an operation of which there is no such kernel. CPUs always add in the same order.
     """
-    if device.type != "cuda" or not settings.deterministic:
+    if device.type != "cuda":
         yield
         return
+    with _precision():
+        if settings.deterministic:
+            with _deterministic():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _precision() -> Iterator[None]:
+    """Whoever replays a step needs the same: it is no setting, so it is set where training and replay both begin."""
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
+    matmul.allow_bf16_reduced_precision_reduction = False  # as the engines (keep_precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        matmul.allow_bf16_reduced_precision_reduction = before[1]
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
     # Not `warn_only`: it lets operations without such a kernel through, and under it torch's memory-efficient attention
     # keeps its backward pass that adds in any order.

@@ -435,9 +435,6 @@ def _train(spool: Spool) -> None:
     torch.set_num_threads(settings.threads)
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is meant
     world = join_world(settings, store)
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 keeps more bits than the published bf16 weights have
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # as the engines (keep_precision)
     if welcome is not None:
         if world.leader:
             keep_watch(open_store, settings.node_rank, settings.nodes)

@@ -27,3 +27,14 @@ def test_who_does_not_ask_for_it_does_not_pay_for_it() -> None:
     for settings, device in ((TrainerSettings(deterministic=False), GPU), (TrainerSettings(), torch.device("cpu"))):
         with as_deterministic_as_set(settings, device):
             assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_trains_and_what_replays_multiply_in_one_precision() -> None:
+    """A replay in another one gave other bits on an H100, and accused its honest trainer."""
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
+    for deterministic in (True, False):
+        with as_deterministic_as_set(TrainerSettings(deterministic=deterministic), GPU):
+            assert torch.get_float32_matmul_precision() == "high"
+            assert not matmul.allow_bf16_reduced_precision_reduction
+        assert before == (torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction)
