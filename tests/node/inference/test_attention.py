@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.inference.attention import KERNELS, KVCache, Step
+from node.inference import attention
+from node.inference.attention import KERNELS, Chunk, KVCache, Step
 from node.inference.transformer import Shape
 
 SHAPE = Shape(layers=1, heads=8, kv_heads=2, head_dim=16, hidden=64, eps=1e-6)
@@ -33,3 +34,17 @@ def test_a_row_sees_what_stands_up_to_its_own_place(kernel: str) -> None:
     together = attended(kernel, places, level=False)
     for row, place in enumerate(places):
         assert torch.allclose(together[row], attended(kernel, [place] * 4, level=True)[row], atol=1e-6)
+
+
+def test_a_chunk_sees_the_same_where_a_kernel_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 5, 16, generator=random) for heads in (8, 2, 2))
+    found = []
+    for unmasked in (False, True):
+        monkeypatch.setattr(attention, "sees_without_a_mask", lambda *_, unmasked=unmasked: unmasked)
+        cache = KVCache(SHAPE, "cpu", torch.float32)
+        cache.resize(2, 32, 0, 0)
+        for kept in (cache.keys[0], cache.values[0]):
+            kept.normal_(generator=torch.Generator().manual_seed(1))
+        found.append(Chunk(KERNELS["sdpa"], cache, 1, 9)(0, q, k, v))
+    assert torch.allclose(*found, atol=1e-6)
