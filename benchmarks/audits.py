@@ -10,7 +10,8 @@ Then each step is audited several ways:
     same       in the leader's arithmetic: replay is bit for bit
     vectors    with the processor's plain vector units (ATEN_CPU_CAPABILITY=default), as on another machine
     packing    one answer a row, in other passes
-    float32    where the leader computes in bfloat16; in other passes, with the plain vector units
+    float32    where the leader computes in bfloat16, on a GPU where there is one; on a processor, in other passes, with
+               the plain vector units
 
 `accused`: what tests call broken in honest steps. `undecided`: steps of which no test but the manifest's holds.
 `worst`: the group's coefficient that lay farthest from the others', in standard deviations (6 accuse). Every tenth step
@@ -57,7 +58,7 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "same": ({}, {}),
     "vectors": ({}, PLAIN),
     "packing": ({"packing": False, "micro_batch_tokens": 64}, {}),
-    "float32": ({"dtype": "float32", "packing": False, "micro_batch_tokens": 64}, PLAIN),
+    "float32": ({"device": "cpu", "dtype": "float32", "packing": False, "micro_batch_tokens": 64}, PLAIN),
 }
 """Name -> the auditor's settings, its environment."""
 OF = {"float32": ("same", "vectors", "packing"), "bfloat16": ("same", "float32")}
