@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from node.training.settings import CPU_LOGIT_CELLS
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """Raised when the same numbers give others in the last bits."""
 _SAME = 1e-5
 """How far, relative to the largest, a gradient may be from what was told ahead: the same formula, cut otherwise."""
