@@ -113,6 +113,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                       inner_state="reset", stretch=0, round_seconds=30.0, grace_seconds=8.0,
                       max_contributions=self.seats)  # fmt: skip
 
+    @property
+    def longest(self) -> float:
+        """Seconds within which all rounds are over, several times as long as they take."""
+        return 4 * self.rounds * (self.rules.round_seconds + self.rules.grace_seconds) + LAST
+
     def run(self) -> RunSpec:
         text = Pretraining(data=(TextPart(name="none", file="none.tokens"),), sequence=64)
         run = RunSpec(
@@ -438,18 +443,22 @@ class Swarm:
             await trio.sleep(1.0)
             for _ in range(self.scenario.peers - len(self.hosts)):
                 self._come("worker")
-            round_ = -1
-            while round_ + 1 < self.scenario.rounds:
-                outer = await self.hosts[0].rounds.newer_than(round_)
-                round_ = outer.round
-                self._disturb(outer.round)
-                if outer.round % 10 == 0:
-                    tell(f"round {outer.round}, {sum(len(one) > 1 for one in self.roots.values())} of them split")
+            with trio.move_on_after(self.scenario.longest):  # where states differ, nobody may ever make the next one
+                await self._rounds()
             with trio.move_on_after(LAST):
                 while self.unfinished():  # noqa: ASYNC110 - the last of many
                     await trio.sleep(1.0)
             self.seconds = trio.current_time()
             self._nursery.cancel_scope.cancel()
+
+    async def _rounds(self) -> None:
+        round_ = -1
+        while round_ + 1 < self.scenario.rounds:
+            outer = await self.hosts[0].rounds.newer_than(round_)
+            round_ = outer.round
+            self._disturb(outer.round)
+            if outer.round % 10 == 0:
+                tell(f"round {outer.round}, {sum(len(one) > 1 for one in self.roots.values())} of them split")
 
     def _come(self, role: str) -> Node:
         number = next(self._numbers)

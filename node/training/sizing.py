@@ -23,8 +23,9 @@ GIB = 1 << 30
 RESERVE_SHARE = 0.1
 RESERVE = 3 * GIB // 4
 """Bytes that libraries take of a GPU (CUDA's context, NCCL's buffers), or of a process on a CPU."""
-MASTER, GRADIENT, MOMENTS = 4, 4, 8
-"""Bytes per parameter: float32 weights, their gradient, AdamW's two moments."""
+MASTER, GRADIENT, MOMENTS, KEPT = 4, 4, 8, 4
+"""Bytes per parameter: float32 weights, their gradient, AdamW's two moments; where passes compute in float32, the
+weights once more, while those that were published stand in their place."""
 TABLES = 3
 """Tables of `logit_cells` float32 numbers that are alive at once: two of node.training.head, one of an entropy."""
 GATHERED_LAYERS = 2
@@ -157,7 +158,7 @@ def memory_of_a_rank(
     bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and gpu)
     size = 2 if bfloat16 else 4
     sharded = ranks > 1 or bfloat16 or settings.offload_parameters
-    state = _state(shape, size, lora, held) // ranks
+    state = _state(shape, settings, size, lora, held) // ranks
     activations = _activations(shape, settings, size)
     gathered = _gathered(shape, settings, size, frozen=lora is not None) if sharded else 0
     cells = settings.logit_cells if gpu else min(settings.logit_cells, CPU_LOGIT_CELLS)
@@ -189,11 +190,13 @@ def held_beside(shape: Shape, recipe: Recipe, teacher: Shape | None = None) -> i
     return shape.parameters * reference + (teacher.parameters if teacher else 0)
 
 
-def _state(shape: Shape, size: int, lora: Lora | None, held: int) -> int:
-    own = shape.parameters * (MASTER + GRADIENT + MOMENTS)
-    if lora is not None:
-        own = shape.parameters * size + shape.adapter_parameters(lora) * (MASTER + GRADIENT + MOMENTS)
-    return own + held * MASTER
+def _state(shape: Shape, settings: TrainerSettings, size: int, lora: Lora | None, held: int) -> int:
+    learnt = shape.parameters if lora is None else shape.adapter_parameters(lora)
+    wide = learnt
+    if size == 2:
+        wide = shape.root_parameters if settings.fp32_logits and lora is None else 0
+    frozen = 0 if lora is None else shape.parameters * size
+    return frozen + learnt * (MASTER + GRADIENT + MOMENTS) + wide * KEPT + held * MASTER
 
 
 def _activations(shape: Shape, settings: TrainerSettings, size: int) -> int:

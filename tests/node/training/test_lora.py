@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,26 @@ def make(tiny_assets: Path) -> Make:
         return learner
 
     return made
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "adapter"])
+def test_passes_take_the_published_weights_and_updates_go_to_the_unrounded_ones(lora: Lora | None, make: Make) -> None:
+    """A learner whose weights lie between two numbers of bf16, and one that has what the first would publish."""
+    recipe, rows, gradients = msgspec.structs.replace(RECIPE, lora=lora, grad_clip=1e9), made_up_rows(), []
+    between, rounded = make(recipe), make(recipe)
+    with torch.no_grad():
+        for name, weights in between.parameters.items():
+            weights.add_(torch.randn(weights.shape, generator=torch.Generator().manual_seed(1)), alpha=1e-2)
+            scale = LORA.scale if name.endswith("lora_b") else 1.0
+            rounded.parameters[name].copy_((weights * scale).bfloat16().float() / scale)
+    before = {name: weights.detach().clone() for name, weights in between.parameters.items()}
+    for learner in (between, rounded):
+        learner.step(rows, 3)
+        gradients.append([parameter.grad for parameter in learner.parameters.values()])
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+    moved = max(float((weights.detach() - before[name]).abs().max()) for name, weights in between.parameters.items())
+    assert 0 < moved < 2 * between.learning_rate(3), "by the update, and by no rounding"
 
 
 class PeftLike(nn.Module):

@@ -77,7 +77,7 @@ def test_known_models_have_the_parameters_that_their_makers_say(name: str, billi
 def test_memory_follows_from_ranks_and_settings() -> None:
     large = KNOWN["qwen2.5-32b"]
     one, eight = (memory_of_a_rank(large, TrainerSettings(), ranks=ranks) for ranks in (1, 8))
-    assert one.state == 16 * large.parameters and eight.state == one.state // 8
+    assert one.state == 16 * large.parameters + 4 * large.root_parameters and eight.state == one.state // 8
     assert eight.gathered == one.gathered > 4 * large.root_parameters
     recomputed = TrainerSettings(activation_checkpointing=True)
     assert memory_of_a_rank(large, recomputed, ranks=8).activations < eight.activations / 5
@@ -88,7 +88,7 @@ def test_memory_follows_from_ranks_and_settings() -> None:
     assert fewest_ranks(80 << 30, 64, shape=large, settings=recomputed) == 16
     assert fewest_ranks(1 << 30, 64, shape=large, settings=recomputed) is None
     plain = memory_of_a_rank(SMALL, TrainerSettings(), ranks=1, gpu=False)
-    assert plain.gathered == 0 and plain.evaluator == 4 * SMALL.parameters
+    assert plain.state == 20 * SMALL.parameters and plain.gathered == 0 and plain.evaluator == 4 * SMALL.parameters
 
 
 def test_a_model_of_another_kind_is_named(tmp_path: Path) -> None:
