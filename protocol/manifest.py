@@ -380,13 +380,14 @@ def replay_key(statement: bytes, standby: Address) -> bytes:
     return blake3(statement + address_bytes(standby), derive_key_context=_REPLAY).digest()
 
 
-def replay_proof(key: bytes, tensors: Iterable[tuple[str, memoryview]]) -> bytes:
-    """32 bytes that only who holds a whole state can make. tensors: (name, bytes) of weights and moments, in order; the
-    digests that a state root is made of do not help, since every block here is hashed under the key."""
-    hasher = blake3(key=key)
-    for name, data in tensors:
-        hasher.update(len(name.encode()).to_bytes(4, "little") + name.encode() + len(data).to_bytes(8, "little"))
-        hasher.update(data)
+def replay_proof(key: bytes, tensors: Iterable[tuple[str, int, Iterable[memoryview]]], threads: int = 1) -> bytes:
+    """32 bytes that only who holds a whole state can make. tensors: (name, size, bytes in parts) of weights and
+    moments, in order; the digests of a state root do not help, since every block here is hashed under the key."""
+    hasher = blake3(key=key, max_threads=threads)
+    for name, size, parts in tensors:
+        hasher.update(len(name.encode()).to_bytes(4, "little") + name.encode() + size.to_bytes(8, "little"))
+        for part in parts:
+            hasher.update(part)
     return hasher.digest()
 
 

@@ -4,6 +4,7 @@ A GPU works behind the process that feeds it, and a plain copy waits until it ha
 until the process has thought of more. What is sent from here is not waited for, and what is fetched only once.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,3 +25,21 @@ def fetched(*tensors: Tensor) -> list[NDArray[Any]]:
     *first, last = tensors
     begun = [one.to("cpu", non_blocking=one.is_cuda) for one in first]
     return [one.numpy() for one in (*begun, last.cpu())]  # copies are made in order: with the last, all are there
+
+
+STRETCH = 1 << 26
+"""Bytes of page-locked memory that a tensor is read through."""
+
+
+def stretches(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor in its order, each part valid until the next is asked for. From a GPU they come through
+    page-locked memory: without it an H100's machine took 0.8 s a GiB."""
+    flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+    if not flat.is_cuda:
+        yield flat.numpy().data
+        return
+    room = torch.empty(min(STRETCH, len(flat)), dtype=torch.uint8, pin_memory=True)
+    for part in flat.split(STRETCH):
+        here = room[: len(part)]
+        here.copy_(part)
+        yield here.numpy().data

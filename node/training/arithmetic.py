@@ -11,6 +11,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from node.inference.transfer import stretches
 from node.training.head import ARITHMETIC
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
@@ -61,16 +62,21 @@ def state_root_of(learner: Learner, world: World, step: int, consumed: Mapping[s
 
 def replay_proof_of(learner: Learner, world: World, key: bytes) -> bytes:
     """That this learner holds its state. All ranks take part; only the first one's counts."""
-    return replay_proof(key, ((name, _bytes(tensor)) for name, tensor in _tensors(learner) if world.first))
+    each = ((name, tensor.nbytes, stretches(tensor)) for name, tensor in _tensors(learner) if world.first)
+    return replay_proof(key, each, _threads(world.device))
 
 
 def digest(tensor: Tensor) -> bytes:
-    """BLAKE3 of a float32 tensor's little-endian bytes; where a GPU waits for it, with all processors there are."""
-    return blake3(_bytes(tensor), max_threads=blake3.AUTO if tensor.is_cuda else 1).digest()
+    """BLAKE3 of a float32 tensor's little-endian bytes."""
+    hasher = blake3(max_threads=_threads(tensor.device))
+    for part in stretches(tensor):
+        hasher.update(part)
+    return hasher.digest()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+def _threads(device: torch.device) -> int:
+    """Where a GPU waits for a digest, all processors that there are make it."""
+    return blake3.AUTO if device.type == "cuda" else 1
 
 
 def _tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:

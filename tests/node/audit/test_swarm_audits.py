@@ -479,7 +479,7 @@ def _proof(desk: Desk, statement: PolicyStatement, by: NodeKey, step: int) -> by
     names = [name.split("/", 1)[1] for name in tensors if name.startswith("weight/")]
     order = [f"{part}/{name}" for name in sorted(names) for part in ("weight", "exp_avg", "exp_avg_sq")]
     key = replay_key(statement.struct_hash, by.address)
-    return replay_proof(key, ((name, memoryview(tensors[name].tobytes())) for name in order))
+    return replay_proof(key, ((name, tensors[name].nbytes, [memoryview(tensors[name].tobytes())]) for name in order))
 
 
 def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(

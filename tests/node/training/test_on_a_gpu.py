@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file
 
+from node.inference import transfer
 from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model
+from node.training.arithmetic import digest
 from node.training.batch import Batch, BatchHeader, encode_batch
 from node.training.checkpoint import Checkpoints
 from node.training.determinism import as_deterministic_as_set
@@ -105,6 +108,15 @@ def test_a_learner_waits_for_the_gpu_once_a_pass_once_an_update_and_once_a_step(
         metrics = made.step(ROWS, 0)
         assert metrics["micro_batches"] > 4 and metrics["updates"] == 2
         assert gpu.waits.total() == metrics["micro_batches"] + metrics["updates"] + 1
+
+
+def test_a_digest_of_what_a_gpu_holds_is_that_of_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "STRETCH", 1000)
+    values = torch.randn(7, 333).t()
+    with pretended_cuda() as gpu:
+        found = digest(values.to("cuda"))
+        assert gpu.waits["a copy to the CPU"] == 10, "part by part, each complete before it is read"
+    assert found == digest(values) == blake3(values.contiguous().numpy().tobytes()).digest()
 
 
 @pytest.mark.parametrize(

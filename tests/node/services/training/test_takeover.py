@@ -114,7 +114,7 @@ class Learner:
                 key, batch = self._batch(step)
                 lie = b"lie" if step + 1 == self.lies_at else b""
                 before, state, step = state, blake3(state + batch + self._kind.encode() + lie).digest(), step + 1
-                proof = replay_proof(key, [("state", memoryview(state))]) if key else b""
+                proof = replay_proof(key, [("state", len(state), [memoryview(state)])]) if key else b""
                 self._publish(step, before, state, proof=proof)
                 self._save(step, state)
 
@@ -500,7 +500,7 @@ async def test_a_standby_tells_of_each_step_that_it_replayed_and_nothing_of_thos
             assert signed is not None and (statement := signed.message.statement) is not None
             key = replay_key(statement.struct_hash, SECOND.address)
             state = standby.spool.policy_path(one.message.step).read_bytes()  # the double's image is its state
-            assert one.message.proof == replay_proof(key, [("state", memoryview(state))])
+            assert one.message.proof == replay_proof(key, [("state", len(state), [memoryview(state)])])
         offers = [one.message.step for one in pool.judges[0].board.messages(CheckpointOffered)]
         assert offers and max(offers) <= pool.judges[0].jury.policies.newest_step - TIME
         told = standby.chair.status()["chair"]
