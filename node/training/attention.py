@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -25,11 +26,13 @@ NAME = "intellect_packed"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A bucket on the device. gather: int64[samples * width], scatter: int64[tokens], both None if uniform."""
+    """A bucket on the device. gather: int64[samples * width], of its tokens, which of them stand where; scatter:
+    int64[tokens], where they stand; unused: bool[samples * width], where none does. None if uniform."""
 
     bucket: Bucket
     gather: Tensor | None
     scatter: Tensor | None
+    unused: Tensor | None
 
 
 class Pack:
@@ -43,13 +46,44 @@ class Pack:
 
 def _part(bucket: Bucket, device: torch.device | str) -> _Part:
     if bucket.uniform:
-        return _Part(bucket, None, None)
+        return _Part(bucket, None, None, None)
     lengths = np.array(bucket.lengths)
-    begins = bucket.start + lengths.cumsum() - lengths
+    begins = lengths.cumsum() - lengths
     offsets = np.arange(bucket.width)[None, :]
     inside = offsets < lengths[:, None]
     gather = np.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
-    return _Part(bucket, sent(gather, device), sent(np.flatnonzero(inside), device))
+    return _Part(bucket, sent(gather, device), sent(np.flatnonzero(inside), device), sent(~inside.flatten(), device))
+
+
+# Every token stands once among a bucket's places, so its gradient is fetched from there. As torch's own gradient of a
+# choice of rows it would be added up over all places, by atomic additions in any order or behind a sort, once for each
+# bucket over the whole pack. Places that no token has are seen by nobody who is used, so their gradient is zero.
+class _Cut(torch.autograd.Function):
+    """[heads, tokens, d] -> [heads, places, d]"""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, part: _Part) -> Tensor:
+        ctx.part = part
+        return heads.index_select(1, part.gather)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(1, ctx.part.scatter), None
+
+
+class _PutBack(torch.autograd.Function):
+    """[places, heads, d] -> [tokens, heads, d]"""
+
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, part: _Part) -> Tensor:
+        ctx.part = part
+        return found.index_select(0, part.scatter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.index_select(0, ctx.part.gather).masked_fill_(ctx.part.unused[:, None, None], 0), None
 
 
 def packed_attention(
@@ -79,7 +113,9 @@ def packed_attention(
             "set trainer.packing to false",
         )
     how = scaling, sliding_window, extra.get("softcap"), s_aux
-    parts = [_attend(part, query[0], key[0], value[0], *how) for part in pack.parts]
+    spans = [part.bucket.tokens for part in pack.parts]
+    each = zip(pack.parts, *(one[0].split(spans, 1) for one in (query, key, value)), strict=True)
+    parts = [_attend(*bucket, *how) for bucket in each]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -93,16 +129,13 @@ def _attend(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[tokens of the bucket, heads, d]"""
+    """[tokens of the bucket, heads, d]. query, key, value: of these tokens, [heads, tokens, d]."""
     bucket = part.bucket
     count, width = len(bucket.lengths), bucket.width
 
     def cut(heads: Tensor) -> Tensor:
         """[heads, tokens, d] -> [samples, heads, width, d]"""
-        if part.gather is None:
-            chosen = heads[:, bucket.start : bucket.start + bucket.tokens]
-        else:
-            chosen = heads.index_select(1, part.gather)
+        chosen = heads if part.gather is None else _Cut.apply(heads, part)
         return chosen.unflatten(1, (count, width)).transpose(0, 1)
 
     mask = None
@@ -124,7 +157,7 @@ def _attend(
             enable_gqa=q.shape[1] != k.shape[1],
         )
     flat = found.transpose(1, 2).flatten(0, 1)
-    return flat if part.scatter is None else flat.index_select(0, part.scatter)
+    return flat if part.scatter is None else _PutBack.apply(flat, part)
 
 
 def _written_out(

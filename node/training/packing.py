@@ -79,12 +79,9 @@ def _fill(
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Consecutive samples of a pack that share one attention call.
+    """Consecutive samples of a pack that share one attention call. lengths: of its samples, ascending; width: of the
+    longest."""
 
-    start: the first sample's first token; lengths: of its samples, ascending; width: of the longest.
-    """
-
-    start: int
     lengths: tuple[int, ...]
 
     @property
@@ -103,12 +100,12 @@ class Bucket:
 def buckets(lengths: Sequence[int]) -> list[Bucket]:
     """Cut a pack (samples by ascending length) into attention calls with little padding in each."""
     found: list[Bucket] = []
-    start = first = tokens = 0
+    first = tokens = 0
     for i, length in enumerate(lengths):
         if i > first and (i + 1 - first) * length > ATTENTION_PADDING * (tokens + length):
-            found.append(Bucket(start, tuple(lengths[first:i])))
-            start, first, tokens = start + tokens, i, 0
+            found.append(Bucket(tuple(lengths[first:i])))
+            first, tokens = i, 0
         tokens += length
     if tokens:
-        found.append(Bucket(start, tuple(lengths[first:])))
+        found.append(Bucket(tuple(lengths[first:])))
     return found

@@ -40,7 +40,6 @@ def test_buckets_cover_a_pack_with_little_padding(lengths: list[int]) -> None:
     ordered = sorted(lengths)
     found = buckets(ordered)
     assert [length for bucket in found for length in bucket.lengths] == ordered
-    assert [bucket.start for bucket in found] == [sum(b.tokens for b in found[:i]) for i in range(len(found))]
     for bucket in found:
         assert len(bucket.lengths) * bucket.width <= ATTENTION_PADDING * bucket.tokens
 
