@@ -2,7 +2,8 @@
 
 `torchrun --standalone --nproc-per-node=N -m benchmarks.trainer_gpu [--size 0.6b|1.5b] [--json FILE]` (or plain
 `python -m` for one GPU) builds a Qwen3 from a config, with random weights, and learns from random rollouts with bf16
-layers, float32 master weights and activation checkpointing. `--tiny` is the same on a CPU, to see that it runs.
+layers, float32 master weights and activation checkpointing. A JSON line for each step, then a summary. `--tiny` is the
+same on a CPU, to see that it runs.
 """
 
 import argparse
@@ -32,7 +33,7 @@ SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary
 }
 
 
-def make_model(size: str) -> Any:
+def make_model(size: str, device: torch.device) -> Any:
     hidden, layers, heads, key_heads, intermediate, vocabulary = SHAPES[size]
     config = AutoConfig.for_model(
         "qwen3",
@@ -47,7 +48,8 @@ def make_model(size: str) -> Any:
         max_position_embeddings=1 << 16,
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with device:  # which makes a billion random numbers at once
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.eval()
     return model
 
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     world = join_world(settings)
-    model = make_model("tiny" if a.tiny else a.size)
+    model = make_model("tiny" if a.tiny else a.size, world.device)
     learner = Learner(model, preset("dppo", learning_rate=1e-6), 1.0, settings, world, longest)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -111,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
             speed = measured(model, told["fed_tokens"], mean, busy, world.device, world.size, 0.0)
             kept = {name: told[name] for name in ("padding_share", "loss", "fed_tokens")}
             runs.append({**speed, **kept, "seconds": watch.seconds})
+            if world.first:
+                print(json.dumps({"step": step, **runs[-1]}), flush=True)  # for whoever ends this early
     leave_world(world)
     if world.first:
         report(runs, model, world.size, world.device, settings, a.json)

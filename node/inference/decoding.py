@@ -26,7 +26,7 @@ from node.inference.transfer import fetched
 from node.inference.transformer import Routes
 
 MOST_ROWS = 256
-"""Sequences at a time: more make neither a CPU nor a GPU faster."""
+"""Sequences at a time: more make no CPU faster. An H100 draws 2.8 times as fast at 256 as at 64; more is untried."""
 _FIRST_GUESS = 256
 """Output tokens that are reckoned with until sequences have ended."""
 SHARED_TOKENS = 128
