@@ -19,6 +19,7 @@ from protocol.messages import (
     RolloutCommitted,
     TaskClaimed,
     TaskOffered,
+    ValidatorSaid,
     VerdictIssued,
     signed,
     topic,
@@ -123,6 +124,18 @@ async def test_members_hear_each_other(autojump_clock) -> None:
         await trio.sleep(1)
         assert [signed.author for signed in trainer.board.messages(RolloutCommitted)] == [WORKER.address]
         assert trainer.membership.table.live(trio.current_time(), "worker") == [WORKER.address]
+        nursery.cancel_scope.cancel()
+
+
+async def test_bytes_are_counted_by_kind_and_those_that_another_message_carries_besides(autojump_clock) -> None:
+    async with trio.open_nursery() as nursery:
+        trainer, validator = await swarm(nursery, MemoryHub(), TRAINER, VALIDATOR)
+        await validator.board.post(ValidatorSaid(pool=1, carried=(judged(VALIDATOR),)))
+        await trio.sleep(1)
+        counts, (said,) = trainer.board.counts, trainer.board.messages(ValidatorSaid)
+        assert counts["ValidatorSaid"] == counts["carried.VerdictIssued"] == 1 and not counts["VerdictIssued"]
+        assert counts["bytes.ValidatorSaid"] == len(said.raw) > counts["carried_bytes.VerdictIssued"] > 100
+        assert counts["carried_bytes.VerdictIssued"] == len(msgspec.msgpack.encode(judged(VALIDATOR)))
         nursery.cancel_scope.cancel()
 
 
