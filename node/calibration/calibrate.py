@@ -133,10 +133,19 @@ def measure(
     run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
 ) -> Measured:
     """Everybody's work in the eyes of everybody."""
+    *_, measured = measuring(run, model, environment, plan, progress, cheats=cheats)
+    return measured
+
+
+def measuring(
+    run: RunSpec, model: Path, environment: Environment, plan: Plan, progress: Progress, *, cheats: bool = True
+) -> Iterator[Measured]:
+    """The same, as far as it has come: once nobody has looked, and again after each look."""
     honest, cheating = make_work(run, model, environment, plan, progress, cheats=cheats)
     measured = Measured(maker=next(iter(honest), ""))
     names = [*honest, *cheating]
     works = [*honest.values(), *cheating.values()]
+    yield measured
     for verifier, number, samples in look_with(run, model, plan.settings, works, progress):
         name, looks = names[number], measured.honest
         key = pair(name, verifier)
@@ -144,7 +153,7 @@ def measure(
         if number >= len(honest):
             looks, key = (measured.cheating, name) if verifier == measured.maker else (measured.crossed, key)
         looks[key] = samples
-    return measured
+        yield measured
 
 
 def look_with(
