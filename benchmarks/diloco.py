@@ -81,13 +81,13 @@ METHODS: dict[str, tuple[int, dict[str, Any]]] = {
 QUICK = ("averaging, float32", "data-parallel", "one peer alone", "averaging, int4")
 
 
-def prepared(folder: Path) -> None:
+def prepared(folder: Path, rounds: int = 20, seed: int = 0) -> None:
     from examples.make_pretrain import create_byte_model, kinds
 
     create_byte_model(folder / "model", seed=0)
     lines = (json.dumps({"text": text}) for text in kinds()["modules"])
     (folder / "modules.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (folder / "run.toml").write_text(RUN)
+    (folder / "run.toml").write_text(RUN.replace("[recipe]\nsteps = 20", f"[recipe]\nsteps = {rounds}\nseed = {seed}"))
 
 
 def trained(folder: Path, out: Path, peers: int, seed: int, rounds: int, *, keep: bool = False, **changes: Any) -> Any:
@@ -634,6 +634,7 @@ def main() -> None:
     parser = parser_of(__doc__, "one seed, fewer rounds and methods")
     parser.add_argument("--replicas", action="store_true", help="only the replicas")
     parser.add_argument("--honest", type=int, metavar="N", help="only: what a validator says of N honest contributions")
+    parser.add_argument("--seed", type=int, default=0, help="of those contributions: others for each")
     parser.add_argument("--links", action="store_true", help="only: the share of a round that peers wait; needs root")
     parser.add_argument("--distances", action="store_true", help="only: how far apart arithmetics come")
     parser.add_argument("--elsewhere", type=json.loads, help=argparse.SUPPRESS)
@@ -679,7 +680,8 @@ def main() -> None:
     np.seterr(all="raise", under="ignore")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        prepared(folder)
+        # As many rounds as all of them take: behind the end of a run nobody learns, and distances say nothing.
+        prepared(folder, max(20, -(-(asked.honest or 0) // 24)), asked.seed)
         if asked.distances:
             found["distances"] = distances(folder, 1 if asked.quick else asked.seeds, asked.rounds or 3)
         elif asked.rollouts:

@@ -25,14 +25,21 @@ NAME = "intellect_packed"
 
 
 @dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tokens of a bucket stand, sample by sample as wide as the widest. gather: int64[places], which token
+    stands at each; scatter: int64[tokens], the place of each; unused: bool[places], where none does."""
+
+    gather: Tensor
+    scatter: Tensor
+    unused: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
-    """A bucket on the device. gather: int64[samples * width], of its tokens, which of them stand where; scatter:
-    int64[tokens], where they stand; unused: bool[samples * width], where none does. None if uniform."""
+    """A bucket on the device. places: None if its samples are of one length."""
 
     bucket: Bucket
-    gather: Tensor | None
-    scatter: Tensor | None
-    unused: Tensor | None
+    places: _Places | None
 
 
 class Pack:
@@ -46,13 +53,14 @@ class Pack:
 
 def _part(bucket: Bucket, device: torch.device | str) -> _Part:
     if bucket.uniform:
-        return _Part(bucket, None, None, None)
+        return _Part(bucket, None)
     lengths = np.array(bucket.lengths)
     begins = lengths.cumsum() - lengths
     offsets = np.arange(bucket.width)[None, :]
     inside = offsets < lengths[:, None]
     gather = np.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
-    return _Part(bucket, sent(gather, device), sent(np.flatnonzero(inside), device), sent(~inside.flatten(), device))
+    places = (sent(one, device) for one in (gather, np.flatnonzero(inside), ~inside.flatten()))
+    return _Part(bucket, _Places(*places))
 
 
 # Every token stands once among a bucket's places, so its gradient is fetched from there. As torch's own gradient of a
@@ -62,28 +70,29 @@ class _Cut(torch.autograd.Function):
     """[heads, tokens, d] -> [heads, places, d]"""
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, part: _Part) -> Tensor:
-        ctx.part = part
-        return heads.index_select(1, part.gather)
+    def forward(ctx: Any, heads: Tensor, places: _Places) -> Tensor:
+        ctx.places = places
+        return heads.index_select(1, places.gather)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(1, ctx.part.scatter), None
+        return gradient.index_select(1, ctx.places.scatter), None
 
 
 class _PutBack(torch.autograd.Function):
     """[places, heads, d] -> [tokens, heads, d]"""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, part: _Part) -> Tensor:
-        ctx.part = part
-        return found.index_select(0, part.scatter)
+    def forward(ctx: Any, found: Tensor, places: _Places) -> Tensor:
+        ctx.places = places
+        return found.index_select(0, places.scatter)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.part.gather).masked_fill_(ctx.part.unused[:, None, None], 0), None
+        places = ctx.places
+        return gradient.index_select(0, places.gather).masked_fill_(places.unused[:, None, None], 0), None
 
 
 def packed_attention(
@@ -114,8 +123,8 @@ def packed_attention(
         )
     how = scaling, sliding_window, extra.get("softcap"), s_aux
     spans = [part.bucket.tokens for part in pack.parts]
-    each = zip(pack.parts, *(one[0].split(spans, 1) for one in (query, key, value)), strict=True)
-    parts = [_attend(*bucket, *how) for bucket in each]
+    q, k, v = (one[0].split(spans, 1) for one in (query, key, value))
+    parts = [_attend(part, q[i], k[i], v[i], *how) for i, part in enumerate(pack.parts)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -135,7 +144,7 @@ def _attend(
 
     def cut(heads: Tensor) -> Tensor:
         """[heads, tokens, d] -> [samples, heads, width, d]"""
-        chosen = heads if part.gather is None else _Cut.apply(heads, part)
+        chosen: Any = heads if part.places is None else _Cut.apply(heads, part.places)
         return chosen.unflatten(1, (count, width)).transpose(0, 1)
 
     mask = None
@@ -157,7 +166,8 @@ def _attend(
             enable_gqa=q.shape[1] != k.shape[1],
         )
     flat = found.transpose(1, 2).flatten(0, 1)
-    return flat if part.scatter is None else _PutBack.apply(flat, part)
+    whole: Any = flat if part.places is None else _PutBack.apply(flat, part.places)
+    return whole
 
 
 def _written_out(
