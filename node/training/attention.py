@@ -66,33 +66,20 @@ def _part(bucket: Bucket, device: torch.device | str) -> _Part:
 # Every token stands once among a bucket's places, so its gradient is fetched from there. As torch's own gradient of a
 # choice of rows it would be added up over all places, by atomic additions in any order or behind a sort, once for each
 # bucket over the whole pack. Places that no token has are seen by nobody who is used, so their gradient is zero.
-class _Cut(torch.autograd.Function):
-    """[heads, tokens, d] -> [heads, places, d]"""
+class _Chosen(torch.autograd.Function):
+    """x.index_select(dim, there), whose gradient is chosen by `back` in the same way; where `unused`, it is zero."""
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, places: _Places) -> Tensor:
-        ctx.places = places
-        return heads.index_select(1, places.gather)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(1, ctx.places.scatter), None
-
-
-class _PutBack(torch.autograd.Function):
-    """[places, heads, d] -> [tokens, heads, d]"""
-
-    @staticmethod
-    def forward(ctx: Any, found: Tensor, places: _Places) -> Tensor:
-        ctx.places = places
-        return found.index_select(0, places.scatter)
+    def forward(ctx: Any, x: Tensor, dim: int, there: Tensor, back: Tensor, unused: Tensor | None) -> Tensor:
+        ctx.how = dim, back, unused
+        return x.index_select(dim, there)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        places = ctx.places
-        return gradient.index_select(0, places.gather).masked_fill_(places.unused[:, None, None], 0), None
+    def backward(ctx: Any, by_chosen: Tensor) -> tuple[Tensor | None, ...]:
+        dim, back, unused = ctx.how
+        by_x = by_chosen.index_select(dim, back)
+        return by_x if unused is None else by_x.masked_fill_(unused, 0), None, None, None, None
 
 
 def packed_attention(
@@ -139,18 +126,18 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """[tokens of the bucket, heads, d]. query, key, value: of these tokens, [heads, tokens, d]."""
-    bucket = part.bucket
+    bucket, at = part.bucket, part.places
     count, width = len(bucket.lengths), bucket.width
 
     def cut(heads: Tensor) -> Tensor:
         """[heads, tokens, d] -> [samples, heads, width, d]"""
-        chosen: Any = heads if part.places is None else _Cut.apply(heads, part.places)
+        chosen: Any = heads if at is None else _Chosen.apply(heads, 1, at.gather, at.scatter, None)
         return chosen.unflatten(1, (count, width)).transpose(0, 1)
 
     mask = None
     if window is not None and width > window:
-        at = torch.arange(width, device=query.device)
-        mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
+        seen = torch.arange(width, device=query.device)
+        mask = (seen[None, :] <= seen[:, None]) & (seen[None, :] > seen[:, None] - window)
     q = cut(query)
     k, v = (one_each(cut(part), q, masked=mask is not None) for part in (key, value))
     if cap is not None or sinks is not None:
@@ -166,8 +153,8 @@ def _attend(
             enable_gqa=q.shape[1] != k.shape[1],
         )
     flat = found.transpose(1, 2).flatten(0, 1)
-    whole: Any = flat if part.places is None else _PutBack.apply(flat, part.places)
-    return whole
+    back: Any = flat if at is None else _Chosen.apply(flat, 0, at.scatter, at.gather, at.unused[:, None, None])
+    return back
 
 
 def _written_out(
