@@ -40,6 +40,4 @@ def stretches(tensor: Tensor) -> Iterator[memoryview]:
         return
     room = torch.empty(min(STRETCH, len(flat)), dtype=torch.uint8, pin_memory=True)
     for part in flat.split(STRETCH):
-        here = room[: len(part)]
-        here.copy_(part)
-        yield here.numpy().data
+        yield room[: len(part)].copy_(part).numpy().data

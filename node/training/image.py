@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
+from node.inference.transfer import stretches
 from protocol.policy import TensorInfo, image_layout
-from protocol.stretches import ImageHasher
+from protocol.stretches import ImageHasher, TensorHasher
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Image:
 def stream_image(
     shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, Tensor]], file: BinaryIO | None = None
 ) -> Image:
-    """Hash the image of `tensors`, which come as bf16 on the CPU, in name order and of these shapes, and write it.
+    """Hash the image of `tensors`, which come as bf16, in name order and of these shapes, and write it.
 
     Each tensor is let go before the next one is asked for. Raises OSError.
     """
@@ -33,16 +33,13 @@ def stream_image(
     if file is not None:
         file.write(layout.header)
     for name, tensor in tensors:
-        data = _bytes(tensor)
-        found = layout.hashed(len(infos), data)
+        hasher = TensorHasher(layout, len(infos))
+        for part in stretches(tensor):
+            hasher.update(part)
+            if file is not None:
+                file.write(part)
+        found = hasher.finish()
         image.add(found)
         infos.append(TensorInfo(name, shapes[name], found.digest))
-        if file is not None:
-            file.write(data)
-        del tensor, data, found
+        del tensor, part, found
     return Image(image.blob().root.hex(), tuple(infos), layout.size)
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """Little-endian, without a copy where it lies in one piece."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data

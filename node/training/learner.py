@@ -185,8 +185,7 @@ class Learner:
         norms: list[float] = []
         taught = len(good) if self._distill else sum(np.count_nonzero(u.advantages) for u in updates)
         with out_of_memory_says_what_to_lower(self._settings, step):
-            with self.published():
-                self._find_proximal(updates)
+            self._find_proximal(updates)
             for number, update in enumerate(updates):
                 if not update.rounds:
                     continue
@@ -274,10 +273,10 @@ class Learner:
         if not self._functions.needs_proximal or objective.proximal != "recompute":
             return
         # The first update's policy is the proximal one itself, so only later ones need its numbers.
-        for update in updates[1:]:
-            for members in update.rounds:
-                rows = [update.rows[i] for i in members[self._world.rank]]
-                with torch.no_grad():
+        with torch.no_grad(), self.published():
+            for update in updates[1:]:
+                for members in update.rounds:
+                    rows = [update.rows[i] for i in members[self._world.rank]]
                     update.proximal.append(self.policy(self._micro_batch(rows))[0])
 
     # Gradient
@@ -310,8 +309,8 @@ class Learner:
         return ((name, parameter) for name, parameter in self.parameters.items() if parameter not in narrow)
 
     def _rounded(self, name: str, weights: Tensor) -> Tensor:
-        rounded = self.as_published(name, weights).bfloat16().float()
-        return rounded / self._scale(name)
+        rounded, scale = self.as_published(name, weights).bfloat16(), self._scale(name)
+        return rounded if scale == 1 else rounded.float() / scale
 
     def _backward(self, update: Update, place: int, version: float, tally: Tally) -> None:
         """Accumulate the gradient of this rank's share of one round."""
@@ -420,27 +419,27 @@ class Learner:
         return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights as bf16 tensors, one at a time and in name order, on the first rank's CPU: what is published.
+        """The weights as bf16 tensors, one at a time and in name order, where they are: what is published.
 
         All ranks take part in each; whoever lets go of one before it asks for the next has one in memory. Ranks do not
         write their own slices: the digest needs all bytes in order on one host, and hosts share no disk.
         """
-        place = torch.device("cpu") if self._world.first else self._world.device
         for name, parameter in self.parameters.items():
-            yield name, whole(self.as_published(name, parameter), torch.bfloat16).to(place)
+            yield name, whole(self.as_published(name, parameter), torch.bfloat16)
 
     def image(self) -> dict[str, Tensor]:
-        """All of them at once, on the first rank; the others get an empty dictionary."""
+        """All of them at once, on the first rank's CPU; the others get an empty dictionary."""
         found: dict[str, Tensor] = {}
         for name, tensor in self.tensors():
             if self._world.first:
-                found[name] = tensor
+                found[name] = tensor.cpu()
         return found
 
     @torch.no_grad()
     def as_published(self, name: str, tensor: Tensor) -> Tensor:
         """An adapter's scale goes into its second matrix: see protocol.lora."""
-        return tensor * self._scale(name) if self._scale(name) != 1 else tensor
+        scale = self._scale(name)
+        return tensor if scale == 1 else tensor * scale
 
     def _scale(self, name: str) -> float:
         lora = self._recipe.lora
