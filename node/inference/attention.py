@@ -217,12 +217,11 @@ class Chunk:
         how, end, sunk = self._cache.shape.at(layer), places.stop, by_head(sinks)
         if self._start == 0 and (how.window is None or how.window >= end):
             return self._kernel(q, k, v, causal=True, how=how, sinks=sunk)
-        return self._kernel(
-            q, keys[:, :, :end], values[:, :, :end], self._seen(q, keys, values, how), how=how, sinks=sunk
-        )
+        keys, values = keys[:, :, :end], values[:, :, :end]
+        return self._kernel(q, keys, values, self._seen(q, keys, values, how), how=how, sinks=sunk)
 
     def _seen(self, q: Tensor, keys: Tensor, values: Tensor, how: Attending) -> Tensor:
-        end = self._start + q.shape[2]
+        end = keys.shape[2]
         if self._kernel is sdpa and how.plain and sees_without_a_mask(q, keys, values):
             return causal_lower_right(q.shape[2], end)
         return self._masks.of(torch.arange(self._start, end, device=q.device), end, q.dtype, how.window)

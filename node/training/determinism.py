@@ -1,7 +1,7 @@
 """The same numbers at every replay, or a word about why not."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -19,12 +19,8 @@ def as_deterministic_as_set(settings: TrainerSettings, device: torch.device) -> 
     if device.type != "cuda":
         yield
         return
-    with _precision():
-        if settings.deterministic:
-            with _deterministic():
-                yield
-        else:
-            yield
+    with _precision(), _deterministic() if settings.deterministic else nullcontext():
+        yield
 
 
 @contextmanager
