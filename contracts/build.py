@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from contracts.javascript import install_locked, node_command
+from contracts.javascript import find_installed, node_command
 from protocol.errors import IntellectError
 
 HERE = Path(__file__).resolve().parent
@@ -58,8 +58,7 @@ def standard_input() -> dict[str, Any]:
     are checked in, OpenZeppelin's as npm's lock file names them. Installs those where they are missing."""
     if SOURCES.is_file():
         return json.loads(SOURCES.read_bytes())
-    if not (HERE / "node_modules" / "solc" / "package.json").is_file():
-        install_locked(HERE)
+    find_installed(HERE, HERE, "solc/package.json")
     waiting = [f"src/{path.name}" for path in sorted((HERE / "src").glob("*.sol"))]
     sources: dict[str, Any] = {}
     while waiting:

@@ -3,6 +3,7 @@
 Knows how to run them from a lock file; leaves what is installed to its callers.
 """
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -60,11 +61,36 @@ def npm_command() -> list[str]:
     )
 
 
-def install_locked(folder: Path) -> None:
-    """Install `folder`'s package-lock.json exactly, integrity checked, no install scripts run.
+def find_installed(locks: Path, folder: Path, wanted: str) -> Path:
+    """`folder`/node_modules/`wanted`, a file; installed now, as `locks`/package-lock.json says, if it is not there.
 
-    Raises JavaScriptError with npm's last words.
+    Integrity is checked and no install script runs. Processes may ask at once: one of them installs, and the others
+    wait for it, because whoever starts a program that is still being written dies of "Text file busy". Raises
+    JavaScriptError with npm's last words.
     """
+    found = folder / "node_modules" / wanted
+    if found.is_file():
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    staged = folder / ".installing"
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if found.is_file():
+            return found
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        for name in ("package.json", "package-lock.json"):
+            shutil.copyfile(locks / name, staged / name)
+        _run_npm(staged)
+        shutil.rmtree(folder / "node_modules", ignore_errors=True)
+        (staged / "node_modules").rename(folder / "node_modules")
+        shutil.rmtree(staged)
+    if not found.is_file():
+        raise JavaScriptError(f"{wanted} was not found", "npm installed everything else", f"look into {locks}")
+    return found
+
+
+def _run_npm(folder: Path) -> None:
     command = [*npm_command(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     path = os.pathsep.join([str(Path(node_command()[0]).parent), os.environ.get("PATH", "")])
     try:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contracts import build, mutants
-from contracts.javascript import JavaScriptError, install_locked, node_command
+from contracts.javascript import JavaScriptError, find_installed, node_command
 from protocol.errors import IntellectError
 
 HERE = Path(__file__).resolve().parent
@@ -47,10 +47,7 @@ def find_forge() -> Path:
             return Path(found)
         why = f"there is no ready-made one for {platform.system()} on {platform.machine()}"
         raise JavaScriptError("forge was not found", why, "install Foundry and put forge into PATH")
-    binary = HERE / "forge" / "node_modules" / "@foundry-rs" / package / "bin" / "forge"
-    if not binary.is_file():
-        install_locked(HERE / "forge")
-    return binary
+    return find_installed(HERE / "forge", HERE / "forge", f"@foundry-rs/{package}/bin/forge")
 
 
 def environment(forge: Path) -> dict[str, str]:

@@ -4,13 +4,12 @@ Knows npm's platform packages; leaves processes and state to `devnet.py`. npm ru
 here, so the platform package's binary is called directly.
 """
 
-import fcntl
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
-from contracts.javascript import JavaScriptError, install_locked
+from contracts.javascript import JavaScriptError, find_installed
 from node.chain.errors import DevnetError
 
 LOCK_FOLDER = Path(__file__).resolve().parent / "anvil"
@@ -37,29 +36,15 @@ def find_anvil(cache: Path) -> Path:
     if package is None:
         why = f"there is no ready-made one for {platform.system()} on {platform.machine()}"
         raise DevnetError("anvil, the local chain's program, was not found", why, _BY_HAND)
-    folder = cache / f"anvil-{VERSION}"
-    binary = folder / "node_modules" / "@foundry-rs" / package / "bin" / "anvil"
-    if not binary.is_file():
-        _install(folder, binary)
+    try:
+        binary = find_installed(LOCK_FOLDER, cache / f"anvil-{VERSION}", f"@foundry-rs/{package}/bin/anvil")
+    except JavaScriptError as error:
+        remedy = f"{error.remedy}; or {_BY_HAND}"
+        raise DevnetError("anvil, the local chain's program, cannot be installed", error.why, remedy) from error
     complaint = _works(binary)
     if complaint is not None:
         raise DevnetError("anvil, the local chain's program, does not run here", complaint, _BY_HAND)
     return binary
-
-
-def _install(folder: Path, binary: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # npm empties the folder first: two at once would undo each other
-            if binary.is_file():
-                return
-            for name in ("package.json", "package-lock.json"):
-                shutil.copyfile(LOCK_FOLDER / name, folder / name)
-            install_locked(folder)
-    except JavaScriptError as error:
-        remedy = f"{error.remedy}; or {_BY_HAND}"
-        raise DevnetError("anvil, the local chain's program, cannot be installed", error.why, remedy) from error
 
 
 def _works(binary: Path) -> str | None:

@@ -1,10 +1,11 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from setuptools import Distribution
 
-from contracts import build, mutants
+from contracts import build, javascript, mutants
 from contracts.bindings import ARTIFACTS
 from contracts.build import (
     CONTRACTS,
@@ -40,9 +41,36 @@ def test_a_wheel_takes_the_sources_along_and_needs_no_npm_to_tell_them(
     command.ensure_finalized()
     command.run()
     monkeypatch.setattr(build, "HERE", tmp_path / "nothing is here")
-    monkeypatch.setattr(build, "install_locked", lambda _: pytest.fail("npm was called"))
+    monkeypatch.setattr(build, "find_installed", lambda *_: pytest.fail("npm was called"))
     monkeypatch.setattr(build, "SOURCES", tmp_path / "contracts" / "artifacts" / "sources.json")
     assert standard_input() == given
+
+
+def test_a_program_appears_whole_and_is_installed_once_however_many_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is seen while npm still writes it dies of "Text file busy": so whoever asks then must wait."""
+    target, asked = tmp_path / "cache" / "node_modules" / "tool", []
+
+    def npm(folder: Path) -> None:
+        asked.append(others.submit(javascript.find_installed, HERE, tmp_path / "cache", "tool"))
+        (folder / "node_modules").mkdir()
+        with (folder / "node_modules" / "tool").open("w") as file:
+            file.write("half")
+            file.flush()
+            assert not target.exists()
+            file.write(" and half")
+
+    monkeypatch.setattr(javascript, "_run_npm", npm)
+    torn = tmp_path / "cache" / ".installing" / "node_modules"
+    torn.mkdir(parents=True)  # of one that was killed
+    with ThreadPoolExecutor() as others:
+        assert javascript.find_installed(HERE, tmp_path / "cache", "tool") == target
+        assert [each.result() for each in asked] == [target]
+    assert target.read_text() == "half and half"
+    monkeypatch.setattr(javascript, "_run_npm", lambda folder: (folder / "node_modules").mkdir())
+    with pytest.raises(javascript.JavaScriptError, match="another"):
+        javascript.find_installed(HERE, tmp_path / "cache", "another")
 
 
 def test_every_contract_fits_into_the_size_limit() -> None:
