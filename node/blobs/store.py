@@ -415,12 +415,14 @@ class Partial:
         A piece that is there already is not written again. Raises StoreFull.
         """
         with self._in_use():
-            good = await self._store._in_thread(self._write, list(pieces), data)
-        self.have.update(good)
+            good: list[int] = []
+            try:
+                await self._store._in_thread(self._write, list(pieces), data, good)
+            finally:
+                self.have.update(good)  # what was written before the disk was full is not fetched again
         return good
 
-    def _write(self, pieces: list[int], data: memoryview) -> list[int]:
-        good: list[int] = []
+    def _write(self, pieces: list[int], data: memoryview, good: list[int]) -> None:
         for piece in pieces:
             offset, length = self.info.span(piece)
             part, data = data[:length], data[length:]
@@ -431,7 +433,6 @@ class Partial:
                 with _disk_errors():
                     _write_fully(self.descriptor, part, offset)
             good.append(piece)
-        return good
 
     async def read_spans(self, spans: Sequence[tuple[int, int]], header: bytes = b"") -> bytes:
         """`header`, then the (offset, length) stretches, of pieces that are there."""

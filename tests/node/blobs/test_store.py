@@ -126,17 +126,23 @@ async def test_a_blob_of_which_nothing_came_gives_its_room_back(tmp_path: Path) 
     assert not list((tmp_path / "partial").iterdir())
 
 
-async def test_a_full_disk_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_a_named_error_and_keeps_what_was_written_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = BlobStore(tmp_path, quota=10**8)
-    data = os.urandom(PIECE)
+    data = os.urandom(3 * PIECE)
     partial = await store.open_partial(describe(data, PIECE))
+    write = os.pwrite
 
-    def full(*args: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(descriptor: int, part: memoryview, offset: int) -> int:
+        if offset >= 2 * PIECE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, part, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoreFull):
         await partial.write(0, data)
+    assert partial.have == {0, 1}
     partial.close()
 
 
