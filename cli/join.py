@@ -115,6 +115,14 @@ def command(
     engine_command: Annotated[
         str | None, typer.Option("--engine-command", help="Another program that speaks the engine protocol.")
     ] = None,
+    share_engine: Annotated[
+        int | None,
+        typer.Option(
+            metavar="RUNS",
+            help="One engine for all nodes of this machine that say so, with room for so many runs. Runs that train "
+            "adapters of one model then share its weights.",
+        ),
+    ] = None,
     auto_setup: Annotated[
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
@@ -176,6 +184,7 @@ def command(
         relay=relay.value if relay else None,
         engine=engine.value if engine else None,
         engine_command=engine_command,
+        share_engine=share_engine,
         auto_setup=auto_setup,
         wait=wait,
         preflight=preflight,

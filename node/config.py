@@ -66,6 +66,8 @@ class NodeConfig(BaseSettings):
     """what computes: auto takes vLLM on a GPU, where it is installed and the run permits it, else torch"""
     engine_command: str | None = None
     """another program that speaks the engine protocol; default: node.inference.process of this program"""
+    share_engine: int = Field(default=0, ge=0, le=16)
+    """one engine for all nodes of this machine that say so, with room for this many runs; 0: one of its own"""
     wait: bool = True
     """where the stake or gas of this node is missing: wait for it; else end with the commands that mend it"""
     preflight: bool = True
@@ -127,6 +129,8 @@ class NodeConfig(BaseSettings):
     def engine_argv(self) -> list[str]:
         """The program of the engine child."""
         program = shlex.split(self.engine_command) if self.engine_command else self.engine_program()
+        if self.share_engine and not self.engine_command:
+            program = [sys.executable, "-m", "node.inference.shared", "--runs", str(self.share_engine)]
         return [*program, *self.engine_options]
 
     @property
@@ -152,13 +156,17 @@ def program_version() -> str:
 
 
 def api_socket_path(state_dir: Path) -> Path:
-    """Where the daemon of `state_dir` listens for the command line.
-
-    Unix socket paths are limited to about 100 bytes, so it lies in the runtime directory under a
-    name that follows from the state directory; in /tmp where that directory's own path is too long.
-    """
+    """Where the daemon of `state_dir` listens for the command line."""
     # A hash, as the path itself may be too long: client and daemon come to the same without asking each other.
-    name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20]
+    return runtime_socket(hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20])
+
+
+def runtime_socket(name: str) -> Path:
+    """A socket of this user's programs.
+
+    Unix socket paths are limited to about 100 bytes, so it lies in the runtime directory; in /tmp where that
+    directory's own path is too long.
+    """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     place = f"intellect-node-{os.getuid()}/{name}.sock"
     path = runtime / place

@@ -67,6 +67,7 @@ class Link:
 
     def __init__(self, process: Child) -> None:
         self._process = process
+        self._computing = process.pid
         self._numbers = itertools.count(1)
         self._awaited: dict[int, _Awaited] = {}
         self._cancelled: dict[int, float] = {}
@@ -169,7 +170,7 @@ class Link:
     def _hear(self, reply: Reply) -> None:
         if isinstance(reply, Pong):
             self._dog.pong(time.monotonic(), reply.beats, reply.busy)
-            self.used = reply.used
+            self.used, self._computing = reply.used, reply.pid or self._process.pid
         elif isinstance(reply, Ending):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)
@@ -214,7 +215,7 @@ class Link:
             await trio.sleep(PING_EVERY)
             used, now = None, time.monotonic()
             if self._dog.doubts(now):
-                used = await trio.to_thread.run_sync(_cpu_seconds, self._process.pid)
+                used = await trio.to_thread.run_sync(cpu_seconds, self._computing)
             hangs = self._dog.look(now, used) or self._overdue()
             if hangs:
                 self._break("the engine hangs", hangs)
@@ -245,7 +246,7 @@ class Link:
                 awaited.settle(None)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Used so far by a process and those that it started; 0 if it is gone."""
     try:
         process = psutil.Process(pid)

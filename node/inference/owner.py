@@ -79,10 +79,11 @@ class Ticket:
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """A policy in an engine; beside: it is held there beside others."""
+    """A policy in an engine; beside: it is held there beside others; put: puts it there, if it is not there."""
 
     engine: Engine
     policy: bytes
+    put: Callable[[], None] = field(compare=False)
     beside: bool = False
 
     def request(self, one: Request) -> Request:
@@ -164,18 +165,16 @@ class _Lane:
 
 
 class Owner:
-    """use: puts a policy into an engine, if it is not there; fatal: hears of every error of an engine, with the
-    numbers of the requests that it was at, and need not return; hold: see HOLD; clock: seconds."""
+    """fatal: hears of every error of an engine, with those on whose behalf it was at work, and need not return; hold:
+    see HOLD; clock: seconds."""
 
     def __init__(
         self,
-        use: Callable[[EnginePolicy], None],
         *,
-        fatal: Callable[[Exception, Sequence[int]], None] = lambda error, numbers: None,
+        fatal: Callable[[Exception, Sequence[Ticket]], None] = lambda error, tickets: None,
         hold: float = HOLD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._use = use
         self._fatal = fatal
         self._hold = hold
         self._now = clock
@@ -313,7 +312,7 @@ class Owner:
 
     def _load(self, policy: EnginePolicy) -> None:
         self.busy = LOADING
-        self._use(policy)
+        policy.put()
 
     def _step(self) -> None:
         """One token for everything in flight."""
@@ -392,7 +391,7 @@ class Owner:
     def _failed(self, works: Sequence[Work], error: Exception) -> None:
         """Nothing that a decoder held when it failed is used any more."""
         # Told before the callers are: the process may end itself here, and its owner must know at which requests.
-        self._fatal(error, [work.ticket.number for work in works])
+        self._fatal(error, [work.ticket for work in works])
         for work in works:
             self._end(work, error=error)
 

@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
@@ -21,12 +21,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.engines import EngineFactory, make_engine  # noqa: E402
-from node.inference.errors import reason_to_end  # noqa: E402 - the environment must be set before torch loads
+from node.inference.errors import Reason, reason_to_end  # noqa: E402 - the environment must be set before torch loads
 from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
 from node.inference.room import adapter_columns, room_for  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
 from node.inference.session import Session  # noqa: E402
-from node.inference.settings import devices  # noqa: E402
+from node.inference.settings import EngineSettings, devices  # noqa: E402
 from node.inference.wire import (  # noqa: E402
     HEADER,
     MOST_REQUESTS,
@@ -58,21 +58,25 @@ _GONE, _UNREADABLE, _UNUSABLE = 0, 3, 4
 """Exit statuses: the daemon is, the input is, the engine is."""
 
 
-class Child:
-    """A process: pipes, threads, and what they serve."""
+class Sink(Protocol):
+    def write(self, frame: bytes, /) -> object: ...
+    def flush(self) -> None: ...
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO, server: Server) -> None:
+
+class Conversation:
+    """What one daemon asks, and the replies. ended: hears, with an exit status, that nothing more can come or go; it is
+    called from any thread, and perhaps more than once."""
+
+    def __init__(
+        self, source: BinaryIO, sink: Sink, server: Server, owner: Owner, ended: Callable[[int], None]
+    ) -> None:
         self._source = source
         self._sink = sink
         self._server = server
+        self._owner = owner
+        self._ended = ended
         self._writing = threading.Lock()
-        self._owner = Owner(server.use, fatal=self._check_fatal)
         self._jobs = Jobs(self._answer, self._say)
-
-    def serve(self) -> None:
-        """Until stdin ends, which ends the process."""
-        threading.Thread(target=self._read, daemon=True).start()
-        self._owner.serve()
 
     def _answer(self, request: Request, ticket: Ticket) -> Reply:
         return self._server.answer(request, ticket, self._owner)
@@ -83,11 +87,11 @@ class Child:
             with self._writing:
                 self._sink.write(frame)
                 self._sink.flush()
-        except OSError:
-            os._exit(_GONE)
+        except (OSError, ValueError):  # it is closed
+            self._ended(_GONE)
 
-    def _read(self) -> None:
-        """Feed the jobs; end the process when the stream ends or cannot be followed any more."""
+    def read(self) -> None:
+        """Feed the jobs until the stream ends or cannot be followed any more."""
         try:
             while header := _exactly(self._source, HEADER.size):
                 body = _exactly(self._source, body_length(header))
@@ -96,8 +100,14 @@ class Child:
                 self._hear(body)
         except (WireError, OSError) as error:
             log("engine.input_broken", error=str(error))
-            os._exit(_UNREADABLE)
-        os._exit(_GONE)
+            self._ended(_UNREADABLE)
+        else:
+            self._ended(_GONE)
+
+    def close(self) -> None:
+        """Give up what is at work, wait for it, and let go of the engine."""
+        self._jobs.close(self._owner.wake)
+        self._owner.alone(Ticket(0, "rollout"), self._server.close)
 
     def _hear(self, body: bytes) -> None:
         try:
@@ -108,7 +118,7 @@ class Child:
         if isinstance(request, Ping):
             owner = self._owner
             used = {str(share): seconds for share, seconds in owner.clock.used.items()}
-            self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used))
+            self._say(Pong(id=request.id, beats=owner.beats, busy=owner.busy, used=used, pid=os.getpid()))
         elif isinstance(request, Cancel):
             self._jobs.cancel(request.which)
             self._owner.wake()
@@ -127,33 +137,46 @@ class Child:
 
         return tell
 
-    def _check_fatal(self, error: Exception, numbers: Sequence[int]) -> None:
-        """Never returns from what the process cannot go on after."""
-        reason = reason_to_end(error)
-        if reason is not None:
-            log("engine.ends", what=reason.what, why=reason.why)
-            self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=tuple(set(numbers))))
-            os._exit(_UNUSABLE)
+    def tell_end(self, reason: Reason, during: Collection[Ticket]) -> None:
+        """The last word. during: what the engine was at, of whatever conversation."""
+        numbers = self._jobs.numbers(during)
+        self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
 
 
-def _as_wished(wish: Wish) -> Callable[[RunSpec], EngineFactory]:
-    def factory_for(run: RunSpec) -> EngineFactory:
-        settings = wish.granted(run.verification.admitted, devices())
-        if run.distill and run.distill.tasks:  # its teacher is put beside it
-            settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
-        if run.recipe.lora:  # kept apart, each policy that is kept has its adapter on the device
-            settings = replace(settings, columns=adapter_columns(kept_policies(run) + 1, run.recipe.lora.rank))
-        return functools.partial(make_engine, settings=settings)
+def end_if_fatal(conversations: Collection[Conversation], error: Exception, during: Collection[Ticket]) -> None:
+    """Never returns from what the process cannot go on after."""
+    reason = reason_to_end(error)
+    if reason is not None:
+        log("engine.ends", what=reason.what, why=reason.why)
+        for one in list(conversations):
+            one.tell_end(reason, during)
+        os._exit(_UNUSABLE)
 
-    return factory_for
+
+def settings_for(wish: Wish, run: RunSpec, runs: int = 1) -> EngineSettings:
+    """How an engine for a run computes here. runs: that share it, so that each has room for its adapters."""
+    settings = wish.granted(run.verification.admitted, devices())
+    if run.distill and run.distill.tasks:  # its teacher is put beside it
+        settings = replace(settings, leave=settings.leave + room_for(run.weight_bytes(TEACHER), settings.dtype))
+    if run.recipe.lora:  # kept apart, each policy that is kept has its adapter on the device
+        columns = adapter_columns(runs * kept_policies(run) + 1, run.recipe.lora.rank)
+        settings = replace(settings, columns=columns)
+    return settings
 
 
 def main(session_type: SessionType = Session, factory: EngineFactory | None = None) -> None:
     """Serve until stdin ends. factory: if none is given, the engine that command line, machine and run want."""
-    factory_for = _as_wished(wish_from(sys.argv[1:])) if factory is None else lambda _: factory
+    wish = Wish() if factory else wish_from(sys.argv[1:])
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
-    Child(source, sink, Server(factory_for, session_type)).serve()
+    conversations: list[Conversation] = []
+    owner = Owner(fatal=functools.partial(end_if_fatal, conversations))
+    server = Server(
+        lambda run: factory or functools.partial(make_engine, settings=settings_for(wish, run)), session_type
+    )
+    conversations.append(Conversation(source, sink, server, owner, ended=os._exit))
+    threading.Thread(target=conversations[0].read, daemon=True).start()
+    owner.serve()
 
 
 def _exactly(source: BinaryIO, size: int) -> bytes | None:
@@ -190,7 +213,7 @@ class Jobs:
         self._answer = answer
         self._say = say
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._waiting: dict[Share, deque[tuple[Request, Ticket]]] = {}
         self._running: Counter[Share] = Counter()
         self._tickets: dict[int, Ticket] = {}
@@ -223,6 +246,21 @@ class Jobs:
                 if not waiting:
                     del self._waiting[share]
 
+    def numbers(self, tickets: Collection[Ticket]) -> tuple[int, ...]:
+        """Of those that are unanswered here."""
+        with self._lock:
+            return tuple(number for number, ticket in self._tickets.items() if ticket in tickets)
+
+    def close(self, wake: Callable[[], None]) -> None:
+        """Give everything up, and return once nothing is at work. wake: tells whoever computes for them."""
+        with self._lock:
+            waiting = list(self._tickets)
+        for number in waiting:
+            self.cancel(number)
+        wake()
+        with self._lock:
+            self._lock.wait_for(lambda: not self._tickets)
+
     def _begin(self) -> None:
         """Give threads away. The lock is held."""
         while share := self._next_share():
@@ -249,6 +287,7 @@ class Jobs:
                 self._running[share] -= 1
             self._say(reply)
             self._begin()
+            self._lock.notify_all()
 
 
 def cancelled(number: int) -> Failed:

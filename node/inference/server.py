@@ -13,7 +13,7 @@ from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
 from node.inference.evaluation import Evaluation
 from node.inference.inspect import inspect
-from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
+from node.inference.owner import Desk, Owner, Ticket
 from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.teacher import teach
@@ -57,10 +57,6 @@ class Server:
         self._session_type = session_type
         self._session: Session | None = None
 
-    def use(self, policy: EnginePolicy) -> None:
-        """Put a policy into an engine; for the owner's thread."""
-        self._prepared().use(policy.policy, policy.engine)
-
     def answer(self, request: Request, ticket: Ticket, owner: Owner) -> Reply:
         """The reply to a request. Never raises."""
         try:
@@ -101,6 +97,11 @@ class Server:
         if self._session is None:
             raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
         return self._session
+
+    def close(self) -> None:
+        """Nothing is asked of it any more, and nothing is at work; for the owner's thread."""
+        if self._session is not None:
+            self._session.close()
 
     def _prepare(self, request: Prepare) -> Ready:
         run = decode_run(request.run, desk=True)  # the daemon has checked it

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-from node.environments.base import Environment, EnvironmentSettings, Problem
+from node.environments.base import Environment, EnvironmentSettings, Problem, Tokenizer
 from node.environments.registry import load_environment
 from node.inference.engine import Apart, Completion, Engine, Finished, Prefill, Request, Weights, generate
 from node.inference.engines import EngineFactory, load_start, teacher_beside
@@ -37,27 +37,82 @@ class Computing(Protocol):
     def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]: ...
 
 
+class Bench:
+    """A model's engine, those that compute otherwise with the same weights, and which policy each of them has.
+
+    It belongs to one session, or to several whose runs begin with the same model (node.inference.host).
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.siblings: dict[tuple[str, str], Engine] = {arithmetic(engine.name): engine}
+        self.in_use: dict[str, bytes] = {}
+        self.kept: list[KeptPolicies] = []
+        """Of each session its policies."""
+        self.making = threading.Lock()
+
+    def sibling(self, way: tuple[str, str]) -> Engine | None:
+        """One per arithmetic is made and kept. What this kind of engine does not know is not remembered: files name
+        it."""
+        with self.making:
+            sibling = self.siblings.get(way) or self.engine.sibling(*way)
+            return sibling if sibling is None else self.siblings.setdefault(way, sibling)
+
+    def hold(self, engine: Apart, name: str, root: bytes, weights: Weights) -> None:
+        """A policy beside the others; of these all stay that a session keeps."""
+        engine.hold(root, weights, [one for kept in self.kept for one in kept.roots()])
+        self.in_use.pop(name, None)  # it has the start model's weights now
+
+    def load(self, engine: Engine, root: bytes, weights: Callable[[], Weights]) -> None:
+        """A policy in the place of the one before."""
+        if self.in_use.get(engine.name) != root:
+            self.in_use.pop(engine.name, None)  # a load that fails leaves nobody knows what
+            engine.load(weights())
+            self.in_use[engine.name] = root
+
+    def leave(self, kept: "KeptPolicies") -> None:
+        """A session has ended; with the last one the engines do."""
+        self.kept.remove(kept)
+        if not self.kept:
+            for engine in self.siblings.values():
+                engine.close()
+
+
+class _Teacher:
+    """The second engine of a run that distils. Its weights stay."""
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self.engine = engine
+        self._directory = directory
+        self._loaded = False
+
+    def put(self) -> None:
+        if not self._loaded:
+            load_start(self.engine, self._directory)
+            self._loaded = True
+
+
 class Session:
     """A run being worked on. Raises EngineError for requests that it cannot serve.
 
     By itself it uses its engine at once, in the thread that asks. Where several threads ask, each has a view (`at`) by
-    which somebody else does it for them.
+    which somebody else does it for them. bench: of an engine that is shared; otherwise the factory makes one.
     """
 
-    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory) -> None:
+    def __init__(self, run: RunSpec, assets: Path, factory: EngineFactory, bench: Bench | None = None) -> None:
         self.run = run
         self._assets = assets
-        self.engine, self._tokenizer = factory(assets / MODEL)
+        self._bench = bench or Bench(*factory(assets / MODEL))
+        self.engine, self._tokenizer = self._bench.engine, self._bench.tokenizer
         self.environment: Environment = self._load(run.environment)
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
-        self._siblings: dict[tuple[str, str], Engine] = {arithmetic(self.engine.name): self.engine}
-        self._in_use: dict[str, bytes] = {}
-        self._teacher: list[Engine] = []  # one, once it was asked; views share it
+        self._teacher: list[_Teacher] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self._shard: Shard | None = None
         self._evaluated: dict[str, Environment] = {}
         self._making = threading.Lock()
-        self._computing: Computing = _AtOnce(self.use)
+        self._computing: Computing = _AtOnce()
+        self._bench.kept.append(self.policies)
 
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
@@ -108,13 +163,16 @@ class Session:
             raise EngineError("nobody can be taught", "the run has no teacher", "report this: the daemon asked for it")
         with self._making:
             if not self._teacher:
-                self._teacher.append(teacher_beside(self.engine, self._assets / TEACHER, self._assets / MODEL))
-        teacher = EnginePolicy(self._teacher[0], b"")
-        return self._computing.look(teacher, sequences, self.run.rollout.temperature)
+                directory = self._assets / TEACHER
+                self._teacher.append(_Teacher(teacher_beside(self.engine, directory, self._assets / MODEL), directory))
+        (teacher,) = self._teacher
+        where = EnginePolicy(teacher.engine, b"", teacher.put)
+        return self._computing.look(where, sequences, self.run.rollout.temperature)
 
     def _in(self, engine: Engine, policy_root: bytes) -> EnginePolicy:
         root = self._policy(policy_root)
-        return EnginePolicy(engine, root, isinstance(engine, Apart) and self._apart(engine, root))
+        beside = isinstance(engine, Apart) and self._apart(engine, root)
+        return EnginePolicy(engine, root, partial(self.use, root, engine), beside)
 
     def _apart(self, engine: Engine, root: bytes) -> bool:
         """Whether an engine holds this policy beside others, as its class says."""
@@ -141,34 +199,23 @@ class Session:
 
     def _looking_at(self, engine_class: str, ways: Sequence[tuple[str, str]]) -> Engine:
         """An engine for the first of these ways to compute that this machine has and the run can judge by; the own one
-        if there is none.
-
-        One per arithmetic is made and kept. What this kind of engine does not know is not remembered: files name it.
-        """
+        if there is none."""
         for way in ways:
             if not self.run.verification.judges(engine_class, with_arithmetic(self.engine.name, way)):
                 continue
-            with self._making:
-                sibling = self._siblings.get(way) or self.engine.sibling(*way)
-                if sibling is not None:
-                    return self._siblings.setdefault(way, sibling)
+            if sibling := self._bench.sibling(way):
+                return sibling
         return self.engine
 
     def use(self, policy_root: bytes, engine: Engine | None = None) -> None:
         """Put a kept policy's weights into `engine`, by default the own one."""
         engine = engine or self.engine
-        if engine in self._teacher:
-            if TEACHER not in self._in_use:
-                load_start(engine, self._assets / TEACHER)
-                self._in_use[TEACHER] = b""
-            return
         policy_root = self._policy(policy_root)
         kept = self.policies.get(policy_root)
         if isinstance(engine, Apart) and self._apart(engine, policy_root):
-            engine.hold(policy_root, self.adjust(kept.weights), self.policies.roots())
-        elif self._in_use.get(engine.name) != policy_root:
-            engine.load(self.adjust(kept.weights))
-            self._in_use[engine.name] = policy_root
+            self._bench.hold(engine, engine.name, policy_root, self.adjust(kept.weights))
+        else:
+            self._bench.load(engine, policy_root, lambda: self.adjust(kept.weights))
 
     def answer(self, policy_root: bytes, key: bytes) -> str:
         """The answer to a freshness challenge over a kept policy's bytes."""
@@ -207,8 +254,9 @@ class Session:
         return bounds_of(self.run, self.environment)
 
     def close(self) -> None:
-        for engine in (*self._siblings.values(), *self._teacher):
-            engine.close()
+        self._bench.leave(self.policies)
+        for teacher in self._teacher:
+            teacher.engine.close()
         for environment in (self.environment, *self._evaluated.values()):
             environment.close()
         self._shards.close()
@@ -218,15 +266,12 @@ class Session:
 class _AtOnce:
     """Computes in the thread that asks."""
 
-    def __init__(self, use: Callable[[bytes, Engine], None]) -> None:
-        self._use = use
-
     def draw(self, policy: EnginePolicy, requests: Sequence[Request], temperature: float) -> list[Completion]:
-        self._use(policy.policy, policy.engine)
+        policy.put()
         return generate(policy.engine, [policy.request(one) for one in requests], temperature)
 
     def look(self, policy: EnginePolicy, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
-        self._use(policy.policy, policy.engine)
+        policy.put()
         return policy.engine.prefill(policy.sequences(sequences), temperature)
 
 

@@ -184,10 +184,10 @@ def test_equivocation_is_two_signed_statements_about_one_slot() -> None:
 
 def test_arithmetic_that_no_engine_knows_leaves_nothing_behind(validator: Session) -> None:
     """Files name it: a stranger could name another one in each."""
-    known = dict(validator._siblings)
+    known = dict(validator._bench.siblings)
     for number in range(3):
         assert validator.like(f"x/strange{number}/own") is validator.engine
-    assert validator._siblings == known
+    assert validator._bench.siblings == known
 
 
 EXACT, ROUGH = (EngineSettings(dtype=dtype).name for dtype in ("float32", "bfloat16"))

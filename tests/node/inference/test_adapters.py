@@ -24,7 +24,7 @@ from node.inference.owner import Desk, EnginePolicy, Owner, Ticket
 from node.inference.prefilling import Prefiller
 from node.inference.produce import produce
 from node.inference.room import NoRoom, adapter_columns, room_for_adapters
-from node.inference.session import Session
+from node.inference.session import Bench, Session
 from node.inference.settings import EngineSettings
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import TorchEngine
@@ -327,18 +327,15 @@ class Office:
         self.images = [folder / f"{number}.safetensors" for number in range(3)]
         for number, path in enumerate(self.images):
             write_image(path, adapter(weights, number, 2 + number, size=0.3))
-        shared = lambda _: (self.engine, self.engine.tokenizer)  # noqa: E731
-        self.runs = [Session(run, assets, shared) for run in runs]
+        bench = Bench(self.engine, self.engine.tokenizer)
+        self.runs = [Session(run, assets, torch_engine, bench) for run in runs]
         self.decoders: list[int] = []
         self.of = dict(zip(ROOTS, (self.runs[0], self.runs[0], self.runs[1]), strict=True))
         for root, path in zip(ROOTS, self.images, strict=True):
             self.of[root].keep(root, str(path))
-        self.owner = Owner(self._use)
+        self.owner = Owner()
         self._made = self.engine.decoder
         self.engine.decoder = self._decoder  # type: ignore[method-assign]
-
-    def _use(self, policy: EnginePolicy) -> None:
-        self.of[policy.policy].use(policy.policy, policy.engine)
 
     def _decoder(self, temperature: float):  # noqa: ANN202
         decoder = self._made(temperature)
@@ -411,7 +408,8 @@ def test_a_policy_that_cannot_be_held_fails_alone(tiny_run: RunSpec, tiny_assets
     results: dict[int, object] = {}
 
     def draw(number: int, root: bytes) -> None:
-        policy, requests = EnginePolicy(office.engine, root, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
+        put = lambda: office.of[root].use(root)  # noqa: E731
+        policy, requests = EnginePolicy(office.engine, root, put, beside=True), [Request([3, 4], np.full(6, 0.4))] * 3
         try:
             results[number] = office.owner.draw(Ticket(number, "rollout"), policy, requests, 1.0)
         except (EngineError, KeyError) as error:

@@ -76,11 +76,14 @@ class CountingEngine:
         self.story.append((self.policy, -len(sequences)))
         return [self.policy for _ in sequences]  # type: ignore[misc]
 
-    def use(self, policy: EnginePolicy) -> None:
-        assert not any(len(decoder) for decoder in self.decoders) or policy.policy == self.policy
-        if policy.policy == b"broken":
+    def at(self, policy: bytes) -> EnginePolicy:
+        return EnginePolicy(self, policy, lambda: self._put(policy))  # type: ignore[arg-type]
+
+    def _put(self, policy: bytes) -> None:
+        assert not any(len(decoder) for decoder in self.decoders) or policy == self.policy
+        if policy == b"broken":
             raise EngineError("the policy is not loaded", "no", "load it")
-        self.policy = policy.policy
+        self.policy = policy
 
 
 class Office:
@@ -90,7 +93,9 @@ class Office:
         self.engine = CountingEngine()
         self.fatal: list[Sequence[int]] = []
         self.owner = Owner(
-            self.engine.use, fatal=lambda error, numbers: self.fatal.append(numbers), hold=5.0, clock=self.engine.clock
+            fatal=lambda error, tickets: self.fatal.append([one.number for one in tickets]),
+            hold=5.0,
+            clock=self.engine.clock,
         )
         self.jobs: list[threading.Thread] = []
         self.results: dict[int, Any] = {}
@@ -111,11 +116,11 @@ class Office:
 
     def draw(self, ticket: Ticket, policy: bytes, count: int, tokens: int = 4, spread: int = 1) -> None:
         requests = [Request([1], np.zeros(tokens + i % spread)) for i in range(count)]
-        where = EnginePolicy(self.engine, policy)  # type: ignore[arg-type]
+        where = self.engine.at(policy)
         self._job(ticket.number, lambda: self.owner.draw(ticket, where, requests, 1.0))
 
     def look(self, ticket: Ticket, policy: bytes, count: int) -> None:
-        where = EnginePolicy(self.engine, policy)  # type: ignore[arg-type]
+        where = self.engine.at(policy)
         sequences = [Finished([1], [1])] * count
         self._job(ticket.number, lambda: self.owner.look(ticket, where, sequences, 1.0))
 
@@ -191,7 +196,7 @@ def test_what_is_cancelled_makes_room_at_once(office: Office) -> None:
 
 def test_what_fails_fails_alone_and_a_broken_decoder_fails_what_it_held(office: Office) -> None:
     office.draw(Ticket(1, "rollout"), b"broken", 2)
-    bad = EnginePolicy(office.engine, b"a")  # type: ignore[arg-type]
+    bad = office.engine.at(b"a")
     office._job(2, lambda: office.owner.draw(Ticket(2, "rollout"), bad, [Request([], np.zeros(2))], 1.0))
     office.draw(Ticket(3, "rollout"), b"a", 2)
     office.work()

@@ -11,7 +11,7 @@ import torch
 
 from node.inference.engines import torch_engine
 from node.inference.owner import Owner, Ticket
-from node.inference.process import _as_wished
+from node.inference.process import settings_for
 from node.inference.server import Server
 from node.inference.session import Session
 from node.inference.settings import EngineSettings
@@ -124,7 +124,7 @@ def test_a_process_takes_the_request_and_says_why_it_cannot(
 ) -> None:
     def answered(run: RunSpec, order: Teach) -> object:
         server = Server(lambda _: torch_engine, Session)
-        owner = Owner(server.use)
+        owner = Owner()
         threading.Thread(target=owner.serve, daemon=True).start()
         prepared = server.answer(Prepare(id=1, run=encode_run(run), assets_dir=str(assets)), Ticket(1, "task"), owner)
         assert isinstance(prepared, Ready), prepared
@@ -141,7 +141,7 @@ def test_a_process_takes_the_request_and_says_why_it_cannot(
 
 def test_what_an_asked_teacher_needs_is_not_taken_by_the_engine_beside_it(run: RunSpec) -> None:
     def leave(run: RunSpec) -> int:
-        return _as_wished(Wish(device="cpu", dtype="float32"))(run).keywords["settings"].leave  # type: ignore[attr-defined]
+        return settings_for(Wish(device="cpu", dtype="float32"), run).leave
 
     held = msgspec.structs.replace(run, distill=Distill(teacher=TEACHER))
     assert leave(held) == 0 < run.weight_bytes(TEACHER) < leave(run)

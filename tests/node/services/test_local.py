@@ -38,7 +38,7 @@ class EngineInProcess:
 
     def __init__(self, run: bytes, assets: Path) -> None:
         self._server = Server(lambda _: torch_engine, Session)
-        self._owner = Owner(self._server.use)
+        self._owner = Owner()
         self._prepare = Prepare(run=run, assets_dir=str(assets))
         self.asked: list[str] = []
 

@@ -1,0 +1,193 @@
+"""One engine's process for several daemons: whose runs it has, what one does to the others, and when it ends."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import trio
+
+from node.inference import shared
+from node.inference.client import EngineProcess
+from node.inference.engines import torch_engine
+from node.inference.errors import EngineError
+from node.inference.host import MOST_UNREAD, Benches, _Unblocked
+from node.inference.inspect import inspect
+from node.inference.session import Session
+from node.inference.start_weights import StartWeights
+from node.inference.wire import Inspect, LoadPolicy, Produce, Produced
+from node.inference.wish import Wish
+from protocol.engines import LORA, arithmetic
+from protocol.identity import NodeKey
+from protocol.lora import Lora
+from protocol.run import Asset, RunSpec, encode_run
+from protocol.statements import Outcome
+from tests.node.inference.engine_kinds import write_image
+from tests.node.inference.test_adapters import adapter
+
+NODE = NodeKey(b"\x07" * 32).address
+ROOTS = (bytes([1]) * 32, bytes([2]) * 32)
+PATIENCE = 120
+
+
+@pytest.fixture
+def runs(tiny_run: RunSpec) -> tuple[RunSpec, RunSpec]:
+    """Two that begin with the same model, and train adapters."""
+    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=2))
+    verification = msgspec.structs.replace(tiny_run.verification, engines=(f"*/float32/{LORA}", "*/float32/sdpa"))
+    one = msgspec.structs.replace(tiny_run, recipe=recipe, verification=verification)
+    return one, msgspec.structs.replace(one, name="another")
+
+
+@pytest.fixture
+def images(tiny_assets: Path, tmp_path: Path) -> list[Path]:
+    """A policy of each run."""
+    start = StartWeights(tiny_assets / "model")
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for number, path in enumerate(paths):
+        write_image(path, adapter({name: start[name] for name in start}, number, 2, size=0.3))
+    return paths
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    program = [sys.executable, "-m", "node.inference.shared", "--runs=2", "--linger=0.2", "--attention", LORA]
+    return [*program, "--dtype", "float32", "--device", "cpu"]
+
+
+@asynccontextmanager
+async def daemons(command: list[str], runs: tuple[RunSpec, ...], assets: Path):
+    """What each daemon has of its engine."""
+    engines = [EngineProcess(command, encode_run(run), assets) for run in runs]
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as starting:
+            for engine in engines:
+                starting.start_soon(nursery.start, engine.run)
+        yield engines
+        nursery.cancel_scope.cancel()
+
+
+def host_of(engine: EngineProcess) -> int:
+    assert engine._link is not None
+    return engine._link._computing
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - of another process
+            await trio.sleep(0.05)
+
+
+async def produce_with(engine: EngineProcess, root: bytes, image: Path, out: Path) -> Produced:
+    order = Produce(policy_root=root, node=NODE, pool=3, index=5, out_path=str(out))
+    policy = LoadPolicy(policy_root=root, step=0, path=str(image))
+    made = await engine.ask(order, timeout=PATIENCE, policy=policy)
+    assert isinstance(made, Produced)
+    return made
+
+
+async def test_two_daemons_have_one_engine_whose_work_validators_accept_and_neither_ends_with_the_other(
+    runs: tuple[RunSpec, RunSpec], images: list[Path], command: list[str], tiny_assets: Path, tmp_path: Path
+) -> None:
+    made: dict[int, Produced] = {}
+
+    async def work(number: int) -> None:
+        path = tmp_path / f"file{number}"
+        made[number] = await produce_with(engines[number], ROOTS[number], images[number], path)
+
+    async with daemons(command, runs, tiny_assets) as engines:
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(work, number)
+        await until(lambda: all(host_of(engine) != engine.pid for engine in engines))
+        (host,) = {host_of(engine) for engine in engines}
+        for number, run in enumerate(runs):
+            validator = Session(run, tiny_assets, torch_engine)
+            validator.keep(ROOTS[number], str(images[number]))
+            seen = inspect(validator, looked_at(made[number], ROOTS[number]))
+            assert (seen.outcome, seen.detail) == (Outcome.ACCEPT, "") and arithmetic(seen.verifier)[1] == LORA
+        async with daemons(command, runs[:1], tiny_assets) as (third,):  # a third daemon, of the first run
+            await produce_with(third, ROOTS[0], images[0], tmp_path / "again")
+            assert (tmp_path / "again").read_bytes() == (tmp_path / "file0").read_bytes()
+        psutil.Process(host).kill()  # what is asked next is done by another one
+        await work(1)
+        await until(lambda: host_of(engines[1]) not in (host, engines[1].pid))
+        last = psutil.Process(host_of(engines[1]))
+    await until(lambda: not last.is_running() or last.status() == psutil.STATUS_ZOMBIE)  # nobody needs it
+    assert not shared.host_socket(command[5:]).exists()
+
+
+def looked_at(made: Produced, root: bytes) -> Inspect:
+    return Inspect(
+        policy_root=root,
+        node=NODE,
+        pool=3,
+        index=5,
+        units=made.units,
+        path=made.path,
+        report_path=f"{made.path}.report",
+    )
+
+
+def test_runs_beyond_its_room_are_refused_until_one_has_ended(runs: tuple[RunSpec, RunSpec], tiny_assets: Path) -> None:
+    benches = Benches(Wish(device="cpu", dtype="float32", attention=LORA), 1)
+    first, same = (benches.open(runs[0], tiny_assets, benches.factory_for(runs[0])) for _ in range(2))
+    assert first.engine is same.engine
+    with pytest.raises(EngineError, match="full"):
+        benches.open(runs[1], tiny_assets, torch_engine)
+    first.close()
+    with pytest.raises(EngineError, match="full"):
+        benches.open(runs[1], tiny_assets, torch_engine)
+    same.close()
+    other = benches.open(runs[1], tiny_assets, benches.factory_for(runs[1]))
+    assert other.engine is not first.engine, "with its last session an engine is closed"
+    other.close()
+
+
+def test_another_model_or_another_way_to_compute_has_an_engine_of_its_own(
+    runs: tuple[RunSpec, RunSpec], tiny_assets: Path, tmp_path: Path
+) -> None:
+    benches = Benches(Wish(device="cpu", dtype="float32"), 3)
+    merged = msgspec.structs.replace(runs[0].verification, engines=("*/float32/eager",))
+    named = (Asset("model/model.safetensors", "ab" * 32, 1),)
+    others = (
+        runs[0],
+        msgspec.structs.replace(runs[0], verification=merged),
+        msgspec.structs.replace(runs[0], assets=named),
+    )
+    sessions = [benches.open(run, tiny_assets, benches.factory_for(run)) for run in others]
+    kernels = [arithmetic(session.engine.name)[1] for session in sessions]
+    assert kernels == [LORA, "eager", LORA], "adapters are kept apart where the run admits it"
+    assert len({id(session.engine) for session in sessions}) == 3
+    again = benches.open(others[2], Path(shutil.copytree(tiny_assets, tmp_path / "elsewhere")), torch_engine)
+    assert again.engine is sessions[2].engine, "the same files in another place"
+    for session in (*sessions, again):
+        session.close()
+
+
+def test_a_daemon_that_does_not_read_holds_nobody_up() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sink = _Unblocked(ours)
+        with pytest.raises(OSError, match="does not read"):
+            for _ in range(2 * MOST_UNREAD):
+                sink.write(bytes(1 << 16))
+
+
+def test_a_host_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "ANSWER_SECONDS", 0.2)
+    assert shared._connected(tmp_path / "nobody") is None
+    path = tmp_path / "deaf"
+    program = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print()"
+    command = [sys.executable, "-c", f"{program}; sys.stdout.flush(); time.sleep(600)", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as deaf:
+        assert deaf.stdout and deaf.stdout.readline()
+        assert shared._connected(path) is None
+        assert deaf.wait(10) == -9
