@@ -35,6 +35,7 @@ def audit_at_desk(directory: Path, step: int, own: TrainerSettings | None = None
         return audit_seat(directory, run, step, seat, own)
     claims = _Claims(spool)
     kept = spool.checkpoint_steps()
+    # Without a checkpoint, from step 0 on: its state follows from the start model.
     base, beyond = max((at for at in kept if at <= step), default=0), checkpoint_beyond(step, kept)
     known = {at: claims.of(at) for at in range(base, beyond or step + 1)}
     settings = own or settings_for(known[step].arithmetic)

@@ -150,6 +150,7 @@ def _judge(
         "deviation": float(deviations[worst]),
     }
     if left > limit + room + moved:
+        # Rounding alone may have done this: it moves the step further than what is left.
         if left < apart:
             text = f"{left:.2f} of the gradient is unexplained; float32 is {apart:.2f} from bfloat16 in this step"
             return _finding(Says.UNDECIDED, text, figures)
@@ -200,6 +201,7 @@ def _gathered(
     whole = {name: np.zeros(values.shape, np.float32) for name, values in before.tensors["weight"].items()}
     for label, parts in gradients:
         for name, tensor in parts.items():
+            # Of all coordinates, unlike the rows: the trainer clipped by the norm of the whole.
             whole[name] += tensor.float().cpu().numpy()
         row = [
             parts[name].float().cpu().numpy().reshape(-1)[::stride]

@@ -15,6 +15,7 @@ import msgspec
 from node.training.launch import stop_with_stdin
 
 if __name__ == "__main__":
+    # Before torch is imported, which takes seconds: a daemon may die meanwhile.
     stop_with_stdin()
 
 from node.audit.findings import Audit
@@ -91,6 +92,7 @@ class _Fetched(Replayer):
             raise _missing(f"nobody offers the checkpoint of step {step}")
         named, files = self.order.checkpoints[step]
         claims = self.order.claims
+        # The signed root and not the card's: whoever serves a checkpoint must not choose the state.
         root = claims[step].state_before if step in claims else claims[step - 1].state_root
         try:
             card = decode_card(_read(Path(named), MAX_CARD_BYTES))
@@ -125,6 +127,7 @@ def _check_policies(manifest: BatchManifest, order: StepOrder) -> None:
 
 def _read(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
+        # One byte more, by which the decoder sees that it is too long.
         return file.read(limit + 1)
 
 
@@ -133,6 +136,7 @@ def _audit(spool: Spool) -> None:
     if not order.keys:  # standbys' pay has a date
         stand_back()
     if order.memory:
+        # Over its bound it fails and says nothing, and the rest of this machine goes on.
         resource.setrlimit(resource.RLIMIT_DATA, (order.memory, order.memory))
     write_whole(spool.root / RESULT, msgspec.msgpack.encode(audit_fetched(spool, order)))
 

@@ -82,5 +82,6 @@ class Audit(msgspec.Struct, frozen=True):
         """Of all tests together: one that is broken is enough, and one that holds."""
         if self.broken:
             return Says.BROKEN
+        # That a batch can be made says nothing of what was computed from it.
         held = any(one.says is Says.HOLDS and one.test != "manifest" for one in self.findings)
         return Says.HOLDS if held else Says.UNDECIDED

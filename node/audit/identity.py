@@ -25,6 +25,7 @@ def check_identity(before: State, after: State, recipe: Recipe, learning_rate: f
     """before, after: of two consecutive steps, as claimed."""
     if recipe.updates_per_step != 1:
         return _undecided(f"the run makes {recipe.updates_per_step} updates a step; the test needs one")
+    # A step in which nothing has a gradient makes no update, honestly.
     if after.updates == before.updates:
         return _unchanged(before, after)
     if after.updates != before.updates + 1:
@@ -32,6 +33,7 @@ def check_identity(before: State, after: State, recipe: Recipe, learning_rate: f
     second, weights = _residuals(before, after, recipe, learning_rate)
     norm = applied_norm(before, after, recipe)
     figures = {"second_moment": second, "weights": weights, "gradient_norm": norm}
+    # Asked first: NaN is above no limit, so it would pass all that follow.
     if not all(map(math.isfinite, figures.values())):
         return _finding(Says.BROKEN, "a state holds numbers that are not finite", {})
     if norm > recipe.grad_clip * (1 + CLIP_ROOM):

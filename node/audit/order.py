@@ -55,6 +55,7 @@ def ruling(audit: Audit) -> Ruling | None:
             return None
     if not broken:
         return None if audit.says is Says.UNDECIDED else Ruling(Outcome.ACCEPT, Reason.NONE, "")
+    # One test is told, and the outcome follows from it: what is proof comes before what is measured.
     test = next(name for name in ("manifest", "identity", "replay", "direction") if name in broken)
     measured = test == "replay" and (audit.differences or "steps" in broken[test].figures)
     proven = test != "direction" and not measured
@@ -77,6 +78,7 @@ def _is_far(replay: Finding) -> bool:
 def memory_for(parameters: int, groups: int) -> int:
     """Bytes that an audit takes at the most: libraries; learner, gradients and copies of three states; the groups'
     gradients that direction keeps."""
+    # MOST_CELLS of `direction`, which imports torch.
     kept = min(parameters * groups, 1 << 27)
     return (1 << 30) + 72 * parameters + 20 * kept
 

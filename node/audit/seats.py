@@ -77,6 +77,7 @@ def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
 def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: ContributionHeader) -> Finding:
     """Whether the seat may have learnt from what its header names."""
     seats, most = peers_of(spool, run), run.recipe.max_staleness
+    # A slow seat makes fewer steps than a round has, and says so.
     places = list(_places(spool, run, outer.round, header.seat))[: len(header.batches)]
     try:
         for place, root in zip(places, header.batches, strict=True):
@@ -89,9 +90,11 @@ def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: Contribution
         for round_ in range(max(outer.round - most - 1, 0), outer.round):
             for place in (place for other in range(seats) for place in _places(spool, run, round_, other)):
                 used.update(groups_of(_composed(spool, place)))
+        # At a desk there are no verdicts, so every work counts as accepted.
         if why := broken_rule(outer.root, header.seat, seats, batches, used, lambda work: True):
             raise MalformedManifest("bad batch manifest", why)
     except (ProtocolError, OSError, ValueError) as error:
+        # ValueError is zip's: the header names more batches than a round has.
         return Finding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
     works = len({work.file_root for one in batches for work in one.works})
     return Finding("manifest", Says.HOLDS, f"{len(batches)} batches of {works} files, all of its share and used once")

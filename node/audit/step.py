@@ -155,6 +155,7 @@ class StepAudit:
         bfloat16: bool,
     ) -> Finding:
         edge = EDGE if measured is None else MEASURED_EDGE
+        # The same class rounds as the trainer did, so that nothing is off there.
         beside = [look.gradients(_shifted(batch, by)) for by in (edge, -edge) if bfloat16 and self._differences]
         return check_direction(
             before,
@@ -189,6 +190,7 @@ class StepAudit:
 
     def _prove(self) -> None:
         """What standbys tell of the state that is held now, which is the stated one."""
+        # Once: the claimed state and a replay that comes to it have the same proofs.
         if not self._proofs and self._keys:
             with self._timed("proofs"):
                 self._proofs = {name: self._replayer.proof(key) for name, key in self._keys.items()}

@@ -93,6 +93,8 @@ class AlarmBook:
 
     def _gradient(self, step: int, mean: float | None, value: float | None) -> Alarm | None:
         limit = self._settings.grad_norm
+        # Before this step's norm joins them: a jump must not raise what it is compared with.
+        # With fewer steps, the window would be the larger part of the median.
         usual = statistics.median(self._norms) if len(self._norms) >= 2 * self._settings.window else None
         if value is not None:
             self._norms.append(float(value))

@@ -73,6 +73,7 @@ class StepJournal:
         with self.path.open("rb") as file:
             for line in file:
                 record = _parsed(line)
+                # A line without an end may be a whole object all the same: what comes next would be appended to it.
                 if record is None or not line.endswith(b"\n"):
                     break
                 whole += len(line)

@@ -55,6 +55,7 @@ class Docket:
 
     def put(self, file: Unjudged) -> None:
         """One more, if the run has judges; the stalest gives way where there are too many."""
+        # Otherwise a validator that leaves open what it could score would spend the pool's money.
         if not self._run.audit.judges:
             return
         self._files[file.name] = file

@@ -31,6 +31,7 @@ def join(
     try:
         targets = draw_targets(run, bytes.fromhex(header.policy_root), header.node, header.index, header.capacity)
     except ValueError as error:
+        # The capacity class stands in the worker's file, and may be none that the run has.
         raise _unusable(str(error)) from None
     name = name or root
     lot = lot_of(header.pool, bytes.fromhex(header.policy_root), header.node, header.index)

@@ -28,8 +28,10 @@ def scores_of(work: UsedWork, name: bytes, batch: RolloutBatch, blobs: Blobs) ->
     found: dict[Place, float] = {}
     for task in work.judged:
         spec = decode_task(blobs(task.task))
+        # The list also holds what a teacher was asked, which is for `lessons`.
         if spec.kind == "teach":
             continue
+        # The nonce names the work, so that opinions about other answers do not serve here.
         if (spec.kind, spec.nonce, spec.subject) != ("judge", PREFIX + name.hex(), task.subject.hex()):
             raise _bad("a task is not for judges of this file")
         places = _places(batch, decode(blobs(task.subject), MOST_ANSWERS))
@@ -53,6 +55,7 @@ def _places(batch: RolloutBatch, subject: RolloutBatch) -> list[Place]:
     """Of the answers that judges were given, in their order, which must be the file's own."""
     own = {(row.group, row.sample): row for row in batch.rows}
     for row in subject.rows:
+        # All of the row: judges of another answer would score what nobody committed to.
         if own.get((row.group, row.sample)) != row:
             raise _bad("judges were given another answer than the file's")
     return [(row.group, row.sample) for row in subject.rows]
@@ -63,6 +66,7 @@ def _opinions(spec: TaskSpec, task: JudgedTask, one: JudgedShard, report: bytes)
     if one.shard >= spec.shards:
         raise _bad(f"a judge task has no shard {one.shard}")
     values = decode_report(report, MAX_SHARD_SAMPLES)
+    # In the files of a task its id stands where a rollout's has the policy root.
     if values.header.file_root != one.file_root.hex() or values.header.policy_root != task.task.hex():
         raise _bad("a report is not about the judge's work")
     numbers = spec.numbers(one.shard)

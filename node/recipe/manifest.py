@@ -24,6 +24,7 @@ from protocol.run import RunSpec
 def compose(run: RunSpec, run_root: bytes, pool: int, selection: Selection) -> ComposedBatch:
     """By name what a selection holds. Every group of it knows its origin."""
     by_work: dict[bytes, list[Group]] = {}
+    # Groups without signal are named, too: they are used up, and whoever replays sees that they have none.
     for group in selection.settled:
         by_work.setdefault(group.key[0], []).append(group)
     used = {group.key for group in selection.groups}
@@ -56,6 +57,7 @@ def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, in
         ),
         used=bitmap([group for group in members if group.key in used]),
         flat=bitmap([group for group in members if group.key not in used]),
+        # Each task once: the groups of a file share it.
         judged=tuple({one.task: one for group in members for one in _origin(group).judged}.values()),
     )
 
@@ -75,6 +77,7 @@ def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Bl
     wanted = run.rollout.prompts_per_step
     if len(chosen) != wanted:
         raise MalformedManifest("bad batch manifest", f"it uses {len(chosen)} groups, a batch has {wanted}")
+    # Whoever replays the step needs the same rows in the same order: sums of floats depend on it.
     chosen.sort(key=freshness)
     rows = tuple(row for group in chosen for row in group.rows)
     return Batch(BatchHeader(manifest.step, files=tuple(group_id(group) for group in chosen)), rows)
@@ -83,6 +86,7 @@ def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Bl
 def _used(run: RunSpec, work: UsedWork, given: Mapping[int, Group]) -> Iterator[Group]:
     """Raises MalformedManifest where a group that teaches something was set aside, or one is not in the reports."""
     for group in unpack_groups(work.flat, run.rollout.prompts_per_file) or ():
+        # Otherwise a trainer could set aside whatever it does not like, as if it taught nothing.
         if group in given and given[group].informative:
             raise MalformedManifest("bad batch manifest", f"group {group} was set aside, but it has a signal")
     for group in unpack_groups(work.used, run.rollout.prompts_per_file) or ():
@@ -95,6 +99,7 @@ def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs
     """Those of one file whose values the manifest takes from its reports."""
     batch = decode(data, run.rollout.samples_per_file)
     header = batch.header
+    # The header is the file's own word. It must be that of the commitment which the manifest names.
     told = (header.pool, header.node, header.policy_root, header.index)
     if told != (pool, work.author, work.policy_root.hex(), work.index):
         raise MalformedManifest("bad batch manifest", f"file {work.file_root.hex()[:16]} is another commitment's")
@@ -106,6 +111,7 @@ def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs
         lacking = tuple(row for row in rows if row.group in waiting)
         file = Unjudged(name, work.file_root, work.policy_step, rest, lacking)
         found += with_scores(run, file, scores_of(work, name, batch, reports))
+    # Pool 0 is a desk, where the learner has the teacher by itself.
     if pool and asks_for_teachers(run):
         taught = taught_in(run, work, reports)
         found = [with_teacher(group, taught) for group in found]

@@ -62,6 +62,7 @@ async def measured(
     if known is not None:
         return known
     speed = await _ask([*command, *options])
+    # Only then: a machine that was too busy to answer is measured again.
     if speed is not None:
         data = msgspec.json.encode(_Kept(hardware.fingerprint, speed))
         await trio.to_thread.run_sync(_keep, home, data)
@@ -83,6 +84,7 @@ async def _ask(command: list[str]) -> Speed | None:
     try:
         with trio.fail_after(DEADLINE):
             done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        # The last line: libraries print as well.
         return msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=Speed)
     except (OSError, trio.TooSlowError, msgspec.MsgspecError) as error:
         log.info("speed.unknown", why=str(error)[:300] or f"nothing within {DEADLINE:g} s")

@@ -150,6 +150,7 @@ def _place_data(file: str, setting: str, path: Path, files: dict[str, Path]) -> 
     if not data.is_file():
         raise RunFileError(f"no data set at {data}", f"`{setting}` in {path} names it", "correct the path")
     asset = f"data/{data.name}"
+    # By the file that is meant: two tables may name one file by different paths.
     if files.setdefault(asset, data).resolve() != data.resolve():
         raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
     return asset

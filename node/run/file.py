@@ -104,6 +104,7 @@ def load_run_file(path: Path) -> RunFile:
         why = error.strerror or str(error)
         raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
     except (ValueError, RecursionError) as error:
+        # tomllib recurses, so brackets without end get here as RecursionError.
         raise RunFileError(f"cannot read the run file {path}", str(error), "make it TOML in UTF-8") from error
     # Before the types: a misspelt key should be named as such, with the nearest right one.
     unknown = unknown_keys(data, RunFile)
@@ -177,6 +178,7 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
     }
     if run_file.distill:
         files |= teacher_files(path.parent / run_file.distill.teacher, files)
+        # By its place among the assets: a directory of the owner's means nothing to members.
         sections["distill"] = msgspec.structs.replace(run_file.distill, teacher=TEACHER)
     spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
     try:
@@ -239,6 +241,7 @@ def teacher_files(directory: Path, own: dict[str, Path]) -> dict[str, Path]:
             "its log-probabilities are of tokens that the run's model has other numbers for",
             "name a teacher of the same family in [distill]",
         )
+    # Every member fetches these, so what does not compute stays at home.
     names = {name: path for name, path in found.items() if name.endswith((".safetensors", "/" + CONFIG, "/" + INDEX))}
     return {TEACHER + name.removeprefix(MODEL): path for name, path in names.items()}
 
@@ -251,11 +254,13 @@ def _tokens(path: Path) -> tuple[Any, Any]:
         said = json.loads(path.read_bytes())
         return said["model"]["vocab"], sorted((one["id"], one["content"]) for one in said.get("added_tokens") or ())
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        # It is a file from anywhere: valid JSON may still be of any shape and depth.
         why = f"{type(error).__name__} {error}"
         raise RunFileError(f"cannot read {path}", why[:300], "copy or export it again") from error
 
 
 def _assets(files: dict[str, Path]) -> Iterable[Asset]:
+    # Sorted, so that the run's root does not depend on the order in which a file names things.
     for name, path in sorted(files.items()):
         info = describe_file(path)
         yield Asset(path=name, root=info.root.hex(), size=info.size)

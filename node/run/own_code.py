@@ -52,6 +52,7 @@ def compiled(text: str, run_file: Path, files: dict[str, Path]) -> str:
 def _beside(where: str, base: Path) -> Path | None:
     """The file that is meant, if it is one: "lib/my.py" by its path, "my" or "lib.my" by its name."""
     file = base / (where if where.endswith(".py") else where.replace(".", "/") + ".py")
+    # A path counts even where no file is: the error then names that file and not a module.
     return file if where and (where.endswith(".py") or file.is_file()) else None
 
 
@@ -89,6 +90,8 @@ def _check_defines(source: Path, function: str, text: str, run_file: Path) -> No
 def _names(tree: ast.Module) -> set[str]:
     """What a module binds at its top level; "*" where it imports whatever another has."""
     found: set[str] = set()
+    # `if` and `try` bind at the top level, too, so all of the tree is walked. A name of an inner function is one too
+    # many; that is found when the function is loaded.
     for statement in ast.walk(tree):
         if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             found.add(statement.name)

@@ -180,6 +180,7 @@ def _place(file: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         # A link where the disk allows: weights of gigabytes are looked at, not copied.
+        # Resolved, since a hard link to a symbolic link is a symbolic link.
         os.link(file.resolve(), target)
     except OSError:
         shutil.copyfile(file, target)
@@ -364,6 +365,7 @@ def parameters_in(file: Path) -> int:
 def _shapes_in(file: Path) -> dict[str, list[int]]:
     """By the header alone: no tensor is read."""
     try:
+        # numpy: a header tells the shapes, and torch takes seconds to import.
         with safe_open(file, framework="np") as weights:
             shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:

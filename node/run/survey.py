@@ -84,6 +84,7 @@ def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | Non
     run_file = _mended(data, path, found)
     if run_file is None:
         return None
+    # After a mistake an [environment] may be missing because it was taken out, which is told already.
     if run_file.pretraining is not None or not found.findings.total:
         found.at(str(path), check_kind, run_file, path)
     if run_file.pretraining is None and "toploc_k" not in data.get("verification", {}):
@@ -137,6 +138,7 @@ def _compiled(path: Path, run_file: RunFile, found: Survey) -> CompiledRun:
         spec = _of_text(path, run_file, run_file.pretraining, files, found)
     else:
         spec = _of_problems(path, run_file, files, found)
+    # It did not compile, and nothing above says why: then its own error is told.
     if not found.findings.total:
         found.at(str(path), lambda: compile_run(path, run_file, desk=True))
     return CompiledRun(spec, b"", b"", files)

@@ -43,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _within("memory_mib", self.memory_mib, MAX_MEMORY_MIB, least=32)
         _within("output_bytes", self.output_bytes, MAX_OUTPUT_BYTES)
         _within("seconds", self.seconds, MAX_SECONDS)
+        # 0 is allowed here alone, so both sides are one more.
         _within("disk_bytes", self.disk_bytes + 1, MAX_DISK_BYTES + 1)
 
 
@@ -130,5 +131,6 @@ class Session(Protocol):
 
 
 def _within(name: str, value: float, most: float, least: float = 0) -> None:
+    # In this form NaN is refused, too: it compares false with everything.
     if not (value > 0 and least <= value <= most):
         raise ValueError(f"{name} is {value}, not between {least} and {most}")

@@ -37,6 +37,7 @@ class CallServer:
             try:
                 answer = ask(request)
             except OSError as error:
+                # No fork is this machine's trouble, so Undecided. The server goes on: the next call may find room.
                 answer = wire.Ending("", error=f"this machine cannot fork: {error}")
             wire.write(STDOUT, answer if isinstance(answer, bytes) else wire.encode(answer))
 
@@ -60,6 +61,7 @@ class ForkingServer(CallServer):
             self.serve(lambda request: self._ask(request, taken))
         except _InFork:
             return taken[0]
+        # The node is gone. Below on this stack stands the guest's code, which must not go on without a request.
         os._exit(0)
 
     def answer(self, ending: wire.Ending) -> NoReturn:
@@ -73,11 +75,13 @@ class ForkingServer(CallServer):
         return wire.decode(wire.read(self._ask_from), wire.Request)
 
     def _ask(self, request: wire.Request, taken: list[wire.Request]) -> bytes | wire.Ending:
+        # Taken out until its answer is here: a fork that fails or is too slow is asked no more.
         fork = self._sessions.pop(request.session, None)
         if not request.body:
             if fork is not None:
                 fork.end()
             return wire.Ending("", error="the session is over")
+        # The machine that remembers is lost. A fresh one would answer as if no call had come before.
         if fork is None and request.goes_on:
             return wire.Ending("", error="the session's process is gone")
         if fork is None:
@@ -92,6 +96,7 @@ class ForkingServer(CallServer):
 
     def _fork(self, request: wire.Request, taken: list[wire.Request]) -> "_Fork":
         (hear, theirs), (asked, ask) = os.pipe(), os.pipe()
+        # Asked before the fork: a child whose parent has died already would see another process's number.
         server = os.getpid()
         try:
             child = os.fork()
@@ -101,15 +106,19 @@ class ForkingServer(CallServer):
             raise
         if child == 0:
             libc.die_with(server)
+            # A guest that could write there would answer later calls in the server's name.
             _leave_the_servers_pipes()
+            # A guest that breaks out could answer for another session here. And a pipe that is held twice does not end.
             for other in (*self._sessions.values(), _Fork(0, ask, hear)):
                 other.close()
             self._answer_to, self._ask_from = theirs, asked
+            # Last: behind the walls nothing can be opened, not even the null device as above.
             self._harden()
             taken.append(request)
             raise _InFork
         os.close(theirs)
         os.close(asked)
+        # A large request to a fork that does not read would block the server beyond any deadline.
         os.set_blocking(ask, False)
         return _Fork(child, ask, hear)
 
@@ -123,10 +132,12 @@ class ForkingServer(CallServer):
         except SystemExit:
             fork.end()
             raise
+        # A fork that is killed while it answers leaves half a frame.
         whole = len(frame) == 4 + int.from_bytes(frame[:4], "little")
         if session and whole:
             self._sessions[session] = fork
             return frame
+        # The fork of a single call closes its pipe by ending, so its wait status says how. Others may be at work.
         status = fork.end(kill=session > 0 or len(frame) > self._answer_limit)
         return frame if whole else wire.Ending("", error=f"its process ended: {killed(status)}")
 
@@ -159,6 +170,7 @@ def gather(pipe: int, seconds: float, most: int, *, framed: bool = False) -> byt
     until = time.monotonic() + seconds
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
+    # No events: poll tells of a hang-up all the same, and the next request stays unread.
     poll.register(STDIN, 0)
     data = bytearray()
     while len(data) <= most:
@@ -171,6 +183,7 @@ def gather(pipe: int, seconds: float, most: int, *, framed: bool = False) -> byt
         if not part:
             break
         data += part
+        # Filled up with ff, a length that is not whole yet is one that no data reach.
         if framed and len(data) >= 4 + int.from_bytes(data[:4].ljust(4, b"\xff"), "little"):
             break
     return bytes(data)

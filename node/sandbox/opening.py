@@ -26,6 +26,7 @@ WASI_HOST = "node.sandbox.wasi.host"
 CONFINED_HOST = "node.sandbox.confined.host"
 MAX_FILES = 4096
 MAX_BYTES = 64 << 20
+# No part begins with a dot: neither .. nor the channel's name is a path.
 _PATH = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}(/[A-Za-z0-9_][\w.-]{0,99}){0,7}", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,7}", re.ASCII)
 
@@ -40,6 +41,7 @@ def open_wasi(
     RuntimeMissing, Undecided.
     """
     check_files(files, entry)
+    # The shelf comes last: a stranger's file never stands in for a pinned archive.
     files = {**files, **shelf.files(limits.packages, runtime.parent)}
     return ProcessSandbox(WASI_HOST, _load(files, entry, limits, str(compiled(runtime, settings))), limits)
 
@@ -119,6 +121,7 @@ class SandboxPool:
         wanted = min(self._most, len(calls) // CALLS_EACH)
         if wanted < 2 or not self._grow(wanted):
             return self._sandboxes[0].call_all(function, calls)
+        # Calls differ in length, so each sandbox takes the next one when it is free.
         waiting: SimpleQueue[int] = SimpleQueue()
         for place in range(len(calls)):
             waiting.put(place)
@@ -132,6 +135,7 @@ class SandboxPool:
                     return
                 (found[place],) = sandbox.call_all(function, [calls[place]])
 
+        # Threads are enough: what computes is a process, and they wait for its pipe.
         with ThreadPoolExecutor(len(self._sandboxes)) as threads:
             list(threads.map(work, self._sandboxes))
         return [found[place] for place in range(len(calls))]
@@ -202,6 +206,7 @@ class Sessions:
             if left <= 0:
                 yield Outcome(Status.OUT_OF_FUEL, error="the calls before used up what a session may use")
                 return
+            # The fuel is part of a call's name (`_place`): with less left, the same call may end otherwise.
             call = replace(call, fuel=min(left, call.fuel or left))
             after = _place(place, call)
             if after not in self._known:
@@ -234,6 +239,7 @@ class Sessions:
 
     def _make(self, made: Sequence[Call], place: bytes, call: Call, after: bytes) -> Outcome:
         """The call in the machine in which `made` were made: the one that waits there, or another."""
+        # Taken, not looked at: this call moves the machine on, and it is at that place no more.
         session = self._waiting.pop(place, None)
         try:
             if session is None:

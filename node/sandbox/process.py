@@ -29,6 +29,7 @@ class ProcessSandbox:
     """
 
     def __init__(self, module: str, load: wire.Load, limits: Limits) -> None:
+        # -P: what lies in the working directory is not imported.
         self._argv = [sys.executable, "-P", "-m", module]
         self._load, self._limits = wire.encode(load), limits
         self._entry = load.entry
@@ -77,11 +78,13 @@ class ProcessSandbox:
     def _call(self, call: Call, session: int = 0, *, goes_on: bool = False) -> Outcome:
         body = json.dumps([call.function, list(call.arguments)]).encode()
         if len(body) + len(call.stdin) > MAX_REQUEST:
+            # An outcome, not Undecided: the length is the same on every machine.
             return Outcome(Status.TOO_LONG, error=f"its arguments have more than {MAX_REQUEST} bytes")
         fuel = min(call.fuel or self._limits.fuel, self._limits.fuel)
         try:
             process = self._started()
         except Undecided:
+            # An Undecided is a SandboxError as well, and stays what it is.
             raise
         except SandboxError as error:  # it loaded before
             raise _undecided(error.why) from None
@@ -111,11 +114,13 @@ class ProcessSandbox:
                 stderr=subprocess.DEVNULL,
                 env=child_environment(),
                 cwd="/",
+                # Ctrl-C at the node's terminal reaches the node only, which then closes this process.
                 start_new_session=True,
                 bufsize=0,
             )
         except OSError as error:
             raise _undecided(f"its process cannot be started: {error}") from None
+        # A process that neither reads nor writes would hold a blocking pipe beyond any deadline.
         for stream in (process.stdin, process.stdout):
             os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
         ready = self._exchange(process, self._load, self._limits.seconds + START_SECONDS)
@@ -131,6 +136,7 @@ class ProcessSandbox:
             wire.write(process.stdin.fileno(), data, seconds)  # type: ignore[union-attr]
             return wire.decode(wire.read(process.stdout.fileno(), seconds), wire.Ending)  # type: ignore[union-attr]
         except (TimeoutError, wire.Closed) as error:
+            # An answer that came too late would be taken for that of the next call.
             process.kill()
             self.close()
             why = f"no answer in {seconds:g} s" if isinstance(error, TimeoutError) else "its process ended"

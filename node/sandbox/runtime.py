@@ -67,6 +67,7 @@ def check(path: Path) -> None:
 
 def checked_bytes(path: Path) -> bytes:
     """The interpreter, read once and checked. Raises RuntimeMissing, OSError."""
+    # Read once: between a check and a second read the file could become another one.
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != SHA256:
         raise _wrong(path)
@@ -147,6 +148,7 @@ def private_directory() -> Path:
 
 def _check_owner(path: Path) -> None:
     """Compiled code is run as it is: whoever can write it can do what this user can."""
+    # lstat: a link of this user's own may lead to what others write.
     about = path.lstat()
     if about.st_uid in (os.geteuid(), 0) and not about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode):
         return
@@ -193,6 +195,7 @@ def _compile(runtime: Path, target: Path, settings: Settings) -> None:
 def child_environment() -> dict[str, str]:
     """For our own processes around a sandbox: nothing of the node's environment, which holds secrets."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH", "PYTHONHASHSEED") if name in os.environ}
+    # Named, because these processes start in / and with -P, where a checkout would not be found.
     packages = [path for path in sys.path if path.endswith("-packages")]
     return kept | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *packages])}
 
@@ -237,6 +240,7 @@ def from_file(path: Path) -> bytes:
 
 def download(requirement: str, folder: Path) -> str | None:
     """Why it could not be had, None where it lies in `folder`."""
+    # Wheels only: a source distribution runs code of its own to be built.
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     argv += ["--disable-pip-version-check", "--progress-bar", "off", requirement]
     try:

@@ -24,6 +24,7 @@ from node.sandbox.runtime import SHA256, cache_directory, download, private_dire
 
 FOLDER = "shelf"
 """Of the archives, in a sandbox as among a run's assets."""
+# The earliest that a zip file can hold. The time of making would give each archive another hash.
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
 _LIMITS = Limits(fuel=10**11, memory_mib=1024, output_bytes=16 << 20, seconds=300.0)
 _LEFT_OUT = ("tests", "benchmarks")
@@ -131,6 +132,7 @@ def install(package: Package, opened: Callable[[Mapping[str, bytes], str, Limits
         reason = download(f"{package.name}=={package.version}", Path(folder))
         wheels = [] if reason else list(Path(folder).glob("*.whl"))
         wheel = wheels[0].read_bytes() if wheels else b""
+    # Before it is opened: nothing of another wheel is parsed.
     if hashlib.sha256(wheel).hexdigest() != package.wheel:
         why = reason or f"the SHA-256 of the wheel is not {package.wheel[:16]}..."
         raise RuntimeMissing(f"{package.name} {package.version} could not be fetched", why, "look at pip config list")
@@ -153,6 +155,7 @@ def _archive(package: Package, wheel: bytes, sandbox: Sandbox) -> bytes:
         kept |= {name: text.encode() for name, text in package.extra}
         for name, data in sorted(kept.items()):
             if name.endswith(".py"):
+                # A call for each: all begin in one state, so no module's bytes depend on those before it.
                 name, data = f"{name}c", _code(name, next(sandbox.run([Call("compiled", (name, data.decode()))])))
             target.writestr(zipfile.ZipInfo(name, _FIRST_TIME), data)
     return made.getvalue()

@@ -173,6 +173,7 @@ def replied(reply: bytes) -> Ending:
 
 def decode_reply(text: bytes) -> Any:
     """Raises MalformedReply: no JSON, no UTF-8, NaN or infinity, too deep, integers without end."""
+    # Counted before it is parsed: how deep json goes depends on the Python that reads it.
     depth = deepest = 0
     for found in _BRACKET.finditer(text):
         depth += (found.group(1) is not None) - (found.group(2) is not None)
@@ -186,6 +187,7 @@ def decode_reply(text: bytes) -> Any:
 
 
 def printable(text: str) -> str:
+    # It is shown in terminals, which obey control characters.
     return "".join(c if c.isprintable() else "?" for c in text[:MAX_ERROR])
 
 
@@ -194,12 +196,14 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _integer(digits: str) -> int:
+    # Below Python's own limit, which an environment variable moves.
     if len(digits) > MAX_DIGITS:
         raise MalformedReply(f"an integer of {len(digits)} digits")
     return int(digits)
 
 
 def _float(digits: str) -> float:
+    # 1e999 is a number to json, and infinity to Python.
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise MalformedReply("a number beyond all floats")

@@ -47,6 +47,7 @@ class Conversations:
         for roles in _prompt_forms():
             contents = _between(written, self._forms(roles))
             said = list(zip(roles, contents, strict=True)) if contents is not None else []
+            # Text alone would not do: a user may have typed what the template puts between messages.
             if said and self._texts.encode_messages(said) == list(tokens):
                 return [Message(*one) for one in said]
         return [Message("user", self._texts.decode(tokens))]
@@ -78,6 +79,7 @@ class Conversations:
         literals: list[str] = []
         for mark in marks:
             literal, found, left = left.partition(mark)
+            # The template left a message out or moved it, so its form says nothing about the others.
             if not found:
                 return ()
             literals.append(literal)

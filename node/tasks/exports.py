@@ -90,8 +90,10 @@ def write_generated(folder: TaskFolder, texts: Texts, output: Path, environment:
 
     environment: that the problems are of; assets: where its files lie. `dataset` and `task filter` read the result.
     """
+    # The shards are read twice: of a large data set, only the rows that were asked are kept.
     names = {answer.problem_id for _, answers in read_task(folder) for answer in answers}
     sources = Sources(environment, assets, names)
+    # A column of the source that is called like one of ours gives way to it.
     known = {name for name, _ in _GENERATED}
     schema = pa.schema([*(one for one in fields(sources) if one[0] not in known), *_GENERATED])
     rows = (_in_order(row, schema) for row in _generated(folder, texts, sources))

@@ -21,6 +21,7 @@ def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
         try:
             yield record, read_answers(record, file, report)
         except Exception as error:
+            # Anybody may have changed these files, and each decoder has errors of its own.
             raise StateError(
                 f"shard {record.shard} of the task cannot be read", str(error), f"look at {folder.path}"
             ) from error
@@ -63,8 +64,10 @@ def judgement(folder: TaskFolder) -> Judgement:
     for record, answers in read_task(folder):
         judges[record.node] = None
         for answer in answers:
+            # Below 0 is an opinion that could not be read (`agreed`), which spoils the agreement.
             opinions.setdefault(answer.problem_id, []).append(-1.0 if answer.score is None else answer.score)
     agreements = {name: agreed(found, spec.copies) for name, found in opinions.items()}
+    # Whole groups: an advantage is taken against all answers to a problem.
     dropped = {int(name.partition("/")[0]) for name, score in agreements.items() if score is None}
     scores = {name: score for name, score in agreements.items() if score is not None}
     scores = {name: score for name, score in scores.items() if int(name.partition("/")[0]) not in dropped}

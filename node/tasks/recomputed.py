@@ -110,6 +110,7 @@ def _taught_otherwise(task: Task, shard: int, own: bytes, theirs: bytes, toleran
     about = _lesson(task, shard), task.id
     ours = decode_taught(own, *about, MOST_ROWS)
     try:
+        # Another's result may have as many rows as the own one: its bytes set no bound.
         return taught_otherwise(ours, decode_taught(theirs, *about, sum(map(len, ours.values()))), tolerance)
     except ProtocolError as error:
         return error.why

@@ -100,6 +100,7 @@ class TaskFolder:
         if place.with_suffix(".json").exists():
             return False
         partial = place.with_suffix(".partial")
+        # A copy: the file may be the store's, which evicts as it likes.
         shutil.copyfile(file, partial)
         os.replace(partial, place.with_suffix(".arrow"))
         write_whole(place.with_suffix(".report"), report)

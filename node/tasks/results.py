@@ -56,6 +56,7 @@ def _answers(shard: int, batch: RolloutBatch, values: Sequence[ReportRow]) -> It
             row.output,
             row.segments,
             row.finished,
+            # NaN in a report is a reward that validators left open.
             None if found is None or math.isnan(found.reward) else found.reward,
             mean,
             batch.header.engine,

@@ -40,6 +40,7 @@ def review_package(files: Path, task: TaskId) -> bytes:
     except PackageError as error:
         told["findings"] = [_finding(-1, error.what, error.why)]
     except SandboxError as error:
+        # What the package does wrong is found everywhere. What the sandbox lacks is this machine's own.
         raise NoReview("the package cannot be reviewed here", error.why, error.remedy) from error
     else:
         if report.undecided:

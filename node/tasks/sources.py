@@ -34,6 +34,7 @@ class Sources:
             path = spec.args.get("path")
             if path and (assets / str(path)).is_file():
                 self._read(assets / str(path), label, wanted)
+        # A column has one type: one chat among the prompts makes all of them chats.
         self.chats = any(not isinstance(row["prompt"], str) for row in self._rows.values())
         self.types = self._types()
 
@@ -41,6 +42,7 @@ class Sources:
         for raw, published in read_problems(path):
             name = label + published.problem_id
             if name in wanted:
+                # A data set of responses has a problem several times; its first row stands for it.
                 self._rows.setdefault(name, _columns(raw, published))
 
     def of(self, problem_id: str, asked: str) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class TaskStock:
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         """What to tell an engine about a task; fetches what is missing. Raises TaskUnready."""
+        # Outside the turn: a policy takes up to a minute, and files of other tasks need not wait for it.
         policy = None if task.spec.weights else await self._policy(task, task.spec.policy)
         async with self._turn:
             if task.id not in self._ready:
@@ -103,6 +104,7 @@ class TaskStock:
                 self._shelf.let_go(bytes.fromhex(root))
         if not task.open and self._ready.pop(task.id, None):
             self._over.append(self._place(task))
+            # Another open task may answer with the same policy.
             if not any(order.policy_root == task.policy_root for order in self._ready.values()):
                 self._shelf.let_go(task.policy_root)
 

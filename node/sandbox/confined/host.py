@@ -89,10 +89,12 @@ class ConfinedServer(CallServer):
             loop.tell(wires.reply, _answer(self._load.entry, request.body))
             code = 0
         finally:
+            # Whatever happens, a fork never returns into the server's code.
             os._exit(code)
 
     def _heard(self, child: int, wires: _Wires, fuel: int) -> wire.Ending:
         try:
+            # The mark of the walls is one byte. One more than the limit shows that a reply is too long.
             reply = gather(wires.hear, self._seconds, self._load.output_bytes + 2)
         except TimeoutError:
             os.kill(child, signal.SIGKILL)
@@ -100,11 +102,13 @@ class ConfinedServer(CallServer):
             return wire.Ending("", error=f"it took more than {self._seconds:g} s")
         finally:
             os.close(wires.hear)
+        # It still writes to a pipe that nobody reads: without this, wait4 would wait for ever.
         if len(reply) > self._load.output_bytes + 1:
             os.kill(child, signal.SIGKILL)
         _, status, usage = os.wait4(child, 0)
         if not reply.startswith(b"!"):
             return wire.Ending("", error=f"the walls could not be put up: {killed(status)}")
+        # The hard limit of CPU time ends it by SIGKILL, as a lack of memory does: the time tells which.
         slow = usage.ru_utime + usage.ru_stime >= walls.cpu_seconds(fuel)
         printed, complained = (_content(file, self._load.output_bytes) for file in (wires.stdout, wires.stderr))
         return _ending(reply[1:], status, slow, printed, complained, self._load.output_bytes)
@@ -119,6 +123,7 @@ def main() -> None:
     try:
         _serve(load, directory)
     finally:
+        # Only the server comes here: its forks end by os._exit.
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -130,8 +135,10 @@ def _serve(load: wire.Load, directory: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
     walls.prepare()
+    # What stands now is shared by all forks: a collection in a fork would copy every page.
     gc.freeze()
     server = ConfinedServer(load, directory)
+    # Without a function the module is only imported: one that does not load is told here, once for all calls.
     loaded = server.ask(wire.Request(b'["", []]', b"", load.load_fuel))
     if loaded.status != Status.OK:
         wire.write(STDOUT, wire.encode(loaded))
@@ -197,6 +204,7 @@ def _signalled(number: int, slow: bool) -> wire.Ending:
         return wire.Ending(Status.OUT_OF_FUEL)
     if number in _CRASHES:
         return wire.Ending(Status.CRASHED, error=signal.Signals(number).name)
+    # Ended from outside, by a lack of memory for example: another machine might tell.
     return wire.Ending("", error=f"its process was ended by signal {number}")
 
 

@@ -26,6 +26,8 @@ def syscall(number: int, *arguments: int | object) -> int:
 
 def prctl(option: int, *arguments: int | object) -> int:
     """Raises OSError."""
+    # The kernel refuses some options unless unused arguments are 0. ctypes would pass an int, whose upper half
+    # may be anything.
     filled = [*arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments))]
     return _checked(_libc.prctl(option, *filled))
 
@@ -33,6 +35,7 @@ def prctl(option: int, *arguments: int | object) -> int:
 def die_with(parent: int) -> None:
     """`node.processes.guardian.die_with_parent`, with a library that is loaded already: in a fork every page counts."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # A parent that died before the line above sends no signal any more.
     if os.getppid() != parent:
         os._exit(1)
 

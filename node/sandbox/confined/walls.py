@@ -48,6 +48,7 @@ def second_line() -> None:
     if missing() is not None:
         return
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    # Nothing at all: interpreter and files are in memory by now.
     only_read([])
     libc.drop_capabilities()
     filter_calls()
@@ -59,18 +60,23 @@ def confine(readable: list[Path], memory_mib: int, output_bytes: int, fuel: int,
     os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _limit(memory_mib, output_bytes, cpu_seconds(fuel))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    # With 0 for an argument: no other process of this user may trace it or read its memory.
     libc.prctl(libc.PR_SET_DUMPABLE)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     only_read(readable)
     libc.drop_capabilities()
+    # Last: the filter forbids most of the calls that the lines above make.
     filter_calls()
 
 
 def _limit(memory_mib: int, output_bytes: int, cpu: int) -> None:
     here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limits = {
+        # What the fork inherits is counted, too, so the guest's share comes on top.
         resource.RLIMIT_AS: (here + (memory_mib << 20),) * 2,
+        # Holds for the memory files of its output as well. The byte more shows that it was too long.
         resource.RLIMIT_FSIZE: (output_bytes + 1,) * 2,
+        # A guest may ignore SIGXCPU at the first limit. Nobody ignores SIGKILL at the second.
         resource.RLIMIT_CPU: (cpu, cpu + 1),
         resource.RLIMIT_NOFILE: (MAX_FILES,) * 2,
         resource.RLIMIT_NPROC: (0, 0),
@@ -207,6 +213,7 @@ _FUTEX, _FCNTL = (202, 98), (72, 25)
 _FUTEX_COMMAND, _FUTEX_WAKE = 0x7F, 1
 _FCNTL_ALLOWED = (0, 1, 2, 3, 1030)
 """Duplicate, get and set close-on-exec, get flags. Not the owner, to whom signals would go."""
+# The lower half of it: both architectures are little-endian, and these calls take an int there.
 _SECOND_ARGUMENT = 24
 
 Instruction = tuple[int, int, int, int]
@@ -237,6 +244,8 @@ def program(machine: str) -> list[Instruction]:
     numbers = [pair[column] for pair in _CALLS.values()]
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     filtered: list[Instruction] = [
+        # A number means another call on another architecture, so that one is looked at first.
+        # x32 has the architecture of x86-64, and a bit in its numbers that none in the list has.
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _AUDIT[machine]),
         (_RETURN, 0, 0, _KILL),

@@ -123,8 +123,10 @@ class GuestMemory:
             self.write(address, part)
 
     def _at(self, address: int, size: int) -> int:
+        # Both are unsigned, and Python's sum does not wrap around, so this is the whole check.
         if address + size > self.size:
             raise WasiError(Errno.FAULT)
+        # Asked each time: memory that grows may move.
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + address
 
 

@@ -49,6 +49,7 @@ class Channel:
         """What is left of the request; nothing at its end. Raises Finished."""
         if not self._begun:
             self._start()
+        # A guest that has replied and reads again asks for its next call.
         elif self._reply and not self._unread:
             self._take(self._go_on())
         part, self._unread = self._unread[:size], self._unread[size:]
@@ -75,6 +76,7 @@ class Channel:
         return self._limit - len(self.printed) - len(self.complained)
 
     def _start(self) -> None:
+        # A reply before the first request is about the loading, and answers no call.
         if self._reply:
             raise Finished
         self._take(self._begin())

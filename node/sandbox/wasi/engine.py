@@ -22,6 +22,7 @@ def make_engine(settings: Settings = OPTIMISED) -> Engine:
     config.consume_fuel = True
     config.cranelift_opt_level = "speed" if settings.optimised else "none"
     config.cranelift_nan_canonicalization = True
+    # Its results may differ from processor to processor.
     config.wasm_relaxed_simd = False
     config.wasm_threads = False
     config.memory_init_cow = False
@@ -44,6 +45,7 @@ def load_module(path: Path) -> tuple[Engine, Module]:
 def _set(config: Config, name: str, kind: Any, value: Any) -> None:
     """What wasmtime's Python face cannot set."""
     setter = getattr(dll, f"wasmtime_config_{name}_set")
+    # Only `target` answers, with null or an error. ctypes would read a result where there is none.
     setter.argtypes, setter.restype = [ctypes.c_void_p, kind], (ctypes.c_void_p if name == "target" else None)
     if setter(ctypes.cast(config.ptr(), ctypes.c_void_p), value):
         raise WasmtimeError(f"wasmtime does not take {name} = {value}")

@@ -73,6 +73,7 @@ class Disk:
 
     def __init__(self, root: Node, folder: str, room: int) -> None:
         self.left = room
+        # Above the numbers of what was loaded, so that no two files share one.
         self._next_inode = 1 << 32
         self._folder: Node | None = None
         if room:
@@ -100,6 +101,7 @@ class Disk:
         """Cut, or filled up with zeros. Raises WasiError."""
         if not node.writable or not isinstance(node.data, bytearray):
             raise WasiError(Errno.ROFS)
+        # Room is taken first: a file is the host's memory.
         self._take(size - len(node.data))
         if size < len(node.data):
             del node.data[size:]
@@ -127,6 +129,7 @@ class Disk:
             raise WasiError(Errno.INVAL)
         if len(new.encode()) > MAX_NAME:
             raise WasiError(Errno.NAMETOOLONG)
+        # Onto itself: what stands at the target would be removed, and that is the file.
         if others.get(new) is node:
             return
         if new in others:

@@ -33,6 +33,7 @@ def main() -> None:
         load = wire.decode(wire.read(STDIN), wire.Load)
     except wire.Closed:
         return
+    # A reply and all prints may each be as long as the limit. The rest is for the frame and an error.
     server = ForkingServer(load.seconds, 2 * load.output_bytes + (1 << 16), walls.second_line)
     server.answer(_run(load, server))
 
@@ -44,6 +45,7 @@ def _run(load: wire.Load, server: ForkingServer) -> wire.Ending:
             return wire.Ending("", error=f"the hard limit of the stack is below {STACK_BYTES >> 20} MiB (ulimit -Hs)")
         guest = Guest(*load_module(Path(load.runtime)), load, server.next, server.go_on)
         walls.prepare()
+        # Before the first fork: what stands now is shared by all calls.
         gc.freeze()
         return guest.run()
     except MemoryError:
@@ -62,6 +64,7 @@ def _limit(memory_mib: int) -> None:
 def _stack_is_enough(needed: int) -> bool:
     """Sets this process's stack limit to `needed` bytes where it is less; False where it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    # The main thread's stack grows when it is touched, so a limit that is raised now still counts.
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return True
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -70,6 +73,7 @@ def _stack_is_enough(needed: int) -> bool:
     return True
 
 
+# Its text is an argument of the guest: any change to it, of a comment too, moves addresses and fuel.
 LOOP = Path(guest_modules.__file__ or "").with_name("loop.py")
 FLAGS = ["-s", "-S", "-B"]
 DISK = "work"
@@ -99,6 +103,7 @@ class Guest:
         root = make_tree(load.files)
         disk = Disk(root, DISK, load.disk_bytes)
         self._system = System(self._store, root, self._channel, ["python", *FLAGS, *program], disk)
+        # Before the module is there: without fuel its first instruction is a trap.
         self._system.fill(load.load_fuel)
         linker = Linker(engine)
         self._system.link(linker, module)
@@ -115,6 +120,7 @@ class Guest:
             self._start(self._store)
             ending = self._ended(Exited(0))
         except GuestEnd as end:
+            # Raised by the host's functions: wasmtime carries a Python exception through the guest's frames.
             ending = self._ended(end)
         except Trap as trap:
             ending = self._trapped(trap)
@@ -155,6 +161,7 @@ class Guest:
     def _ending(self, status: str, reply: bytes = b"", error: str = "", code: int = 0) -> wire.Ending:
         channel = self._channel
         printed, complained = bytes(channel.printed), bytes(channel.complained)
+        # Hashing all of the memory is dear, and only a session asks for it.
         state = self._system.state() if self._in_session else b""
         return wire.Ending(status, reply, error, code, self._system.used, printed, complained, state)
 

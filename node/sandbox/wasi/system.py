@@ -88,6 +88,7 @@ class System:
 
     def fill(self, fuel: int) -> None:
         """From now on the guest may use `fuel`."""
+        # What calls before used stays in the clock: for a guest that remembers, time never goes back.
         self._spent += self.used if self._given else 0
         self._given = fuel
         self._store.set_fuel(fuel)
@@ -144,6 +145,7 @@ class System:
 
     def random_get(self, address: int, size: int) -> None:
         self._charge(BYTE_FUEL * size)
+        # In blocks: a guest may ask for 4 GiB, and the first block beyond its memory ends it with FAULT.
         for start in range(0, size, _BLOCK):
             self._memory.write(address + start, self._random(min(_BLOCK, size - start)))
 
@@ -167,6 +169,7 @@ class System:
 
     def fd_read(self, descriptor: int, vectors: int, count: int, result: int) -> None:
         places = self._memory.vectors(vectors, count)
+        # A guest names any lengths. It cannot mean more than its memory.
         wanted = min(sum(size for _, size in places), self._memory.size)
         if descriptor == CHANNEL:
             data = self._channel.read(wanted)
@@ -242,6 +245,7 @@ class System:
             if len(told) > size:
                 break
         data = bytes(told[:size])
+        # All entries were sorted for this, however few of them fit.
         self._charge(BYTE_FUEL * (len(data) + 64 * len(entries)))
         self._memory.write(address, data)
         self._memory.write(result, abi.SIZE.pack(len(data)))
@@ -294,6 +298,7 @@ class System:
         self._memory.write(result, abi.filestat(node.inode, node.kind, len(node.data)))
 
     def path_readlink(self, at: int, path: int, size: int, _: int, __: int, ___: int) -> None:
+        # There are no links, and INVAL is what POSIX answers for a file that is none.
         self._find(at, path, size)
         raise WasiError(Errno.INVAL)
 
@@ -346,6 +351,7 @@ class System:
         if size <= spare:
             self._channel.print(self._memory.gather(places), error=error)
             return
+        # What fits, and one byte by which the channel sees that it was more.
         fitting: list[tuple[int, int]] = []
         for address, length in places:
             fitting.append((address, min(length, spare + 1)))
@@ -364,6 +370,7 @@ class System:
         # By what the file grows, holes included: a byte written at 2^40 must not make a file of that size.
         if max(offset + size - len(node.data), 0) > self._disk.left:
             raise WasiError(Errno.NOSPC)
+        # The hole before the data is filled with zeros, and paid for like data.
         self._charge(BYTE_FUEL * max(offset - len(node.data), 0))
         self._disk.write(node, self._memory.gather(places), offset)
         return offset + size
