@@ -7,15 +7,14 @@ import msgspec
 
 from node.audit.findings import Audit, Claim, checkpoint_beyond
 from node.audit.step import StepAudit
-from node.recipe.desk import desk_blobs, desk_root
-from node.recipe.manifest import checked, materialise
+from node.recipe.desk import desk_batch, desk_root, read_composed
 from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
 from node.training.errors import TrainingError
 from node.training.replay import Replayer, replaying, settings_for
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from protocol.manifest import MAX_MANIFEST_BYTES, MalformedManifest, decode_composed
+from protocol.manifest import MalformedManifest
 from protocol.run import RunSpec, decode_run
 
 
@@ -84,12 +83,9 @@ class _Claims:
 
 
 def _batch(run: RunSpec, spool: Spool, directory: Path, claims: _Claims, step: int) -> Batch:
-    path = spool.works_path(step)
-    with path.open("rb") as file:
-        composed = decode_composed(file.read(MAX_MANIFEST_BYTES + 1))
+    composed = read_composed(spool.works_path(step))
     composed.check(desk_root(run), 0, step, run.recipe.max_staleness)
     for work in composed.works:
         if work.policy_root != claims.policy_root(work.policy_step):
             raise MalformedManifest("bad batch manifest", f"a file is not of policy {work.policy_step} of this run")
-    files, reports = desk_blobs(directory / "rollouts", composed)
-    return materialise(run, composed, checked(files), checked(reports))
+    return desk_batch(run, directory / "rollouts", composed)

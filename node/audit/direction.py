@@ -70,7 +70,8 @@ def check_direction(
     gradients in float32, of a trainer in bfloat16."""
     if recipe.updates_per_step != 1 or after.updates != before.updates + 1:
         return _finding(Says.UNDECIDED, "the test needs exactly one update in the step", {})
-    stride = max(1, math.ceil(_size(before) * groups * (1 + bool(beside) + (measured is not None)) / MOST_CELLS))
+    size = sum(values.size for values in before.tensors["weight"].values())
+    stride = max(1, math.ceil(size * groups * (1 + bool(beside) + (measured is not None)) / MOST_CELLS))
     labels, rows, total = _gathered(gradients, before, stride)
     if len(labels) < FEWEST_GROUPS:
         return _finding(Says.UNDECIDED, f"only {len(labels)} groups have a gradient, too few to compare", {})
@@ -213,7 +214,3 @@ def _gathered(
             labels.append(label)
             rows.append(np.concatenate(row))
     return labels, rows, math.sqrt(sum(float(np.vdot(part, part)) for part in whole.values()))
-
-
-def _size(state: State) -> int:
-    return sum(values.size for values in state.tensors["weight"].values())

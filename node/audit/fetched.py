@@ -32,7 +32,6 @@ from protocol.errors import ProtocolError
 from protocol.manifest import (
     MAX_CARD_BYTES,
     MAX_MANIFEST_BYTES,
-    BatchManifest,
     MalformedManifest,
     decode_card,
     decode_manifest,
@@ -113,16 +112,12 @@ def _batch(run: RunSpec, order: StepOrder, step: int) -> Batch:
     manifest.check(order.run_root, order.pool, step, run.recipe.max_staleness)
     if (manifest.parent, manifest.state) != (claim.parent, claim.state_before):
         raise MalformedManifest("bad batch manifest", "it begins with another policy or state than was stated")
-    _check_policies(manifest, order)
-    blobs = checked(lambda root: Path(order.blobs[root.hex()]).read_bytes())
-    return materialise(run, manifest.batch, blobs, blobs)
-
-
-def _check_policies(manifest: BatchManifest, order: StepOrder) -> None:
-    """That files are of the policies of their steps, as far as this node heard of them."""
     for work in manifest.batch.works:
+        # As far as this node heard of the policies: of others nothing is known to compare with.
         if order.policies.get(work.policy_step, work.policy_root) != work.policy_root:
             raise MalformedManifest("bad batch manifest", f"a file is not of policy {work.policy_step} of this run")
+    blobs = checked(lambda root: Path(order.blobs[root.hex()]).read_bytes())
+    return materialise(run, manifest.batch, blobs, blobs)
 
 
 def _read(path: Path, limit: int) -> bytes:

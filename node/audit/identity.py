@@ -24,7 +24,8 @@ CLIP_ROOM = 1e-3
 def check_identity(before: State, after: State, recipe: Recipe, learning_rate: float) -> Finding:
     """before, after: of two consecutive steps, as claimed."""
     if recipe.updates_per_step != 1:
-        return _undecided(f"the run makes {recipe.updates_per_step} updates a step; the test needs one")
+        text = f"the run makes {recipe.updates_per_step} updates a step; the test needs one"
+        return _finding(Says.UNDECIDED, text, {})
     # A step in which nothing has a gradient makes no update, honestly.
     if after.updates == before.updates:
         return _unchanged(before, after)
@@ -113,7 +114,3 @@ def _square(one: np.ndarray, other: np.ndarray) -> float:
 
 def _finding(says: Says, text: str, figures: dict[str, float]) -> Finding:
     return Finding("identity", says, text, figures)
-
-
-def _undecided(text: str) -> Finding:
-    return _finding(Says.UNDECIDED, text, {})

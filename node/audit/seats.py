@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from node.audit.findings import Audit, Finding, Says
-from node.recipe.desk import desk_blobs, desk_root
-from node.recipe.manifest import checked, materialise
+from node.recipe.desk import desk_batch, desk_root, read_composed
 from node.state.files import mapped
 from node.training.batch import encode_batch
 from node.training.errors import TrainingError
@@ -26,7 +25,7 @@ from node.training.spool import Spool
 from protocol.blobs import describe
 from protocol.contribution import ContributionHeader
 from protocol.errors import ProtocolError
-from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, decode_composed
+from protocol.manifest import MalformedManifest
 from protocol.run import RunSpec
 from protocol.seats import Used, broken_rule, groups_of
 
@@ -62,11 +61,6 @@ def audit_seat(directory: Path, run: RunSpec, round_: int, seat: int, own: Train
         return Audit(round_, here, header.arithmetic, differences, tuple(findings), seconds)
 
 
-def _composed(spool: Spool, place: int) -> ComposedBatch:
-    with spool.works_path(place).open("rb") as file:
-        return decode_composed(file.read(MAX_MANIFEST_BYTES + 1))
-
-
 def _places(spool: Spool, run: RunSpec, round_: int, seat: int) -> range:
     """Of a seat's batches in a round."""
     assert run.diloco is not None  # noqa: S101 - the caller's
@@ -83,13 +77,13 @@ def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: Contribution
         for place, root in zip(places, header.batches, strict=True):
             if describe(mapped(spool.works_path(place))).root != root:
                 raise MalformedManifest("bad batch manifest", f"batch {place} is not the one that the header names")
-        batches = [_composed(spool, place) for place in places]
+        batches = [read_composed(spool.works_path(place)) for place in places]
         for one in batches:
             one.check(desk_root(run), 0, outer.round, most)
         used = set[Used]()
         for round_ in range(max(outer.round - most - 1, 0), outer.round):
             for place in (place for other in range(seats) for place in _places(spool, run, round_, other)):
-                used.update(groups_of(_composed(spool, place)))
+                used.update(groups_of(read_composed(spool.works_path(place))))
         # At a desk there are no verdicts, so every work counts as accepted.
         if why := broken_rule(outer.root, header.seat, seats, batches, used, lambda work: True):
             raise MalformedManifest("bad batch manifest", why)
@@ -103,10 +97,8 @@ def _manifest(spool: Spool, run: RunSpec, outer: StateFile, header: Contribution
 def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeader, folder: Path) -> Iterator[str]:
     """Files of the batches, from files and reports."""
     for place in list(_places(spool, run, header.round, header.seat))[: len(header.batches)]:
-        composed = _composed(spool, place)
-        files, reports = desk_blobs(directory / "rollouts", composed)
         path = folder / f"{place}.batch"
-        path.write_bytes(encode_batch(materialise(run, composed, checked(files), checked(reports))))
+        path.write_bytes(encode_batch(desk_batch(run, directory / "rollouts", read_composed(spool.works_path(place)))))
         yield str(path)
 
 

@@ -5,6 +5,7 @@ entry without a batch is written again. Blocking: call from a thread.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,18 @@ class BatchLog:
 
     def settled(self, before: int) -> set[str]:
         """Names of all groups that batches of steps below `before` have settled."""
-        found = (self.read(step) for step in range(before))
-        return {name for entry in found if entry for name in entry.settled}
+        return {name for entry in self._entries(before) for name in entry.settled}
 
     def staleness(self, before: int) -> Counter[int]:
         """Rollouts that batches of steps below `before` learnt from, by their age in steps."""
-        found = (self.read(step) for step in range(before))
         ages: Counter[int] = Counter()
-        for entry in found:
-            ages.update({int(age): int(n) for age, n in entry.metrics.get("staleness", {}).items()} if entry else {})
+        for entry in self._entries(before):
+            ages.update({int(age): int(n) for age, n in entry.metrics.get("staleness", {}).items()})
         return ages
 
     def tokens(self, before: int) -> int:
         """Output tokens that batches of steps below `before` looked at."""
-        found = (self.read(step) for step in range(before))
-        return sum(int(entry.metrics.get("output_tokens", 0)) for entry in found if entry)
+        return sum(int(entry.metrics.get("output_tokens", 0)) for entry in self._entries(before))
+
+    def _entries(self, before: int) -> Iterator[Entry]:
+        return filter(None, map(self.read, range(before)))

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from node.recipe.manifest import Blobs
+from node.recipe.manifest import Blobs, checked, materialise
+from node.training.batch import Batch
 from node.training.length import without_length
 from protocol.blobs import describe
-from protocol.manifest import ComposedBatch
+from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, decode_composed
 from protocol.run import RunSpec
 
 
@@ -25,3 +26,15 @@ def desk_blobs(rollouts: Path, composed: ComposedBatch) -> tuple[Blobs, Blobs]:
     paths = {work.file_root: desk_paths(rollouts, work.policy_step, work.index) for work in composed.works}
     of_report = {one.root: paths[work.file_root][1] for work in composed.works for one in work.reports}
     return lambda root: paths[root][0].read_bytes(), lambda root: of_report[root].read_bytes()
+
+
+def desk_batch(run: RunSpec, rollouts: Path, composed: ComposedBatch) -> Batch:
+    """The batch again, for whoever does not trust what lies there. Raises ProtocolError, OSError."""
+    files, reports = desk_blobs(rollouts, composed)
+    return materialise(run, composed, checked(files), checked(reports))
+
+
+def read_composed(path: Path) -> ComposedBatch:
+    """What a batch was made of, as the spool has it. Raises MalformedManifest, OSError."""
+    with path.open("rb") as file:
+        return decode_composed(file.read(MAX_MANIFEST_BYTES + 1))

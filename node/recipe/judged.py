@@ -6,7 +6,7 @@ the jury's to say, as it is of rollouts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from node.inference.opinions import MOST_ANSWERS, agreed
 from protocol.manifest import JudgedShard, JudgedTask, MalformedManifest, UsedWork
@@ -41,14 +41,9 @@ def scores_of(work: UsedWork, name: bytes, batch: RolloutBatch, blobs: Blobs) ->
                 if number >= len(places):
                     raise _bad("a judge's work is about an answer that was not asked about")
                 opinions.setdefault(places[number], []).append(score)
-        found |= agreed_on(opinions, spec.copies)
+        agreements = {place: agreed(given, spec.copies) for place, given in opinions.items()}
+        found |= {place: score for place, score in agreements.items() if score is not None}
     return found
-
-
-def agreed_on(opinions: Mapping[Place, Sequence[float]], judges: int) -> dict[Place, float]:
-    """The scores of answers that these judges see alike."""
-    scores = {place: agreed(given, judges) for place, given in opinions.items()}
-    return {place: score for place, score in scores.items() if score is not None}
 
 
 def _places(batch: RolloutBatch, subject: RolloutBatch) -> list[Place]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from node.recipe.judged import Blobs
-from node.recipe.pool import Group
+from node.recipe.pool import Group, origin_of
 from protocol.manifest import JudgedTask, MalformedManifest, UsedWork
 from protocol.run import RunSpec
 from protocol.tasks import decode_task
@@ -30,15 +30,15 @@ class Lesson(msgspec.Struct, frozen=True):
     @property
     def root(self) -> bytes:
         """Of the file, 32 bytes."""
-        return _origin(self.groups[0]).commitment.file_root
+        return origin_of(self.groups[0]).commitment.file_root
 
     @property
     def size(self) -> int:
-        return _origin(self.groups[0]).size
+        return origin_of(self.groups[0]).size
 
     @property
     def author(self) -> str:
-        return _origin(self.groups[0]).commitment.node
+        return origin_of(self.groups[0]).commitment.node
 
     @property
     def tokens(self) -> int:
@@ -125,10 +125,5 @@ def taught_in(run: RunSpec, work: UsedWork, blobs: Blobs) -> Taught:
 
 
 def _named(group: Group, task: JudgedTask) -> Group:
-    origin = _origin(group)
+    origin = origin_of(group)
     return msgspec.structs.replace(group, origin=msgspec.structs.replace(origin, judged=(*origin.judged, task)))
-
-
-def _origin(group: Group):  # noqa: ANN202 - node.recipe.pool.Origin
-    assert group.origin is not None  # noqa: S101 - the intake names it
-    return group.origin

@@ -12,12 +12,12 @@ from node.recipe.docket import Unjudged, with_scores, without_rewards
 from node.recipe.join import join
 from node.recipe.judged import Blobs, scores_of
 from node.recipe.lessons import asks_for_teachers, taught_in, with_teacher
-from node.recipe.pool import Group, Origin, Selection, freshness, group_id
+from node.recipe.pool import Group, Selection, freshness, group_id, origin_of
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
 from protocol.lots import pack_groups, unpack_groups
 from protocol.manifest import ComposedBatch, MalformedManifest, UsedReport, UsedWork, work_order
-from protocol.rollout import Report, ReportHeader, ReportRow, RolloutBatch, decode, decode_report
+from protocol.rollout import Report, ReportHeader, ReportRow, decode, decode_report
 from protocol.run import RunSpec
 
 
@@ -36,12 +36,12 @@ def compose(run: RunSpec, run_root: bytes, pool: int, selection: Selection) -> C
 def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, int]]) -> UsedWork:
     by_report: dict[tuple[bytes, bytes], list[Group]] = {}
     for group in members:
-        by_report.setdefault((_origin(group).author, _origin(group).report_root), []).append(group)
+        by_report.setdefault((origin_of(group).author, origin_of(group).report_root), []).append(group)
 
     def bitmap(groups: Sequence[Group]) -> bytes:
         return pack_groups((group.key[1] for group in groups), run.rollout.prompts_per_file)
 
-    origin, commitment = _origin(members[0]), _origin(members[0]).commitment
+    origin, commitment = origin_of(members[0]), origin_of(members[0]).commitment
     return UsedWork(
         node=origin.node,
         policy_root=commitment.policy_root,
@@ -52,19 +52,14 @@ def _used_work(run: RunSpec, members: Sequence[Group], used: set[tuple[bytes, in
         epoch=commitment.epoch,
         size=origin.size,
         reports=tuple(
-            UsedReport(author, root, _origin(groups[0]).report_size, bitmap(groups))
+            UsedReport(author, root, origin_of(groups[0]).report_size, bitmap(groups))
             for (author, root), groups in sorted(by_report.items())
         ),
         used=bitmap([group for group in members if group.key in used]),
         flat=bitmap([group for group in members if group.key not in used]),
         # Each task once: the groups of a file share it.
-        judged=tuple({one.task: one for group in members for one in _origin(group).judged}.values()),
+        judged=tuple({one.task: one for group in members for one in origin_of(group).judged}.values()),
     )
-
-
-def _origin(group: Group) -> Origin:
-    assert group.origin is not None, f"group {group_id(group)} came from nowhere"  # noqa: S101 - the caller's
-    return group.origin
 
 
 def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Blobs) -> Batch:
@@ -105,7 +100,9 @@ def _groups(run: RunSpec, pool: int, work: UsedWork, data: bytes, reports: Blobs
         raise MalformedManifest("bad batch manifest", f"file {work.file_root.hex()[:16]} is another commitment's")
     rows = tuple(row for one in work.reports for row in _rows(run, work, one, reports(one.root)))
     name, waiting = work.name(pool), without_rewards(rows)
-    found = _joined(run, work, name, batch, [row for row in rows if row.group not in waiting])
+    known = tuple(row for row in rows if row.group not in waiting)
+    report = Report(ReportHeader(work.file_root.hex(), header.policy_root), known)
+    found = join(run, work.file_root, work.policy_step, batch, report, name=name)
     if waiting:
         rest = msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if row.group in waiting))
         lacking = tuple(row for row in rows if row.group in waiting)
@@ -124,11 +121,6 @@ def _rows(run: RunSpec, work: UsedWork, one: UsedReport, data: bytes) -> list[Re
         raise MalformedManifest("bad batch manifest", "a report is about another file")
     chosen = set(unpack_groups(one.groups, run.rollout.prompts_per_file) or ())
     return [row for row in report.rows if row.group in chosen]
-
-
-def _joined(run: RunSpec, work: UsedWork, name: bytes, batch: RolloutBatch, rows: Sequence[ReportRow]) -> list[Group]:
-    header = ReportHeader(work.file_root.hex(), batch.header.policy_root)
-    return join(run, work.file_root, work.policy_step, batch, Report(header, tuple(rows)), name=name)
 
 
 def checked(blobs: Blobs) -> Blobs:

@@ -80,10 +80,6 @@ class Selection(msgspec.Struct, frozen=True):
     idle: tuple[Group, ...] = ()
 
     @property
-    def rows(self) -> tuple[Any, ...]:
-        return tuple(row for group in self.groups for row in group.rows)
-
-    @property
     def settled(self) -> tuple[Group, ...]:
         """All groups that this batch has used up, those without signal included: none of them may be used again."""
         return (*self.groups, *self.flat, *self.idle)
@@ -113,12 +109,9 @@ class RolloutPool:
             # The first report counts: a second one of the same group must not change what a manifest already names.
             self._groups.setdefault(group.key, group)
 
-    def forget(self, name: bytes) -> int:
-        """Remove the groups of a work that wait; how many there were."""
-        keys = [key for key in self._groups if key[0] == name]
-        for key in keys:
-            del self._groups[key]
-        return len(keys)
+    def forget(self, name: bytes) -> None:
+        """Remove the groups of a work that wait."""
+        self.settle([key for key in self._groups if key[0] == name])
 
     def dealt(self, seats: int, seat: Callable[[bytes], int]) -> "list[RolloutPool]":
         """A pool for each of several seats with what of this one is its share, by work; this one stays as it is."""
@@ -128,24 +121,20 @@ class RolloutPool:
         return pools
 
     def settle(self, keys: Iterable[Key]) -> None:
-        """Remove groups that another pool's batch has used up."""
+        """Remove groups, such as another pool's batch has used up."""
         for key in keys:
             self._groups.pop(key, None)
 
-    def forget_made_with(self, gone: Callable[[bytes], bool]) -> int:
-        """Remove the groups that policies made which are none any more, by their roots; how many there were."""
-        keys = [key for key, one in self._groups.items() if one.origin and gone(one.origin.commitment.policy_root)]
-        for key in keys:
-            del self._groups[key]
-        return len(keys)
+    def forget_made_with(self, gone: Callable[[bytes], bool]) -> None:
+        """Remove the groups that policies made which are none any more, by their roots."""
+        groups = list(self._groups.items())
+        self.settle(key for key, one in groups if one.origin and gone(one.origin.commitment.policy_root))
 
-    def drop_stale(self, step: int) -> list[Group]:
+    def drop_stale(self, step: int) -> None:
         """Remove and count what may not train `step` any more."""
         old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]
-        for group in old:
-            del self._groups[group.key]
+        self.settle(group.key for group in old)
         self.stale_rollouts += sum(len(group.rows) for group in old)
-        return old
 
     def missing(self, step: int) -> int:
         """How many groups more the batch of `step` needs; 0: `take` will give one. With the online filter only
@@ -184,8 +173,7 @@ class RolloutPool:
             # What is over is of a policy that is one step old by then: the run's owner may prefer to learn from the
             # newest only.
             self._groups.clear()
-        for group in selection.settled:
-            self._groups.pop(group.key, None)
+        self.settle(group.key for group in selection.settled)
         return selection
 
     def _filtered(self, step: int, waiting: Sequence[Group]) -> Selection:
@@ -198,6 +186,12 @@ class RolloutPool:
             return Selection(step, tuple(informative), tuple(looked_at), tuple(flat[len(looked_at) :]))
         fill = self._wanted - len(informative)
         return Selection(step, tuple(sorted([*informative, *flat[:fill]], key=freshness)), tuple(flat[fill:]))
+
+
+def origin_of(group: Group) -> Origin:
+    """Of a group that somebody took in, who names it."""
+    assert group.origin is not None, f"group {group_id(group)} came from nowhere"  # noqa: S101 - the caller's
+    return group.origin
 
 
 def freshness(group: Group) -> tuple[int, int, Key]:

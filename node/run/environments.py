@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from node.environments.builtin import BUILTIN
 from node.environments.package.archive import asset_name
@@ -14,7 +14,8 @@ from protocol.run import EnvironmentSpec, EvaluationSpec
 from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
 
 if TYPE_CHECKING:
-    from node.run import packages
+    from node.run.file import RunFile
+    from node.run.packages import Known
 
 Arguments = dict[str, int | float | str]
 
@@ -58,20 +59,7 @@ class Named(TypedDict):
     reward: str
 
 
-class Compiling(Protocol):
-    """The part of a run file that names environments."""
-
-    @property
-    def dataset(self) -> str | None: ...
-    @property
-    def environment(self) -> EnvironmentTable | None: ...
-    @property
-    def environments(self) -> tuple[WeightedTable, ...]: ...
-    @property
-    def evaluation(self) -> EvaluationTable: ...
-
-
-def compile_environment(run: Compiling, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
+def compile_environment(run: "RunFile", path: Path, files: dict[str, Path]) -> EnvironmentSpec:
     """What the run trains on. path: of the run file; the files that it needs are put into `files`."""
     if run.environment is not None:
         return EnvironmentSpec(**_named(run.environment, run.dataset, path, files))
@@ -82,7 +70,7 @@ def compile_environment(run: Compiling, path: Path, files: dict[str, Path]) -> E
     return EnvironmentSpec(name="mix", parts=parts)
 
 
-def compile_evaluation(run: Compiling, path: Path, files: dict[str, Path]) -> EvaluationSpec:
+def compile_evaluation(run: "RunFile", path: Path, files: dict[str, Path]) -> EvaluationSpec:
     """What the run is evaluated on beside it, likewise."""
     written = run.evaluation
     environments = tuple(
@@ -99,8 +87,13 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
             "an environment needs a name or a package, one of the two",
             'write name = "..." for a built-in one (`intellect-node env list`), package = "FILE" for another',
         )
-    package = _package(table.package, path.parent) if table.package else None
-    name = _place_package(package, path, files) if package else table.name
+    name, package = table.name, None
+    if table.package:
+        # Its store of blobs takes half of what a run file imports, and a file that is refused names no package.
+        from node.run.packages import named
+
+        package = named(table.package, path.parent)
+        name = _place_package(package, path, files)
     args = _with_data(name, table.args, dataset, path, files)
     if problem := check_arguments(name, args, packaged=bool(table.package)):
         raise RunFileError(f"unusable run file {path}", *problem)
@@ -111,14 +104,7 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
     return Named(name=name, args=args, reward=compiled(table.reward, path, files))
 
 
-def _package(text: str, near: Path) -> "packages.Known":
-    # Its store of blobs takes half of what a run file imports, and a file that is refused names no package.
-    from node.run.packages import named
-
-    return named(text, near)
-
-
-def _place_package(package: "packages.Known", path: Path, files: dict[str, Path]) -> str:
+def _place_package(package: "Known", path: Path, files: dict[str, Path]) -> str:
     """The package's name; its archive goes into `files`."""
     name = package.manifest.name
     if files.setdefault(asset_name(name), package.path) != package.path:

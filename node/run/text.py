@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,20 +20,14 @@ from node.state.files import mapped, whole_file
 from protocol.pretraining import Diloco, Pretraining, TextPart
 from protocol.text import HEADER_BYTES, StreamHeader, TextError, read_header, tokens_of
 
+if TYPE_CHECKING:
+    from node.run.file import RunFile
+
 TOKENS = ".tokens"
 # Tokenizers take memory of many times their text.
 PIECE = 1 << 20
 """Characters of a document that are encoded together, cut at the end of a line."""
 BATCH = 256
-
-
-class Compiling(Protocol):
-    """The part of a run file that pre-training is about."""
-
-    @property
-    def pretraining(self) -> Pretraining | None: ...
-    @property
-    def diloco(self) -> Diloco | None: ...
 
 
 class TextStream(msgspec.Struct, frozen=True):
@@ -55,7 +49,7 @@ class TextTokenizer:
         self.vocabulary = max(self.local.vocabulary, max(self.local.eos) + 1)
 
 
-def compile_text(run: Compiling, path: Path, files: dict[str, Path]) -> dict[str, Pretraining | Diloco]:
+def compile_text(run: "RunFile", path: Path, files: dict[str, Path]) -> dict[str, Pretraining | Diloco]:
     """The sections of the run, with streams among `files`. path: of the run file. Raises RunFileError; empty for a run
     that does not pre-train."""
     text = run.pretraining

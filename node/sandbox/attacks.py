@@ -1,4 +1,4 @@
-"""The catalogue of attacks on a sandbox, and how each of them ends in WASI, on every machine (under `trial.LIMITS`).
+"""The catalogue of attacks on a sandbox, and how each of them ends in WASI, on every machine (under LIMITS).
 
 The programs are in `guest/attacks.py`. Shown by `intellect-node sandbox check`, played by the tests as root and as
 nobody, measured by benchmarks.sandbox at af57af2.

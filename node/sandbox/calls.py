@@ -20,37 +20,31 @@ STDIN, STDOUT = 0, 1
 _CHUNK = 1 << 20
 
 
-class CallServer:
-    """Takes requests from standard input, answers on standard output. seconds: wall clock of a call."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def serve(self, ask: Callable[[wire.Request], wire.Ending | bytes]) -> None:
-        """Until the node is gone. ask: an ending, or a frame that holds one; OSError where no fork can be had."""
-        wire.write(STDOUT, wire.encode(wire.READY))
-        while True:
-            try:
-                request = wire.decode(wire.read(STDIN), wire.Request)
-            except wire.Closed:
-                return
-            try:
-                answer = ask(request)
-            except OSError as error:
-                # No fork is this machine's trouble, so Undecided. The server goes on: the next call may find room.
-                answer = wire.Ending("", error=f"this machine cannot fork: {error}")
-            wire.write(STDOUT, answer if isinstance(answer, bytes) else wire.encode(answer))
+def serve(ask: Callable[[wire.Request], wire.Ending | bytes]) -> None:
+    """Take requests from standard input and answer on standard output, until the node is gone. ask: an ending, or a
+    frame that holds one; OSError where no fork can be had."""
+    wire.write(STDOUT, wire.encode(wire.READY))
+    while True:
+        try:
+            request = wire.decode(wire.read(STDIN), wire.Request)
+        except wire.Closed:
+            return
+        try:
+            answer = ask(request)
+        except OSError as error:
+            # No fork is this machine's trouble, so Undecided. The server goes on: the next call may find room.
+            answer = wire.Ending("", error=f"this machine cannot fork: {error}")
+        wire.write(STDOUT, answer if isinstance(answer, bytes) else wire.encode(answer))
 
 
-class ForkingServer(CallServer):
+class ForkingServer:
     """For a guest that asks for requests in the middle of its code: `next` returns in a fork that goes on with it.
 
-    harden: what each fork does first.
+    seconds: wall clock of a call; harden: what each fork does first.
     """
 
     def __init__(self, seconds: float, answer_limit: int, harden: Callable[[], None]) -> None:
-        super().__init__(seconds)
-        self._answer_limit, self._harden = answer_limit, harden
+        self._seconds, self._answer_limit, self._harden = seconds, answer_limit, harden
         self._answer_to, self._ask_from = STDOUT, STDIN
         self._sessions: dict[int, _Fork] = {}
 
@@ -58,7 +52,7 @@ class ForkingServer(CallServer):
         """Returns in a fresh fork for every request, and never in the process that called it."""
         taken: list[wire.Request] = []
         try:
-            self.serve(lambda request: self._ask(request, taken))
+            serve(lambda request: self._ask(request, taken))
         except _InFork:
             return taken[0]
         # The node is gone. Below on this stack stands the guest's code, which must not go on without a request.

@@ -181,7 +181,7 @@ class Sessions:
     replayed: calls that were made again because their machine was gone.
     """
 
-    def __init__(self, opened: Callable[[], Sandbox], fuel: int, kept: int = KEPT) -> None:
+    def __init__(self, opened: Opened, fuel: int, kept: int = KEPT) -> None:
         self._opened, self._fuel, self._kept = opened, fuel, kept
         self._sandbox: Sandbox | None = None
         self._waiting: OrderedDict[bytes, Session] = OrderedDict()
@@ -190,10 +190,7 @@ class Sessions:
 
     def outcome(self, calls: Sequence[Call]) -> Outcome:
         """Of the last of these calls, made one after the other in one machine. Raises Undecided."""
-        outcome = Outcome(Status.OK)
-        for outcome in self._outcomes(calls):  # noqa: B007 - the last one
-            pass
-        return outcome
+        return [Outcome(Status.OK), *self._outcomes(calls)][-1]
 
     def state(self, calls: Sequence[Call]) -> bytes:
         """Of the machine after these calls: the hash that its last one that ended OK left. Raises Undecided."""

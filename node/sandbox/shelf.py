@@ -97,9 +97,8 @@ def wanted(names: Iterable[str]) -> list[Package]:
     while waiting:
         name = waiting.pop()
         if name not in PACKAGES:
-            raise SandboxError(
-                "the sandbox has no such package", f"{name[:80]!r} is not on the shelf", f"there are {_all()}"
-            )
+            there = f"there are {', '.join(PACKAGES)}"
+            raise SandboxError("the sandbox has no such package", f"{name[:80]!r} is not on the shelf", there)
         found[name] = PACKAGES[name]
         waiting += [need for need in PACKAGES[name].needs if need not in found]
     return [found[name] for name in sorted(found)]
@@ -185,7 +184,3 @@ def _checked(package: Package, data: bytes, where: str) -> bytes:
         f"the SHA-256 of {where} is {found[:16]}..., not {package.archive[:16]}...: results could differ",
         f"remove it, then intellect-node sandbox install --package {package.name} (interpreter {SHA256[:8]})",
     )
-
-
-def _all() -> str:
-    return ", ".join(PACKAGES)

@@ -89,8 +89,7 @@ def write(descriptor: int, data: bytes, seconds: float | None = None) -> None:
     until = _until(seconds)
     view = memoryview(data)
     while view:
-        if seconds is not None:
-            _wait(descriptor, select.POLLOUT, until)
+        _wait(descriptor, select.POLLOUT, until)
         try:
             view = view[os.write(descriptor, view[:_CHUNK]) :]
         except BlockingIOError:
@@ -111,8 +110,7 @@ def read(descriptor: int, seconds: float | None = None) -> bytes:
 def _exactly(descriptor: int, size: int, until: float | None) -> bytes:
     parts: list[bytes] = []
     while size:
-        if until is not None:
-            _wait(descriptor, select.POLLIN, until)
+        _wait(descriptor, select.POLLIN, until)
         part = os.read(descriptor, min(size, 1 << 20))
         if not part:
             raise Closed("end of the pipe")
@@ -125,7 +123,9 @@ def _until(seconds: float | None) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
 
 
-def _wait(descriptor: int, event: int, until: Any) -> None:
+def _wait(descriptor: int, event: int, until: float | None) -> None:
+    if until is None:
+        return
     poll = select.poll()
     poll.register(descriptor, event)
     if not poll.poll(max(until - time.monotonic(), 0) * 1000):

@@ -96,12 +96,8 @@ def write_generated(folder: TaskFolder, texts: Texts, output: Path, environment:
     # A column of the source that is called like one of ours gives way to it.
     known = {name for name, _ in _GENERATED}
     schema = pa.schema([*(one for one in fields(sources) if one[0] not in known), *_GENERATED])
-    rows = (_in_order(row, schema) for row in _generated(folder, texts, sources))
+    rows = ({name: row.get(name) for name in schema.names} for row in _generated(folder, texts, sources))
     return _write_rows(rows, output, schema)
-
-
-def _in_order(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    return {name: row.get(name) for name in schema.names}
 
 
 def _generated(folder: TaskFolder, texts: Texts, sources: Sources) -> Iterator[dict[str, Any]]:

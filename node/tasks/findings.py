@@ -31,16 +31,11 @@ def read_task(folder: TaskFolder) -> Iterator[tuple[ShardRecord, list[Answer]]]:
 
 
 def evaluate(folder: TaskFolder) -> Measures:
-    """A policy's figures on the problems of the task."""
+    """A policy's figures on the problems of the task: pass@k for 1, 2, 4 ... and all samples."""
     spec = folder.spec()
     scores = scores_by_problem(answer for _, answers in read_task(folder) for answer in answers)
-    return measure(scores, _ks(spec.samples))
-
-
-def _ks(samples: int) -> list[int]:
-    """1, 2, 4 ... as far as the samples go, and their number."""
-    powers = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
-    return sorted({*powers, samples})
+    powers = {1 << n for n in range(spec.samples.bit_length())}
+    return measure(scores, sorted(powers | {spec.samples}))
 
 
 # judge

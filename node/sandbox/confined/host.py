@@ -9,7 +9,6 @@ pipe, and how it ended is what the kernel says.
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import msgspec
 
 from node.sandbox import wire
 from node.sandbox.base import Status
-from node.sandbox.calls import STDIN, STDOUT, CallServer, gather, killed
+from node.sandbox.calls import STDIN, STDOUT, gather, killed, serve
 from node.sandbox.confined import libc, walls
 from node.sandbox.guest import loop
 from node.sandbox.wire import replied
@@ -32,8 +31,6 @@ PREPARED = (
 )
 """Imported once, before any fork."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
-LOADING = ""
-"""The function that is called to see whether the entry module loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +48,10 @@ class _Wires:
             os.close(descriptor)
 
 
-class ConfinedServer(CallServer):
+class ConfinedServer:
     """directory: where the files of the entry lie."""
 
     def __init__(self, load: wire.Load, directory: Path) -> None:
-        super().__init__(load.seconds)
         self._load = load
         self._readable = [*walls.stdlib_directories(), directory]
         self._path = [str(directory), *(path for path in sys.path if _is_stdlib(path))]
@@ -95,11 +91,11 @@ class ConfinedServer(CallServer):
     def _heard(self, child: int, wires: _Wires, fuel: int) -> wire.Ending:
         try:
             # The mark of the walls is one byte. One more than the limit shows that a reply is too long.
-            reply = gather(wires.hear, self._seconds, self._load.output_bytes + 2)
+            reply = gather(wires.hear, self._load.seconds, self._load.output_bytes + 2)
         except TimeoutError:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return wire.Ending("", error=f"it took more than {self._seconds:g} s")
+            return wire.Ending("", error=f"it took more than {self._load.seconds:g} s")
         finally:
             os.close(wires.hear)
         # It still writes to a pipe that nobody reads: without this, wait4 would wait for ever.
@@ -110,8 +106,9 @@ class ConfinedServer(CallServer):
             return wire.Ending("", error=f"the walls could not be put up: {killed(status)}")
         # The hard limit of CPU time ends it by SIGKILL, as a lack of memory does: the time tells which.
         slow = usage.ru_utime + usage.ru_stime >= walls.cpu_seconds(fuel)
-        printed, complained = (_content(file, self._load.output_bytes) for file in (wires.stdout, wires.stderr))
-        return _ending(reply[1:], status, slow, printed, complained, self._load.output_bytes)
+        limit = self._load.output_bytes
+        printed, complained = (os.pread(file, limit + 1, 0) for file in (wires.stdout, wires.stderr))
+        return _ending(reply[1:], status, slow, printed, complained, limit)
 
 
 def main() -> None:
@@ -119,12 +116,9 @@ def main() -> None:
         load = wire.decode(wire.read(STDIN), wire.Load)
     except wire.Closed:
         return
-    directory = Path(tempfile.mkdtemp(prefix="intellect-node-sandbox-"))
-    try:
-        _serve(load, directory)
-    finally:
-        # Only the server comes here: its forks end by os._exit.
-        shutil.rmtree(directory, ignore_errors=True)
+    # Only the server comes to its end: forks end by os._exit.
+    with tempfile.TemporaryDirectory(prefix="intellect-node-sandbox-", ignore_cleanup_errors=True) as directory:
+        _serve(load, Path(directory))
 
 
 def _serve(load: wire.Load, directory: Path) -> None:
@@ -143,7 +137,7 @@ def _serve(load: wire.Load, directory: Path) -> None:
     if loaded.status != Status.OK:
         wire.write(STDOUT, wire.encode(loaded))
         return
-    server.serve(server.ask)
+    serve(server.ask)
 
 
 def _answer(entry: str, request: bytes) -> bytes:
@@ -179,10 +173,6 @@ def _memory_file(content: bytes = b"") -> int:
         view = view[os.write(descriptor, view) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _content(descriptor: int, limit: int) -> bytes:
-    return os.pread(descriptor, limit + 1, 0)
 
 
 def _ending(reply: bytes, status: int, slow: bool, printed: bytes, complained: bytes, limit: int) -> wire.Ending:

@@ -264,7 +264,8 @@ def _allow_if_equal(values: Sequence[int]) -> list[Instruction]:
 
 
 def _allow_by_argument(number: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[Instruction]:
-    """A call whose second argument has one of some values. Loads the call's number again at the end."""
+    """A call whose second argument has one of some values. It returns either way, so the number need not be loaded
+    again."""
     inside: list[Instruction] = [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, mask), *_allow_if_equal(values)]
     inside.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
     return [(_EQUAL, 0, len(inside), number), *inside]

@@ -2,7 +2,6 @@
 
 import ctypes
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
 
 from wasmtime import Memory, Store
@@ -54,7 +53,7 @@ _FILESTAT = struct.Struct("<QQB7xQQQQQ")
 _DIRENT = struct.Struct("<QQIB3x")
 _SUBSCRIPTION = struct.Struct("<QB7xI4xQQH6x")
 _EVENT = struct.Struct("<QHB21x")
-SUBSCRIPTION_BYTES, EVENT_BYTES = _SUBSCRIPTION.size, _EVENT.size
+SUBSCRIPTION_BYTES = _SUBSCRIPTION.size
 CLOCK_EVENT = 0
 ABSOLUTE_TIME = 1
 
@@ -119,8 +118,11 @@ class GuestMemory:
 
     def scatter(self, vectors: list[tuple[int, int]], data: bytes) -> None:
         """data: at most as long as all vectors together."""
-        for address, part in _parts(vectors, data):
-            self.write(address, part)
+        start = 0
+        for address, size in vectors:
+            if part := data[start : start + size]:
+                self.write(address, part)
+            start += size
 
     def _at(self, address: int, size: int) -> int:
         # Both are unsigned, and Python's sum does not wrap around, so this is the whole check.
@@ -128,12 +130,3 @@ class GuestMemory:
             raise WasiError(Errno.FAULT)
         # Asked each time: memory that grows may move.
         return ctypes.addressof(self._memory.data_ptr(self._store).contents) + address
-
-
-def _parts(vectors: list[tuple[int, int]], data: bytes) -> Iterator[tuple[int, bytes]]:
-    start = 0
-    for address, size in vectors:
-        part = data[start : start + size]
-        if part:
-            yield address, part
-        start += size

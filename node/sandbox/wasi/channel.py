@@ -48,9 +48,13 @@ class Channel:
     def read(self, size: int) -> bytes:
         """What is left of the request; nothing at its end. Raises Finished."""
         if not self._begun:
-            self._start()
-        # A guest that has replied and reads again asks for its next call.
+            # A reply before the first request is about the loading, and answers no call.
+            if self._reply:
+                raise Finished
+            self._take(self._begin())
+            self._begun = True
         elif self._reply and not self._unread:
+            # A guest that has replied and reads again asks for its next call.
             self._take(self._go_on())
         part, self._unread = self._unread[:size], self._unread[size:]
         return bytes(part)
@@ -74,13 +78,6 @@ class Channel:
     def spare(self) -> int:
         """How many bytes may still be printed."""
         return self._limit - len(self.printed) - len(self.complained)
-
-    def _start(self) -> None:
-        # A reply before the first request is about the loading, and answers no call.
-        if self._reply:
-            raise Finished
-        self._take(self._begin())
-        self._begun = True
 
     def _take(self, request: wire.Request) -> None:
         self._unread, self.stdin = memoryview(request.body), request.stdin

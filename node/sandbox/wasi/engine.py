@@ -31,11 +31,6 @@ def make_engine(settings: Settings = OPTIMISED) -> Engine:
     return Engine(config)
 
 
-def compile_module(wasm: bytes, settings: Settings = OPTIMISED) -> bytes:
-    """About ten seconds of CPU time. For a process that does nothing else: wasmtime keeps threads."""
-    return bytes(Module(make_engine(settings), wasm).serialize())
-
-
 def load_module(path: Path) -> tuple[Engine, Module]:
     """path: native code that is trusted, see `runtime`. Raises WasmtimeError where it was made by another wasmtime."""
     engine = make_engine(Settings.of(path))

@@ -119,7 +119,9 @@ class Disk:
         if node.children:
             raise WasiError(Errno.NOTEMPTY)
         del children[name]
-        self._drop(node)
+        node.gone = True
+        if not node.opened:
+            self._give_back(node)
 
     def rename(self, folder: Node, name: str, target: Node, new: str) -> None:
         """What stands at the target is replaced. Raises WasiError; INVAL where a directory would go into itself."""
@@ -154,11 +156,6 @@ class Disk:
     def _node(self, *, directory: bool) -> Node:
         self._next_inode += 1
         return Node(self._next_inode, bytearray(), {} if directory else None, writable=True)
-
-    def _drop(self, node: Node) -> None:
-        node.gone = True
-        if not node.opened:
-            self._give_back(node)
 
     def _give_back(self, node: Node) -> None:
         self.left += ENTRY_BYTES + len(node.data)

@@ -7,7 +7,7 @@ Every function costs fuel, because the host's work for the guest must be bounded
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from blake3 import blake3
@@ -31,13 +31,11 @@ FOR_EVER = 10**18
 """Nanoseconds that all sleeping together takes at most: three decades, so that the clock fits its 64 bits."""
 MAX_OPEN = 256
 _BLOCK = 1 << 16
-READ_ONLY: Sequence[str] = ("fd_allocate fd_filestat_set_times path_filestat_set_times path_link path_symlink").split()
-NOT_HERE: Sequence[str] = "sock_accept sock_recv sock_send sock_shutdown".split()
-NOTHING_TO_DO: Sequence[str] = "fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split()
-_FIXED: dict[str, Errno] = {
-    **{name: Errno.ROFS for name in READ_ONLY},
-    **{name: Errno.NOTSUP for name in NOT_HERE},
-    **{name: Errno.SUCCESS for name in NOTHING_TO_DO},
+_FIXED = {
+    **dict.fromkeys("fd_allocate fd_filestat_set_times path_filestat_set_times".split(), Errno.ROFS),
+    **dict.fromkeys("path_link path_symlink".split(), Errno.ROFS),
+    **dict.fromkeys("sock_accept sock_recv sock_send sock_shutdown".split(), Errno.NOTSUP),
+    **dict.fromkeys("fd_advise fd_datasync fd_sync fd_fdstat_set_flags sched_yield".split(), Errno.SUCCESS),
 }
 
 
@@ -137,9 +135,11 @@ class System:
         waits = [wait for i in range(count) if (wait := abi.clock_wait(raw[i * size : (i + 1) * size]))]
         if not waits:
             raise WasiError(Errno.NOTSUP)
-        userdata, until = min(((data, self._wake(ns, absolute)) for data, ns, absolute in waits), key=lambda w: w[1])
+        now = self._now()
+        ends = ((data, ns if absolute else now + ns) for data, ns, absolute in waits)
+        userdata, until = min(ends, key=lambda end: end[1])
         # Bounded: the clock is a number of 64 bits, and a guest may sleep for as long as it likes.
-        self._slept = min(self._slept + max(until - self._now(), 0), FOR_EVER)
+        self._slept = min(self._slept + max(until - now, 0), FOR_EVER)
         self._memory.write(events, abi.event(userdata))
         self._memory.write(written, abi.SIZE.pack(1))
 
@@ -197,7 +197,8 @@ class System:
         elif descriptor in (STDOUT, STDERR):
             self._print(places, size, error=descriptor == STDERR)
         else:
-            self._store_data(self._file(descriptor), places)
+            file = self._file(descriptor)
+            file.offset = self._write_at(file.node, places, len(file.node.data) if file.append else file.offset)
         self._charge(BYTE_FUEL * size)
         self._memory.write(result, abi.SIZE.pack(size))
 
@@ -338,9 +339,6 @@ class System:
         # One nanosecond for each unit of fuel: time passes, and it passes alike on every machine.
         return BEGINNING + self._spent + self.used + self._slept
 
-    def _wake(self, nanoseconds: int, absolute: bool) -> int:
-        return nanoseconds if absolute else self._now() + nanoseconds
-
     def _random(self, size: int) -> bytes:
         self._drawn += 1
         # Known to everybody, and so the same for worker and validators. A package that wants secrets has none.
@@ -357,10 +355,6 @@ class System:
             fitting.append((address, min(length, spare + 1)))
             spare -= min(length, spare)
         self._channel.print(self._memory.gather(fitting), error=error)
-
-    def _store_data(self, file: OpenFile, places: list[tuple[int, int]]) -> None:
-        at = len(file.node.data) if file.append else file.offset
-        file.offset = self._write_at(file.node, places, at)
 
     def _write_at(self, node: Node, places: list[tuple[int, int]], offset: int) -> int:
         """Where it ends. What has no room is refused before it is copied."""
