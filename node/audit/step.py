@@ -138,22 +138,14 @@ class StepAudit:
         to bfloat16. How far float32 is from that says how far rounding moves this step."""
         bfloat16 = self._claim.arithmetic.dtype == "bfloat16"
         if self._own.dtype == self._claim.arithmetic.dtype:
-            return self._fit(before, after, batch, self._replayer, bfloat16=bfloat16)
+            return self._fit(before, after, batch, self._replayer, None)
         with self._replayer.computing_in("bfloat16" if bfloat16 else "float32") as look:
             look.take(before)
             measured = self._replayer.gradients(batch) if bfloat16 else None
-            return self._fit(before, after, batch, look, measured, bfloat16=bfloat16)
+            return self._fit(before, after, batch, look, measured)
 
-    def _fit(
-        self,
-        before: State,
-        after: State,
-        batch: Batch,
-        look: Replayer,
-        measured: Gradients | None = None,
-        *,
-        bfloat16: bool,
-    ) -> Finding:
+    def _fit(self, before: State, after: State, batch: Batch, look: Replayer, measured: Gradients | None) -> Finding:
+        bfloat16 = self._claim.arithmetic.dtype == "bfloat16"
         edge = EDGE if measured is None else MEASURED_EDGE
         # The same class rounds as the trainer did, so that nothing is off there.
         beside = [look.gradients(_shifted(batch, by)) for by in (edge, -edge) if bfloat16 and self._differences]

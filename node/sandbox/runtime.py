@@ -137,11 +137,7 @@ def private_directory() -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise RuntimeMissing(
-            "the sandbox's cache cannot be made",
-            f"{path}: {error.strerror}",
-            "name a directory of your own: INTELLECT_NODE_CACHE",
-        ) from None
+        raise _not_writable("the sandbox's cache cannot be made", path, error) from None
     _check_owner(path)
     return path
 
@@ -159,16 +155,16 @@ def _check_owner(path: Path) -> None:
     )
 
 
+def _not_writable(what: str, path: Path, error: OSError) -> RuntimeMissing:
+    return RuntimeMissing(what, f"{path}: {error.strerror}", "name a directory of your own: INTELLECT_NODE_CACHE")
+
+
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     try:
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise RuntimeMissing(
-            "the interpreter cannot be compiled",
-            f"{directory}: {error.strerror}",
-            "name a directory of your own: INTELLECT_NODE_CACHE",
-        ) from None
+        raise _not_writable("the interpreter cannot be compiled", directory, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -90,7 +90,7 @@ class Guest:
         module: Module,
         load: wire.Load,
         next_request: Callable[[], wire.Request],
-        go_on: Callable[[wire.Ending], wire.Request] | None = None,
+        go_on: Callable[[wire.Ending], wire.Request],
     ) -> None:
         """go_on: says how a call of a session ended, and waits for its next."""
         self._load = load
@@ -137,7 +137,7 @@ class Guest:
         return request
 
     def _again(self) -> wire.Request:
-        if not self._in_session or self._go_on is None:
+        if not self._in_session:
             raise Finished
         request = self._go_on(self._known(self._ended(Finished())))
         self._system.fill(request.fuel)
