@@ -79,7 +79,7 @@ def _check_defines(source: Path, function: str, text: str, run_file: Path) -> No
     except OSError as error:
         why = f"{text!r}: cannot read {source}: {error.strerror or error}"
         raise _unusable(run_file, why, "correct the path") from None
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: it is nested too deeply
         raise _unusable(run_file, f"{text!r}: {source} is no Python: {error}", "correct the file") from None
     if function not in names and "*" not in names:
         close = difflib.get_close_matches(function, names, 1)

@@ -79,6 +79,7 @@ def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | Non
     except (OSError, ValueError, RecursionError):
         found.findings.take(error, str(path))
         return None
+    before = found.findings.total
     for sentence in unknown_keys(data, RunFile):
         found.findings.add(Finding(str(path), "it has a key that is not known", sentence))
     run_file = _mended(data, path, found)
@@ -87,6 +88,8 @@ def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | Non
     # After a mistake an [environment] may be missing because it was taken out, which is told already.
     if run_file.pretraining is not None or not found.findings.total:
         found.at(str(path), check_kind, run_file, path)
+    if found.findings.total == before:  # nothing that stands in it: its size, for example
+        found.findings.take(error, str(path))
     if run_file.pretraining is None and "toploc_k" not in data.get("verification", {}):
         run_file = with_fitting_proofs(run_file, path)
     return run_file

@@ -59,7 +59,7 @@ class TaskStock:
         self._members = members
         self._directory = directory
         self._ready: dict[TaskId, ShardOrder] = {}
-        self._merging: dict[TaskId, None] = {}
+        self._held: dict[TaskId, set[bytes]] = {}
         self._over: list[Path] = []
         self._turn = trio.Lock()
 
@@ -92,25 +92,23 @@ class TaskStock:
 
     async def policies(self, task: Task) -> dict[str, Path]:
         """The images of all policies that a task names, by root as hex. Raises TaskUnready."""
-        self._merging[task.id] = None
         return {root: (await self._policy(task, root)).path for root in task.spec.policies}
 
     def heed(self, task: Task) -> None:
         """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
         is made for others'."""
-        if not task.open and task.id in self._merging:
-            del self._merging[task.id]
-            for root in task.spec.policies:
-                self._shelf.let_go(bytes.fromhex(root))
-        if not task.open and self._ready.pop(task.id, None):
+        if task.open:
+            return
+        # Another open task may work with the same policy, and the shelf does not count.
+        for root in self._held.pop(task.id, set()).difference(*self._held.values()):
+            self._shelf.let_go(root)
+        if self._ready.pop(task.id, None):
             self._over.append(self._place(task))
-            # Another open task may answer with the same policy.
-            if not any(order.policy_root == task.policy_root for order in self._ready.values()):
-                self._shelf.let_go(task.policy_root)
 
     async def _policy(self, task: Task, named: str) -> HeldPolicy:
         root = bytes.fromhex(named)
         # Before it is fetched: a newer policy could otherwise push it out as it comes.
+        self._held.setdefault(task.id, set()).add(root)
         self._shelf.hold(root)
         policy = self._shelf.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
         if policy is None:

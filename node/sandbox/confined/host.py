@@ -64,7 +64,12 @@ class ConfinedServer:
         wires = _Wires(_memory_file(request.stdin), _memory_file(), _memory_file(), hear, reply)
         try:
             server = os.getpid()
-            child = os.fork()
+            try:
+                child = os.fork()
+            except OSError:
+                os.close(hear)
+                os.close(reply)
+                raise
             if child == 0:
                 self._call(request, wires, server)
             os.close(reply)

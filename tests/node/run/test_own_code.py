@@ -89,8 +89,9 @@ def test_a_function_that_is_not_there_is_named(folder: Path, written: str, messa
     assert message in f"{caught.value.what} {caught.value.why} {caught.value.remedy}"
 
 
-def test_a_source_that_is_no_python_is_named(folder: Path) -> None:
-    (folder / "mine.py").write_text("def loss(:")
+@pytest.mark.parametrize("source", ["def loss(:", "x = " + "-" * 100_000 + "1", "x = " + "(" * 100_000], ids=len)
+def test_a_source_that_is_no_python_is_named(folder: Path, source: str) -> None:
+    (folder / "mine.py").write_text(source)
     with pytest.raises(RunFileError, match="is no Python"):
         compiled(folder)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from node.run.file import compile_run
+from node.run.file import MAX_RUN_FILE, compile_run
 from node.run.problems import check_run
 from node.run.survey import survey
 from protocol.errors import IntellectError
@@ -86,6 +86,11 @@ def test_a_run_says_how_many_rows_of_which_form_it_took_and_skipped_and_is_known
     assert part.shapes == {"INTELLECT-2, verifiable_math": 40, "GSM8K": 20} and sum(part.skipped.values()) == 1
     write_rows(run_file.parent, [*ROWS, *gsm8k])
     assert compile_run(run_file).root != compiled.root
+
+
+def test_a_survey_refuses_what_cannot_be_read_though_nothing_in_it_is_wrong(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text() + "#" * MAX_RUN_FILE)
+    assert ["too long" in one.remedy + one.what for one in survey(run_file).findings.first] == [True]
 
 
 def test_a_survey_finds_mistakes_of_all_kinds_at_once(run_file: Path) -> None:

@@ -13,8 +13,9 @@ from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.blobs import describe
 from protocol.identity import Address
 from protocol.leases import Leases
+from protocol.merging import Merge
 from protocol.run import Asset, EnvironmentSpec, RunSpec
-from protocol.tasks import TaskSpec, encode_task, task_id
+from protocol.tasks import MergeOrder, TaskSpec, encode_task, task_id
 
 ROWS = b"rows"
 OWNER = Address("0x" + "11" * 20)
@@ -82,6 +83,25 @@ async def test_a_policy_stays_as_long_as_its_task_and_files_lie_where_the_engine
     assert shelf.by_root(bytes([1]) * 32) is None and shelf.count == 2
     await stock.files(task(4, own.spec.assets[0]))
     assert not Path(order.assets_dir).exists()  # noqa: ASYNC240 - a test's own disk
+
+
+async def test_a_merge_that_is_over_lets_no_policy_go_that_another_task_works_with(tmp_path: Path) -> None:
+    shelf = PolicyShelf(2, Pins())
+    run: Any = SimpleNamespace(assets=tmp_path)
+    stock = TaskStock(run, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path)  # type: ignore[arg-type]
+    roots = [bytes([number]) * 32 for number in (1, 2)]
+    merge, answers = task(9), task(1)
+    models = tuple(root.hex() for root in roots)
+    merge.spec = TaskSpec(kind="merge", last=4, merge=MergeOrder(models=models, rule=Merge(weights=(1, 1))))
+    await stock.policies(merge)
+    await stock.order(answers)
+    for number in range(3, 9):
+        shelf.put(policy(number))
+    merge.open = answers.open = False
+    stock.heed(merge)
+    assert shelf.by_root(roots[0]) and shelf.by_root(roots[1]) is None
+    stock.heed(answers)
+    assert shelf.by_root(roots[0]) is None
 
 
 async def test_a_policy_that_nobody_has_is_said_to_be_missing(tmp_path: Path) -> None:
