@@ -35,6 +35,7 @@ def nested_deeply(text: str, brackets: str = ALL_BRACKETS, most: int = MAX_NESTE
     """Whether brackets may stand in one another more than `most` deep. Those in strings count, too, so a few texts that
     do not are said to: alike on every machine. brackets: those that open, then those that close."""
     opening = brackets[: len(brackets) // 2]
+    # Few brackets cannot be deep. Most answers end here, and nothing walks over them.
     if sum(map(text.count, opening)) <= most:
         return False
     depth = lowest = 0
@@ -44,6 +45,7 @@ def nested_deeply(text: str, brackets: str = ALL_BRACKETS, most: int = MAX_NESTE
             lowest = min(lowest, depth)
             continue
         depth += 1
+        # A closing bracket that closes nothing must not buy depth: a row of them before the opening ones would.
         if depth - lowest > most:
             return True
     return False
@@ -138,6 +140,7 @@ def answer_of(tokenizer: Tokenizer, transcript: Transcript) -> str | None:
     tokens = last_answer(transcript)
     if not tokens or tokens[-1] not in tokenizer.eos:
         return None
+    # Characters are counted and not tokens: a scorer's time goes by the text.
     text = tokenizer.decode(tokens)
     return text if len(text) <= MAX_ANSWER_CHARACTERS else None
 
@@ -183,6 +186,7 @@ def one_by_one(environment: Plain, problems: Sequence[Problem], transcripts: Seq
 def _reply(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
     try:
         return environment.step(problem, transcript)
+    # One rollout that this machine cannot tell leaves the replies to the others as they are.
     except Undecided as undecided:
         return undecided
 
@@ -282,6 +286,7 @@ _CONTEXT = "intellect-node held-back problems v1"
 
 def is_held_back(problem_id: str, share: float) -> bool:
     """Whether the hash of the id falls into the lowest `share` of all hashes."""
+    # All members split alike, today and in older runs. Another hash would train on problems that were held back.
     digest = blake3(problem_id.encode(), derive_key_context=_CONTEXT).digest(8)
     return int.from_bytes(digest, "little") < share * 2**64
 

@@ -127,6 +127,7 @@ class DatasetEnvironment(ListedProblems, OneTurn):
                 scorer.start()
 
     def another(self) -> Self:
+        # Rows never change, so all threads share them. Children and what they remember belong to one thread.
         other = copy(self)
         other._runner = self._runner.another()
         other._scorers = {task: TASK_TYPES[task].open(other._runner) for task in self._scorers}
@@ -156,6 +157,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
     environment = DatasetEnvironment(rows, tokenizer, runner, chat=chat)
     try:
         environment.start()
+    # Whatever ended it: a child of a scorer may have been started.
     except BaseException:
         environment.close()
         raise
@@ -203,6 +205,7 @@ def _read(path: Path, arguments: Arguments) -> Rows:
     for line, raw in read_rows(path, bad):
         try:
             _take(raw, arguments, rows, seen)
+        # It is a ValueError with another remedy, so it comes first.
         except _OtherTask as other:
             bad(line, str(other), "correct the row, or set other_tasks = 'skip' in the environment's arguments")
         except ValueError as error:
@@ -212,6 +215,7 @@ def _read(path: Path, arguments: Arguments) -> Rows:
     found = rows.skipped
     if found.total and arguments.on_bad_row == "error":
         raise unusable_rows(found)
+    # A member that skips other rows numbers all later problems otherwise. It would draw other prompts than everybody.
     if arguments.on_bad_row == "skip" and arguments.bad_rows not in (-1, found.total):
         raise DatasetError(
             "the dataset is read otherwise here",
@@ -249,6 +253,7 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         return
     problem = _problem(published, raw, arguments)
     known = seen.get(problem.problem_id)
+    # Several responses repeat their problem's row. A repeated id with another prompt or truth contradicts itself.
     if known is not None and not (published.several and known == problem):
         raise ValueError(f"problem_id {problem.problem_id[:80]!r} appears a second time")
     if known is not None:
@@ -271,6 +276,7 @@ def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments)
 
 def count_bad_rows(path: Path, args: Mapping[str, Any]) -> int:
     """How many rows a run with these arguments skips. Raises DatasetError for a file that cannot be read."""
+    # The arguments may be those of `tools`, which takes more than a dataset does.
     known = Arguments.__struct_fields__
     arguments = msgspec.convert({"path": "", **{key: args[key] for key in args if key in known}}, Arguments)
     return _read(path, msgspec.structs.replace(arguments, on_bad_row="skip", bad_rows=-1)).skipped.total
@@ -335,10 +341,12 @@ def _is_parquet(path: Path) -> bool:
 def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open("rb") as file:
         line = 0
+        # One byte beyond the bound shows that a line is too long, without reading all of it.
         while text := file.readline(MAX_ROW_BYTES + 1):
             line += 1
             if len(text) > MAX_ROW_BYTES:
                 bad(line, f"longer than {MAX_ROW_BYTES} bytes")
+                # The rest of a long line would be taken for rows, and all later line numbers would be wrong.
                 while text and not text.endswith(b"\n"):
                     text = file.readline(MAX_ROW_BYTES)
                 continue
@@ -356,6 +364,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with pq.ParquetFile(path) as file:
         metadata = file.metadata
         for group in range(metadata.num_row_groups):
+            # This is the size before compression. A small file may unpack to more memory than there is.
             if metadata.row_group(group).total_byte_size > MAX_ROW_GROUP_BYTES:
                 why = f"{path}: row group {group} is larger than {MAX_ROW_GROUP_BYTES} bytes"
                 raise DatasetError("the dataset cannot be read", why, "write it with smaller row groups")
@@ -376,6 +385,7 @@ def _in_solve_range(raw: Mapping[str, Any], arguments: Arguments) -> bool:
         close = difflib.get_close_matches(name, raw, 1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(map(str, list(raw)[:12]))}"
         raise ValueError(f"there is no column {name!r}{hint}")
+    # In Python a bool is an int: `true` would be a solve rate of 1.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not math.isfinite(rate):
         raise ValueError(f"{name} is {rate!r} instead of a number")
     return arguments.solve_rate_min <= rate <= arguments.solve_rate_max

@@ -14,6 +14,7 @@ from typing import Any
 
 from node.environments.errors import EnvironmentFault
 
+# A child that prints without end must not fill this process's memory.
 MAX_LINE_BYTES = 1 << 26
 
 
@@ -41,13 +42,16 @@ class LineChild:
         """Nothing where it runs already. Raises what `refused` says."""
         if self._child is not None and self._child.poll() is None:
             return
+        # A child that ended by itself is still to be reaped, and its unread output belongs to no question.
         self.close()
         try:
             self._child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                # A pipe that nobody reads fills up, and the child would wait in its next complaint.
                 stderr=subprocess.DEVNULL,
+                # Not what this process sees: that may hold keys, and some children run packages of strangers.
                 env=self._environment,
             )
         except OSError as error:
@@ -75,6 +79,7 @@ class LineChild:
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             return json.loads(line)
+        # Answers are told apart by their order alone: behind one that is lost, the next would be taken for it.
         except (ValueError, RecursionError):
             self.close()
             return None
@@ -94,12 +99,14 @@ class LineChild:
             selector.register(stream, selectors.EVENT_READ)
             if not selector.select(max(seconds, 0.0)):
                 return False
+        # From the descriptor: the stream's own buffer could hold bytes that the selector does not see.
         data = os.read(stream.fileno(), 1 << 16)
         self._unread += data
         return bool(data)
 
     def close(self) -> None:
         child, self._child = self._child, None
+        # Rests of the last child's output must not be taken for an answer of the next one.
         self._unread.clear()
         if child is not None:
             child.kill()

@@ -22,6 +22,7 @@ MAX_FILES = 512
 MAX_TESTS = 64
 MAX_CHARACTERS = 1 << 20
 """Of all files and tests together."""
+# No part begins with a dot, so no path leads out of the folder and none is hidden.
 _PATH = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}(/[A-Za-z0-9_][\w.-]{0,99}){0,7}", re.ASCII)
 _ENTRY = "intellect_session"
 
@@ -37,9 +38,11 @@ class Machine:
 
     def begin(self, files: Mapping[str, str]) -> Call:
         """The first call of a session."""
+        # With a bound of its own, a call that never ends costs this much and not the whole session.
         return Call("begin", (files,), fuel=self._call_fuel)
 
     def run(self, tool: str, text: str) -> Call:
+        # One character more than is told, by which `tell_result` sees that something was cut.
         return Call("run", (tool, text, self._most + 1), fuel=self._call_fuel)
 
     def told(self, calls: Sequence[Call]) -> str:
@@ -54,6 +57,7 @@ class Machine:
 
     def files(self, calls: Sequence[Call]) -> dict[str, str]:
         """What a session leaves, by path; nothing where it left too much or no files. Raises Undecided."""
+        # The function is the program's own, but the session may have replaced it: its word is a stranger's.
         left = self.sessions.outcome([*calls, Call("files")])
         try:
             return msgspec.convert(left.value, dict[str, str]) if left.status is Status.OK else {}

@@ -17,6 +17,7 @@ from node.environments.scoring_pool import ScoringPool
 MAX_ANSWER_CHARACTERS = 512
 DEADLINE_SECONDS = 5.0
 _CACHE_ENTRIES = 1 << 16
+# Bounded in digits and exponent: a Fraction of 1e999999999 would compute all its digits.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})(?:[eE][+-]?[0-9]{1,3})?")
 _SCIENTIFIC = re.compile(r"([+-]?[0-9.]{1,100})[eE]([+-]?[0-9]{1,3})")
 _ABSOLUTE, _RELATIVE = Fraction(1, 2_000_000), Fraction(1, 1_000_000)
@@ -37,6 +38,7 @@ atexit.register(ALGEBRA.close)
 
 def final_answer(text: str) -> str | None:
     """The last \\boxed{...} after the reasoning, or else all the text after it; None if that is too long."""
+    # Without the tag, rpartition leaves the whole text in its last part.
     text = text.rpartition("</think>")[2]
     box = last_box(text)
     text = (text if box is None else box).strip()
@@ -95,6 +97,7 @@ def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
     """The verdict where no algebra is needed, else None."""
     if any(_plainly_equal(answer, truth) for truth in truths):
         return True
+    # Where one side is an expression, 1/2 beside 0.5, they may still be equal: algebra decides.
     if _NUMBER.fullmatch(answer) and all(_NUMBER.fullmatch(truth) for truth in truths):
         return False
     return None
@@ -110,6 +113,7 @@ def _plainly_equal(answer: str, truth: str) -> bool:
 def readable(text: str) -> str:
     """As LaTeX has it: signs of Unicode, raised digits, roots, 1e-5."""
     text = text.strip().translate(_SIGNS)
+    # NFKC makes U+2212 of a raised minus, so the sign is replaced behind it once more.
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text).replace("\u2212", "-")
     text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
     number = _SCIENTIFIC.fullmatch(text)

@@ -111,6 +111,7 @@ class MixEnvironment:
         label, inner = self._inner(problem)
         environment = self._environments[label]
         sampled = sum(segment.sampled for segment in transcript)
+        # The mix takes the turns of its longest part. A shorter part must not be asked beyond its own.
         return environment.step(inner, transcript) if sampled < environment.turns else None
 
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
@@ -163,6 +164,7 @@ class MixEnvironment:
             environment.close()
 
     def _inner(self, problem: Problem) -> tuple[str, Problem]:
+        # A label has no slash, but the id behind it may have one: the first slash divides them.
         label, _, problem_id = problem.problem_id.partition("/")
         return label, replace(problem, problem_id=problem_id)
 
@@ -177,6 +179,7 @@ def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Enviro
 def label_of(settings: EnvironmentSettings, problem_id: str) -> str:
     """The environment that a problem is from: its label in a mix, else the environment's name."""
     label, slash, _ = problem_id.partition("/")
+    # The name decides, not the slash: ids of a single environment may hold one, too.
     return label if slash and settings.name == MixEnvironment.name else settings.name
 
 
@@ -189,6 +192,7 @@ def _bounds(weights: Sequence[float]) -> list[int]:
     total, seen, bounds = sum(weights), 0.0, []
     for weight in weights:
         seen += weight
+        # The running sum is rounded and not each weight, so that errors do not add up.
         bounds.append(round(SHARES * seen / total))
     # Whatever rounding did: no share may belong to no environment.
     bounds[-1] = SHARES

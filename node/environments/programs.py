@@ -17,6 +17,7 @@ TOTAL = 16
 """Times the fuel of one trial that all trials of a program may use together."""
 Opener = Callable[[Mapping[str, bytes], str, Limits], Sandbox]
 """(files, entry module, limits) -> a sandbox that has loaded it."""
+# As CommonMark has it: behind the marks of a fence stands no further one, else it is code in a line.
 _FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 _ENTRY = "intellect_program"
 
@@ -40,6 +41,7 @@ def last_block(text: str) -> str | None:
     for fence in _FENCE.finditer(text):
         if start is None:
             start = fence.end() + 1
+        # A closing fence has nothing behind it. One with a language stands inside of the block.
         elif not fence[1].strip(" \t"):
             start, block = None, text[start : fence.start()]
     return block if block.strip() and len(block) <= MAX_SOURCE else None
@@ -67,6 +69,7 @@ class ProgramRunner:
             self._sandbox = self.open(_ENTRY, guest(_ENTRY))
         # A call for each trial. One for all would save some forks. But a program would see its later inputs, one
         # endless trial would take the others' outputs, and nobody could stop at the first wrong one.
+        # A program may be endless for each of its inputs, 256 of a package: a validator would pay for all of them.
         left = TOTAL * self._limits.fuel
         for trial in trials:
             if left <= 0:
@@ -113,6 +116,7 @@ def opener_for(assets: Path | None = None, *, optimised: bool = True) -> Opener:
         from node.sandbox.opening import SandboxPool
         from node.sandbox.wasi.settings import Settings
 
+        # Looked for when a sandbox is opened: problems without programs need no interpreter on their machine.
         runtime, settings = find_runtime(assets), Settings(optimised=optimised)
         return SandboxPool(lambda: open_wasi(files, entry, limits, runtime, settings=settings))
 

@@ -35,6 +35,7 @@ def load_environment(settings: EnvironmentSettings, assets: Path, tokenizer: Tok
 def _load(settings: EnvironmentSettings, assets: Path, tokenizer: Tokenizer) -> Environment:
     if settings.name == MixEnvironment.name:
         return load_mix(getattr(settings, "parts", ()), lambda part: load_environment(part, assets, tokenizer))
+    # The name comes from a run file and becomes part of a path, so its form is checked first.
     packaged = is_name(settings.name) and (assets / asset_name(settings.name)).is_file()
     wrong = check_arguments(settings.name, settings.args, packaged=packaged)
     if wrong:
@@ -58,6 +59,7 @@ def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) 
         arguments = BUILTIN[name].offered.Arguments
     else:
         return f"there is no environment {name!r}", f"{nearest(name, BUILTIN)}, or update intellect-node"
+    # msgspec refuses unknown keys as well, but does not say which one was meant.
     known = arguments.__struct_fields__
     for key in args:
         if key not in known:
@@ -154,6 +156,7 @@ class OwnReward:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
+    # Without this, __getattr__ would hand out the environment's own copy, which scores without the function.
     def another(self) -> None:
         """The function is its owner's, and is called by one thread at a time."""
 

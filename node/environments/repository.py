@@ -106,6 +106,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
 
     def states(self, problem: Problem, transcript: Transcript) -> bytes:
         """Raises Undecided."""
+        # The last answer makes no call any more, even where it ends with one. The last call stands two segments before.
         calls = self._calls(problem, transcript[:-2]) or []
         return self.machine.states(calls[: end + 1] for end in range(1, len(calls)))
 
@@ -130,6 +131,8 @@ class RepositoryEnvironment(ListedProblems, Defaults):
         """Raises Undecided."""
         key = blake3(msgspec.json.encode((row.problem_id, sorted(files.items())))).digest()
         if key not in self._known:
+            # No files: the session used up its fuel or left too much. A test that needs none would be paid.
+            # An undecided test raises before it is remembered, so it is asked again.
             self._known[key] = float(bool(files) and all(self._passes(test, files) for test in row.tests))
         return self._known[key]
 
@@ -197,6 +200,7 @@ def load(
 
 def _limits(arguments: Arguments) -> Limits:
     try:
+        # A call may say less than the limit and never more, so the limit covers both kinds.
         fuel = max(arguments.call_fuel, arguments.test_fuel)
         limits = Limits(
             fuel=fuel,
@@ -220,6 +224,7 @@ def _row(raw: dict[str, Any], *, chat: bool) -> _Row:
     row = msgspec.convert(raw, _Row)
     if not row.problem_id or not row.files or not row.tests:
         raise ValueError("it lacks an id, files or tests")
+    # `wrong_rows` puts the golden files into a machine, so their paths are looked at as well.
     check_files((*row.files, *row.gold), row.files, [test.code for test in row.tests])
     before, _ = read_prompt(row.prompt)
     if before and not chat:

@@ -40,6 +40,7 @@ class RetryEnvironment(SortEnvironment):
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         right = super().score(problems, transcripts)
+        # Sampled segments and the environment's alternate, and both ends are sampled.
         tries = [len(transcript) // 2 + 1 for transcript in transcripts]
         return [score / count for score, count in zip(right, tries, strict=True)]
 

@@ -54,6 +54,7 @@ class ScoringPool:
                 while waiting:
                     replies = self._replies(child, function, waiting)
                     found += replies
+                    # A call without an answer has ended its child. The next `send` starts another for the rest.
                     waiting = waiting[len(replies) :]
         except BaseException:
             child.close()  # it may be in the middle of an answer
@@ -76,6 +77,7 @@ class ScoringPool:
         self, child: LineChild, function: Callable[..., Any], calls: Sequence[Sequence[Any]]
     ) -> list[Any | Undecided]:
         """What comes back, up to the first call without an answer in time."""
+        # All is sent before anything is read: the child reads its whole line first, so no pipe is full on both sides.
         child.send([function.__module__, function.__qualname__, [list(arguments) for arguments in calls]])
         replies: list[Any | Undecided] = []
         for _ in calls:
@@ -103,6 +105,7 @@ class ScoringPool:
             if len(self._idle) < KEPT:
                 self._idle.append(child)
                 return
+        # Outside of the lock: closing waits for the process to end.
         child.close()
 
 
@@ -130,6 +133,7 @@ def main() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    # A crash in C code must not write the child's memory to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)  # what algebra complains of
     for needed in sys.argv[1:]:
@@ -137,8 +141,10 @@ def main() -> None:
     print('["ready"]', flush=True)
     for line in sys.stdin:
         module, name, calls = json.loads(line)
+        # The parent alone writes these lines, and it names functions of this program. Answers are arguments only.
         function = getattr(import_module(module), name)
         for arguments in calls:
+            # In a list, since null is a result of its own and None means that no answer came.
             print(json.dumps([_result(function, arguments)]), flush=True)
 
 

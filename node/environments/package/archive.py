@@ -22,6 +22,7 @@ SUFFIXES = (".py", ".toml", ".json", ".jsonl", ".txt", ".md", ".csv")
 RESERVED = "intellect_"
 """How modules begin that the program puts beside a package's."""
 _BLOCK = 512
+# No part begins with a dot: no path leads upwards, and none is hidden.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _DEPTH = 4
 
@@ -44,12 +45,16 @@ def unpack(archive: bytes) -> dict[str, bytes]:
         raise _refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", _PACK_ANEW)
     files: dict[str, bytes] = {}
     place, last = 0, ""
+    # A block of zeros ends the files, two of them the archive. Anything behind them is refused below.
     while any(header := archive[place : place + _BLOCK]):
         name, size = _read_header(header)
         start = place + _BLOCK
         place = start + size + -size % _BLOCK
+        # Compared with what is there before anything is cut out: a size that lies allocates nothing.
+        # Padding that is not zero would give one package two roots.
         if place > len(archive) or any(archive[start + size : place]):
             raise _refused(f"{name} is cut off or padded wrongly", _PACK_ANEW)
+        # One order only, so that the same files have one root; equal names fall out with it.
         if name <= last or len(files) == MAX_FILES:
             raise _refused(f"{name} is out of order, doubled or one file too many", _PACK_ANEW)
         files[name], last = archive[start : start + size], name
@@ -81,6 +86,7 @@ def check_files(files: Mapping[str, bytes]) -> None:
 def check_name(name: str) -> None:
     """Raise PackageError unless `name` is a plain relative path of a kind of file that a package may hold."""
     parts = name.split("/")
+    # A name of more than 100 bytes would spill into the header's prefix, which the reader does not look at.
     if len(parts) > _DEPTH or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
         raise _refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
     if parts[0].startswith(RESERVED):
@@ -97,11 +103,13 @@ def _header(name: str, size: int) -> bytes:
 
 def _read_header(header: bytes) -> tuple[str, int]:
     """(name, size in bytes) of a header that is to the bit what `pack` writes."""
+    # Bytes beyond ASCII become a sign that no name may have, so the name is refused.
     name = header[:100].rstrip(b"\0").decode("ascii", "replace")
     check_name(name)
     try:
         size = int(header[124:135], 8)
     except ValueError:
+        # Refused below, in the words for a size that is too large.
         size = MAX_BYTES + 1
     if not 0 <= size <= MAX_BYTES or header != _header(name, size):
         raise _refused(f"the entry {name} is no plain file as `env publish` writes it", _PACK_ANEW)
@@ -165,6 +173,7 @@ def _below(path: Path) -> Iterator[Path]:
     for entry in sorted(os.scandir(path), key=lambda one: one.name):
         if entry.name.startswith(".") or entry.name in _LEFT_OUT:
             continue
+        # A link to a directory goes on to `_content`, which refuses links.
         if entry.is_dir(follow_symlinks=False):
             yield from _below(path / entry.name)
         else:
@@ -174,6 +183,8 @@ def _below(path: Path) -> Iterator[Path]:
 def _content(path: Path, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes. Raises PackageError."""
     try:
+        # O_NONBLOCK: opening a pipe would wait for somebody who writes to it.
+        # The open file is looked at and not its path: somebody may put another file there in between.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             found = os.fstat(descriptor)

@@ -96,6 +96,7 @@ def check_package(
     """Plays at most `most` rows, those that the seed draws. Raises PackageError where the package cannot be loaded."""
     players: list[_Player] = []
     try:
+        # One by one and inside of the try: where the second cannot be loaded, the first is closed.
         for way in ways:
             players.append(_Player(way, files, seed))
         return _checked(players, most, progress, seed)
@@ -147,9 +148,11 @@ def _swept(
         same = alone.get(item.number, {}).get(name)
         if reward is None:
             report.undecided += 1
+        # A sweep asks about one answer. A rollout of several turns may rightly be worth something else.
         elif same is not None and not same.undecided and len(same.turns) == 1 and same.reward != reward:
             what = f"{name} gets {same.reward:g} by itself, and {reward:g} among others"
             yield Finding(item.number, what, "score must not remember what it was asked before")
+        # An answer that was also played by itself has been reported by `_wrong_rewards`.
         elif reward != FLOOR and same is None:
             yield Finding(item.number, f"{name} gets {reward:g}", "score must give 0 for it")
         else:
@@ -232,6 +235,7 @@ class _Player:
             yield name, (worthless[name],)
 
     def played(self, item: Item, answers: tuple[str, ...], name: str = "") -> Played:
+        # most_spent only grows. It is set to 0 to see what this play takes, and put back afterwards.
         before, began, most = self._spent(), time.perf_counter(), self.package.most_spent
         self.package.most_spent = 0
         try:
@@ -326,6 +330,7 @@ def all_ways(*, native: bool = True) -> list[Way]:
 
 def _native(seed: str) -> Opener:
     def opened(files: Mapping[str, bytes], entry: str, limits: Limits) -> Sandbox:
+        # An interpreter reads its seed when it starts, and a sandbox takes it from this process.
         with _hash_seed(seed):
             return open_confined(files, entry, limits)
 

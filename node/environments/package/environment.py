@@ -131,6 +131,7 @@ class PackageEnvironment(ListedProblems, Defaults):
     def another(self) -> Self:
         """Raises Undecided."""
         other = copy(self)
+        # Each thread remembers for itself what was said: the table is not made for two.
         other._package, other._said = self._package.another(), Recent(_REMEMBERED)
         other._scorer = self._scorer.another(other._package)
         return other
@@ -145,6 +146,7 @@ class PackageEnvironment(ListedProblems, Defaults):
             if segment.sampled:
                 turns.append({"role": "assistant", "content": self._tokenizer.decode(segment.tokens)})
             else:
+                # Asked for again and not decoded: two texts may have the same tokens.
                 turns.append({"role": "user", "content": self._reply(problem, transcript[:place], turns)})
         return turns
 
@@ -196,6 +198,7 @@ def _place(problem: Problem, transcript: Transcript) -> bytes:
     """32 bytes that name a problem and all that was said so far."""
     hasher = blake3(problem.problem_id.encode())
     for segment in transcript:
+        # The length is hashed as well: else tokens could move from one segment to the next unseen.
         hasher.update(struct.pack(f"<?I{len(segment.tokens)}i", segment.sampled, len(segment.tokens), *segment.tokens))
     return hasher.digest()
 

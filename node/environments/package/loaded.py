@@ -60,9 +60,11 @@ class LoadedPackage:
         """instructions of all calls so far"""
         self.most_spent = 0
         """of one call"""
+        # Set before anything can fail: `close` looks at it.
         self.sessions: PackageSessions | None = None
         try:
             self.sandbox = self._opened()
+        # It is a SandboxError, too, but what this machine cannot do is no mistake of the package.
         except NoOutcome:
             raise
         except SandboxError as error:

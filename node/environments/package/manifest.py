@@ -74,6 +74,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         _check_keys(data.get("limits", {}), Limits)
         _check_keys(data.get("session", {}), Session)
         manifest = msgspec.convert(data, Manifest)
+        # The sandbox knows packages by its limits. The head's own key wins over one in [limits].
         limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)
         manifest = msgspec.structs.replace(manifest, limits=limits)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
@@ -90,6 +91,7 @@ def is_name(name: str) -> bool:
 def _text(files: Mapping[str, bytes]) -> str:
     heads = [match["content"] for match in _HEAD.finditer(_top(files[CODE]))]
     if SETTINGS in files:
+        # Two descriptions could contradict each other. The file counts as one, so a head beside it is refused.
         heads.append("")
     if len(heads) != 1:
         raise _unusable(
@@ -102,6 +104,7 @@ def _text(files: Mapping[str, bytes]) -> str:
 
 
 def _top(code: bytes) -> str:
+    # The expression ends its lines with $, which does not stand before a carriage return.
     return code[:MAX_HEAD].decode(errors="replace").replace("\r\n", "\n")
 
 

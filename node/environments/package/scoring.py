@@ -75,6 +75,7 @@ class PackageScorer:
             return [FLOOR] * len(questions)
         new = {question.key: question for question in questions if question.key not in self._known}
         scores = dict(zip(new, self._ask(list(new.values())), strict=True))
+        # Read before the new ones are remembered: these may push the old ones out.
         found = [scores[q.key] if q.key in scores else self._known[q.key] for q in questions]
         self.gave_up += sum(score is None for score in found)
         # What this machine could not tell is asked again: it may have been busy.
@@ -100,6 +101,7 @@ class PackageScorer:
     def _ask_with(self, questions: list[Question], told: Iterable[Any]) -> list[float | None]:
         """told: to the scorer, besides what was said; empty: the floor, None: this machine cannot tell."""
         found = list(told)
+        # A scorer is never asked about no runs: `all` of nothing is true, and would be paid.
         asked = [place for place, one in enumerate(found) if one]
         calls = [(questions[place].row, questions[place].turns, found[place]) for place in asked]
         rewards = dict(zip(asked, map(self._reward, self._package.call_all("score_with", calls)), strict=True))

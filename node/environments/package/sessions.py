@@ -65,6 +65,7 @@ class PackageSessions:
     def _reply(self, row: Row, turns: Turns) -> str | None | Undecided:
         try:
             wish = self._wish(row, turns)
+            # Files that no machine takes end the rollout everywhere: they follow from the row, not from this machine.
             if wish is None or self._gave(row) is None:
                 return None
             if isinstance(wish, str):
@@ -99,6 +100,7 @@ class PackageSessions:
                 self._wishes[_key(row, turns)] = parse_call(turns[-1]["content"], TOOLS)
             return
         for one, outcome in zip(asked, self._call_all("step", asked) if asked else (), strict=True):
+            # An undecided step is not remembered: this machine may tell it the next time.
             if not isinstance(outcome, Undecided):
                 self._wishes[_key(*one)] = _wished(outcome)
 

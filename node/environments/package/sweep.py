@@ -77,9 +77,11 @@ def sweep(
     for done, some in _slices(items):
         answers = [_answers(seed, item.number) for item in some]
         asked = [[item.row, list(texts.values())] for item, texts in zip(some, answers, strict=True)]
+        # An answer of a session is tested in machines, which one call of the package cannot do.
         outcome = None if package.sessions else package.call_all("sweep", [(asked,)])[0]
         values = outcome.value if isinstance(outcome, Outcome) and outcome.status is Status.OK else None
         for place, (item, texts) in enumerate(zip(some, answers, strict=True)):
+            # One row that never ends takes the call's fuel, and its neighbours with it. Then each is asked by itself.
             found = values[place] if isinstance(values, list) and len(values) == len(some) else [None] * len(texts)
             for (name, text), value in zip(texts.items(), found, strict=True):
                 yield item, name, _reward(value) if value is not None else _alone(scorer, item.row, text, left)

@@ -48,6 +48,8 @@ def main() -> None:
 
     def problem(name: str, settings: dict[str, Any], number: int) -> dict[str, Any]:
         problems = dataset(name, settings)
+        # Without this one task in seventeen of list_functions differed from process to process.
+        # An honest worker's prompt was then a fault that costs the stake.
         begin(json.dumps([name, settings, number], sort_keys=True))
         return problems[number]
 
@@ -73,8 +75,10 @@ def main() -> None:
 
 def begin(place: str) -> None:
     """The process's own random numbers, from the start that this place has on every machine."""
+    # Text is hashed with SHA-512 here, so the process's hash seed has no part in it.
     random.seed(place)
     if "numpy" in sys.modules:
+        # numpy takes a number of 32 bits and no text.
         sys.modules["numpy"].random.seed(zlib.crc32(place.encode()))
 
 

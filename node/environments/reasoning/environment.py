@@ -40,6 +40,7 @@ class ReasoningGym:
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         # -P: nothing in the working directory is imported in the package's place.
         self._child = LineChild([self._python, "-P", str(_CHILD)], environment, START_SECONDS, self._refused)
+        # The child answers in order: two threads that ask at once would take each other's answers.
         self._turn = threading.Lock()
 
     def another(self) -> "ReasoningGym":

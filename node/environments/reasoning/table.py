@@ -6,6 +6,7 @@ and 22 pieces of garbage ("0", "nan", "[]", "9**9**9" ...). What was found: docs
 
 from node.environments.errors import nearest
 
+# One version exactly: another one makes other problems of the same numbers.
 VERSION = "0.1.25"
 
 _RUNS_ANSWERS = "its scorer evaluates the answer as Python: whoever answers would run code on every member's machine"
@@ -74,6 +75,7 @@ FLOORS: dict[str, float] = {
 }
 """Name -> the most that garbage was paid; up to this, a score is nothing."""
 
+# A list of what is allowed: a data set that a later version adds is scored only after somebody has tried it.
 ALLOWED = (
     "ab",
     "acre",

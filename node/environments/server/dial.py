@@ -42,10 +42,12 @@ def dial(parts: SplitResult, seconds: float) -> socket.socket:
     *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (ipaddress.ip_address(address[0]).is_global or os.environ.get(LOCAL_SERVERS) == "1"):
         raise OSError(f"{host} is {address[0]}, not on the public internet; {LOCAL_SERVERS}=1 permits it here")
+    # The address that was compared, not the name: a second look-up may give another one (DNS rebinding).
     plain = socket.create_connection((str(address[0]), port), timeout=seconds)
     if parts.scheme not in ("https", "wss"):
         return plain
     try:
+        # The certificate is for the name, although the connection is to an address.
         return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
     except BaseException:
         plain.close()
@@ -56,6 +58,7 @@ def dial(parts: SplitResult, seconds: float) -> socket.socket:
 def within(connection: socket.socket, seconds: float) -> Iterator[float]:
     """The time (monotonic) at which the connection is cut: a server may send a byte now and then for ever."""
     timer = threading.Timer(seconds, _cut, (connection,))
+    # A timer that waits must not keep a process alive that wants to end.
     timer.daemon = True
     timer.start()
     try:
@@ -66,6 +69,7 @@ def within(connection: socket.socket, seconds: float) -> Iterator[float]:
 
 def _cut(connection: socket.socket) -> None:
     try:
+        # This wakes a thread that waits in recv. Closing would not, and would free the descriptor while it is in use.
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # it is over already

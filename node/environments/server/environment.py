@@ -101,6 +101,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         return self.reply_tokens(tell_result(heard.shown, self._arguments.result_characters))
 
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
+        # These threads wait and do not compute. One slow episode holds up none of the others.
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return list(threads.map(self._reply, problems, transcripts))
 
@@ -118,6 +119,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         return [reward or 0.0 for reward in found]
 
     def _reward(self, problem: Problem, transcript: Transcript) -> float | None:
+        # Worth nothing whatever the server would say, so the server is not asked.
         if answer_of(self._tokenizer, transcript) is None:
             return 0.0
         try:
@@ -133,6 +135,7 @@ class ServerEnvironment(ListedProblems, Defaults):
         """What the server says behind the last of these answers, asked once. Raises Undecided."""
         key = problem_id, answers
         with self._lock:
+            # A server may say something else the second time, and the first word already stands in the rollout file.
             known = self._said.get(key)
             # Taken out: an episode has one state, and two threads must not answer in it.
             episode = self._open.pop((problem_id, answers[:-1]), None) if known is None else None
@@ -144,6 +147,7 @@ class ServerEnvironment(ListedProblems, Defaults):
             heard = self._say(episode, answers[-1])
         with self._lock:
             self._said[key] = heard
+        # An episode that is over has no next turn. Kept, it would hold one of the server's places.
         if heard.done:
             episode.close()
         else:
@@ -185,6 +189,7 @@ class ServerEnvironment(ListedProblems, Defaults):
 
     def another(self) -> Self:
         other = copy(self)
+        # Episodes and what was heard are the copy's own; rows and problems are shared.
         other._begin()
         return other
 

@@ -77,6 +77,7 @@ class McpEpisode:
         client = {"name": "intellect-node", "version": "1"}
         asked = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": client}
         self._ask("initialize", asked | ({"_meta": reset} if reset else {}))
+        # The specification wants this before any other request.
         self._link.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def say(self, answer: str) -> Heard:
@@ -85,10 +86,12 @@ class McpEpisode:
         if call is None:
             graded = self._tool(self._score_tool, {"problem_id": self._problem_id, "answer": answer})
             return FAILED if graded.isError else Heard("", True, _number(graded.text))
+        # Counted before it is decoded: how deep a decoder reads differs between machines, and the model is told.
         if nested_deeply(call.text, JSON_BRACKETS):
             return Heard("the call is nested too deeply", False, None)
         try:
             wanted = msgspec.json.decode(call.text, type=_Call)
+        # The decoder encodes text first, and half of a surrogate pair cannot be encoded.
         except (msgspec.MsgspecError, UnicodeEncodeError):
             return Heard("the call is no JSON object with name and arguments", False, None)
         # A model that could call the grader would know its reward before it answers.
@@ -128,6 +131,7 @@ class _Http:
         self._asked += 1
         link = HTTPConnection(str(parts.hostname), parts.port)
         try:
+            # With a socket in place HTTPConnection opens none. Its own would go wherever the name leads.
             link.sock = dial(parts, self._seconds)
             with within(link.sock, self._seconds):
                 path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
@@ -199,6 +203,7 @@ class _Program:
 
     def _read(self, number: int, until: float) -> _Reply:
         """The reply among its lines; others are notifications."""
+        # For all lines up to the reply: a program that sends notifications without end is refused as well.
         room = MAX_REPLY_BYTES
         while True:
             while (end := self._rest.find(b"\n")) < 0:
@@ -222,6 +227,7 @@ class _Program:
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
+            # The whole group: the command may be a wrapper that has the server as its child.
             os.killpg(self._process.pid, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -231,11 +237,13 @@ class _Program:
 
 def _from_events(response: HTTPResponse, number: int) -> _Reply:
     """The reply among server-sent events; others are notifications."""
+    # For all events up to the reply, notifications among them.
     room, data = MAX_REPLY_BYTES, b""
     while room > 0:
         line = response.readline(room)
         room -= len(line)
         if line.startswith(b"data:"):
+            # An event's lines belong together with line breaks between them, which mean nothing to JSON.
             data += line[5:].strip()
         elif not line.strip() and data:
             reply = msgspec.json.decode(data, type=_Reply)

@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url, within
 
 SCHEMES = ("ws", "wss")
+# No answer causes these, so they leave the rollout undecided. Any other error is the answer's doing.
 _ITS_OWN_TROUBLE = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})
 
 
@@ -48,6 +49,7 @@ class OpenEnvEpisode:
                 self._link = self._opened.enter_context(
                     connect(
                         url,
+                        # The connection whose address was compared: without it the name would be resolved again.
                         sock=self._socket,
                         proxy=None,
                         compression=None,
@@ -80,6 +82,7 @@ class OpenEnvEpisode:
             with within(self._socket, self._seconds):
                 self._link.send(json.dumps({"type": kind, "data": data}))
                 return self._read(self._link.recv(self._seconds))
+        # An answer that does not come is a TimeoutError, which is an OSError.
         except (OSError, WebSocketException, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise silent(str(error)) from error
 
@@ -94,5 +97,6 @@ class OpenEnvEpisode:
             raise silent(f"it answers with {reply.type[:40]!r}")
         told = msgspec.json.decode(reply.data, type=_Told)
         shown = told.observation.get(self._shown, "")
+        # Members compare words. Without an order of keys, equal objects could become different ones.
         text = shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True)
         return Heard(text, told.done, told.reward)

@@ -60,6 +60,7 @@ class PureScorer:
     def score(self, questions: Sequence[Question]) -> list[float]:
         rewards = POOL.call_all(self._reward, questions)
         self.gave_up += sum(isinstance(reward, Undecided) for reward in rewards)
+        # None: the scorer raised, as it does on every machine. Only what is undecided was counted above.
         return [0.0 if isinstance(reward, Undecided) else reward or 0.0 for reward in rewards]
 
     def close(self) -> None:

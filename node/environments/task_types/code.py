@@ -145,6 +145,7 @@ class CodeScorer:
         key = key_of((source, truth))
         if key not in self._known:
             passed = self._passes(source, msgspec.json.decode(truth[0], type=list[Case]))
+            # Not remembered: this machine may tell the next time.
             if passed is None:
                 self.gave_up += 1
                 return 0.0
@@ -189,10 +190,12 @@ def same_value(value: Any, expected: Any) -> bool:
 
 def printed_value(text: str) -> Any:
     """The JSON value that Python prints as this text; the text itself where it is none."""
+    # Python's documentation warns that deep nesting can crash the interpreter in literal_eval.
     if len(text) > MAX_PRINTED or text.count("[") + text.count("(") + text.count("{") > MAX_NESTED:
         return text
     try:
         value = ast.literal_eval(text.strip())
+        # Through JSON, as a function's result comes out of the sandbox: tuples are lists on both sides.
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
@@ -254,6 +257,7 @@ def read_output(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stand
 def output_reward(answer: str, truth: Truth) -> float:
     """1 for the predicted output, else 0."""
     found = last_object(said(answer)[-MAX_CHARACTERS:]) or {}
+    # Both names at once would be two guesses.
     told = [found[name] for name in ("output", "code_output") if name in found]
     return float(len(told) == 1 and same_value(told[0], json.loads(truth[0])))
 

@@ -41,6 +41,7 @@ def between(text: str, tag: str) -> str:
     """What stands in the only pair of these tags; empty where there is none, or several."""
     first, opened, rest = text.partition(f"<{tag}>")
     inner, closed, after = rest.partition(f"</{tag}>")
+    # Several pairs would be several guesses.
     if not opened or not closed or f"<{tag}>" in inner + after or f"</{tag}>" in first + after:
         return ""
     return inner

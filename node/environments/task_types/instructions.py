@@ -53,6 +53,8 @@ def letters(text: str, letter: str, let_frequency: int, let_relation: str) -> bo
 
 
 def placeholders(text: str, num_placeholders: int) -> bool:
+    # The class leaves out the opening mark, here and below. With `.*?` each mark that is never closed
+    # searches to the end of the text, which takes quadratic time.
     return len(re.findall(r"\[[^\[\]]*\]", text)) >= num_placeholders
 
 
@@ -174,6 +176,7 @@ def _constraint(name: Any, settings: Any) -> tuple[str, dict[str, Any]]:
     if name not in CHECKS:
         raise ValueError(f"the constraint {str(name)[:80]!r} cannot be checked; {nearest(str(name), CHECKS)}")
     try:
+        # Exports give each constraint the arguments of all others, as null.
         given = {key: value for key, value in (settings or {}).items() if value is not None}
         CHECKS[name]("", **given)
     except (TypeError, AttributeError, KeyError) as error:
@@ -196,6 +199,7 @@ def open_scorer(runner: ProgramRunner) -> PureScorer:  # noqa: ARG001 - runs no 
 def _compared(count: int, wanted: int, relation: str) -> bool:
     relations = {"at least": count >= wanted, "less than": count < wanted, "at most": count <= wanted}
     relations |= {"exactly": count == wanted, "around": abs(count - wanted) <= max(round(wanted * 0.1), 1)}
+    # Another relation is a KeyError, which `_constraint` makes a mistake of the row.
     return relations[relation]
 
 

@@ -64,6 +64,7 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
 
 def _check(schema: dict[str, Any], root: dict[str, Any]) -> None:
     for key, rule in schema.items():
+        # A keyword that is not checked would be met by every answer.
         if key not in _SHAPES:
             raise ValueError(f"the schema's keyword {key[:80]!r} is not checked here; {nearest(key, _SHAPES)}")
         try:
@@ -134,6 +135,7 @@ class SchemaScorer:
             if isinstance(outcome, Undecided):
                 undecided.add(key)
             else:
+                # Out of fuel is the same on every machine, so it may be remembered as a wrong answer.
                 self._known[key] = float(outcome.status is Status.OK and outcome.value is True)
         return undecided
 
@@ -146,6 +148,7 @@ class SchemaScorer:
 def json_in(answer: str) -> str:
     """The answer's JSON: its last fenced block, or else all of it; empty if that is too long."""
     text = said(answer)
+    # Two searches from the end: an expression looks for the end of each block that is never closed.
     opened = text.rfind("```", 0, text.rfind("```")) if text.count("```") > 1 else -1
     if opened >= 0:
         text = text[opened + 3 : text.rfind("```")].removeprefix("json")

@@ -14,8 +14,10 @@ from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
 MAX_TRUTH = 1024
+# Repeats of blanks and letters are bounded: the time must grow in proportion to the answer.
 _MARKS = re.compile(r"####|answer(?: is)?[ \t]{0,8}:|<answer>", re.IGNORECASE)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+# These words change what the number is worth: 3 million is not 3.
 _SCALES = r"(?!(?:and|or|hundred|thousand|million|billion|trillion|dozen|hal[fv]|third|quarter|fifth|tenth|times)\w*\b)"
 _WITH_UNIT = re.compile(
     rf"([$\u20ac\u00a3]?[ ]?[+-]?\d[\d,]{{0,40}}(?:\.\d{{1,40}})?)(?: {_SCALES}[a-zA-Z]{{2,20}}){{1,4}}"
@@ -70,6 +72,7 @@ def marked(answer: str) -> str:
     said = said.removeprefix("\\(").removesuffix("\\)").strip()
     if unit := _WITH_UNIT.fullmatch(said):
         said = unit[1].lstrip("$\u20ac\u00a3 ")
+    # Only groups of three digits are one number: 1,2 may be a pair.
     return f"\\boxed{{{said.replace(',', '') if _GROUPED.fullmatch(said) else said}}}"
 
 

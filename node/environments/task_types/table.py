@@ -57,6 +57,7 @@ TASK_TYPES = {
         TaskType("code_output_prediction", _PREDICTED, "exact", code.read_output, code.open_output),
         TaskType("ifeval", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
         TaskType("instruction_following", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
+        # Patterns of a schema are tried in the sandbox, so such rows need the interpreter as programs do.
         TaskType("json_schema", _SCHEMA, "bounded", json_schema.read_truth, json_schema.SchemaScorer, programs=True),
         TaskType("reasoning_gym", _GYM, "bounded", reasoning_gym.read_truth, reasoning_gym.open_scorer),
         TaskType("llm_judgeable_groundtruth_similarity", _JUDGED, "judged", _read_judged, _open_judged),

@@ -240,6 +240,7 @@ class ToolEnvironment:
         about = how_to_call([(name, tool.about) for name, tool in tools.items()])
         self._instructions = arguments.instructions.replace("{tools}", about)
         self.turns = arguments.calls + 1
+        # Calls run into counted limits, so exact problems become bounded ones.
         self.determinism: Determinism = "judged" if problems.determinism == "judged" else "bounded"
         self.size, self.held_back = problems.size, problems.held_back
 
@@ -268,6 +269,7 @@ class ToolEnvironment:
         replies: list[Reply] = [None] * len(calls)
         for name, tool in self._tools.items():
             asked = {place: call.text for place, call in enumerate(calls) if call and call.tool == name}
+            # A tool that nobody called is not asked: asking opens its sandbox.
             for place, found in zip(asked, tool.answers(list(asked.values())) if asked else (), strict=True):
                 replies[place] = found if isinstance(found, Undecided) else self._told(found)
         return replies
@@ -342,11 +344,13 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
         limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
     except ValueError as error:
         raise _unusable(str(error), "change call_fuel or memory_mib") from None
+    # One character more than is told, so that a cut is seen and marked.
     return PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
 
 
 def _corpus_file(arguments: Arguments, assets: Path) -> Path:
     path = assets / arguments.corpus
+    # Resolved: a link inside of the assets may lead out of them.
     if not path.resolve().is_relative_to(assets.resolve()):
         raise _unusable(f"the corpus {arguments.corpus!r} leaves the run's assets", "correct corpus")
     return path

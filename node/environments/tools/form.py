@@ -25,14 +25,17 @@ def parse_call(answer: str, tools: Collection[str]) -> ToolCall | None:
     """The call that an answer ends with; None if it ends with none of these tools', or with one too long or empty."""
     said = answer.rpartition("</think>")[2].rstrip()
     for tool in tools:
+        # From the last opening tag on: code before it may hold one as well.
         before, opened, text = said.removesuffix(f"</{tool}>").rpartition(f"<{tool}>")
         if said.endswith(f"</{tool}>") and opened and 0 < len(text.strip()) and len(text) <= MAX_CALL:
+            # Line breaks only: blanks at the beginning are Python's indentation.
             return ToolCall(tool, text.strip("\n"))
     return None
 
 
 def tell_result(text: str, most: int) -> str:
     """What the model is told. most: characters of the result; what cannot be encoded is replaced."""
+    # A guest can print half of a surrogate pair, and no tokenizer encodes that.
     sound = text.encode("utf-8", "replace").decode("utf-8")
     shown = sound if len(sound) <= most else sound[:most] + _CUT
     return f"<result>\n{shown.rstrip()}\n</result>"

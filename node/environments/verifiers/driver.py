@@ -117,6 +117,7 @@ class Endpoint:
         return web.json_response({"request_id": "replayed", "choices": [{**choice, "logprobs": logprobs}]})
 
     def _admit(self, request: web.Request) -> None:
+        # Every user of this machine reaches the loopback address.
         said = request.headers.get("Authorization", "")
         if not secrets.compare_digest(said.encode(), f"Bearer {self._key}".encode()):
             raise web.HTTPUnauthorized
@@ -127,6 +128,7 @@ def checked(body: object) -> list | None:
     tokens = body.get("token_ids") if isinstance(body, dict) and isinstance(body.get("sampling_params"), dict) else None
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_TOKENS:
         return None
+    # Not isinstance: a bool is an int in Python.
     good = all(type(token) is int and 0 <= token < 1 << 31 for token in tokens)
     return tokens if good else None
 
@@ -156,6 +158,7 @@ def harness_class() -> type:
                 messages += [message_to_wire(message) for message in prompt or []]
             async with (
                 AsyncExitStack() as stack,
+                # No retries and no clock: the last request is never answered, and the end of the replay cancels it.
                 AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None) as model,
             ):
                 tools, dispatch, servers = [], {}, {}
@@ -193,6 +196,7 @@ def load(settings: dict):  # noqa: ANN201
     module = types.ModuleType(HARNESS)
     module.Harness = harness_class()
     module.__all__ = ["Harness"]
+    # A harness is named in the configuration and imported by that name. This one stands in no file.
     sys.modules[HARNESS] = module
 
     from verifiers.v1.configs.agent import agent_config_fields
@@ -221,6 +225,7 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors or len(episode.traces) != 1:
             what = f"{errors[0].type}: {errors[0].message}" if errors else f"{len(episode.traces)} traces"
+            # A clock of the package's own says something else on every machine: that decides nothing.
             session.end(**{"late" if "Timeout" in what else "wrong": f"the rollout failed: {what}"[:500]})
         elif session.turn < len(session.said):
             session.end(wrong=f"it ended after turn {session.turn} of {len(session.said)}: it is not exact")
@@ -228,6 +233,7 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
             session.end(reward=float(episode.traces[0].reward))
 
     rollout = asyncio.create_task(whole())
+    # A rollout that ends in an error would leave the replay waiting for an outcome.
     rollout.add_done_callback(lambda done: session.end(wrong=failure(done)))
     try:
         return await session.outcome

@@ -68,6 +68,7 @@ class Replayer:
         self._settings = settings
         self._seconds = seconds
         self._numbers = itertools.count()
+        # Two threads that ask at once would read the replies to each other's rollouts.
         self._turn = threading.Lock()
         self.prompts: list[str] = []
         shown = {name: os.environ[name] for name in SHOWN if name in os.environ}
@@ -113,6 +114,7 @@ class Replayer:
         if reply.reward is not None and not math.isfinite(reply.reward):
             reply = _Reply(wrong=f"its reward is {reply.reward}")
         if reply.late:
+            # The replies to the rest of the batch are on their way. Only a new process says none of them.
             self.close()
             raise self._undecided(reply.late)
         if reply.wrong:

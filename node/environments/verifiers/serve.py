@@ -78,6 +78,7 @@ class Rollout:
         if kind == "over":
             return "", True, given
         messages, self._tools = given
+        # Behind what was said before stand the answer and at least one new message.
         if messages[: len(before)] != before or len(messages) < len(before) + 2:
             raise Trouble(OWN_TROUBLE, "the package changes what was said before: it cannot be trained on")
         self._said = messages
@@ -221,6 +222,7 @@ def is_loopback(address: str) -> bool:
 
 
 def observation_of(text: str, done: bool, reward: float | None) -> dict:
+    # json would write NaN or Infinity, which is no JSON, and the member could read nothing of the reply.
     good = reward is not None and math.isfinite(reward)
     told = {"observation": {"message": text}, "reward": reward if good else None, "done": done}
     return {"type": "observation", "data": told}
@@ -323,6 +325,7 @@ async def serve(settings: dict, replies) -> None:  # noqa: ANN001
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors or len(episode.traces) != 1:
             what = f"{errors[0].type}: {errors[0].message}" if errors else f"{len(episode.traces)} traces"
+            # A clock that ran out is not the answer's fault, so nobody's reward follows from it.
             raise Trouble(OWN_TROUBLE if "Timeout" in what else ANSWERS_FAULT, f"the rollout failed: {what}")
         return float(episode.traces[0].reward)
 

@@ -72,6 +72,7 @@ def id_of(written: Any, *content: Any) -> str:
     if written is None:
         digest = blake3(msgspec.json.encode(content, order="sorted")).hexdigest(length=10)
         return f"row-{digest}"
+    # In Python a bool is an int: `true` would be an id.
     if isinstance(written, bool) or not isinstance(written, str | int):
         raise ValueError(f"problem_id is {str(written)[:40]!r}, neither text nor a whole number")
     text = str(written)
@@ -106,6 +107,7 @@ def _literal(text: str, why: str, what: str) -> Any:
     if not text.lstrip().startswith("{") or deep:
         raise ValueError(f"{what} is not JSON: {why}")
     try:
+        # It evaluates plain values only. Size and depth are bounded above, since deep text can crash it.
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"{what} is neither JSON ({why}) nor the repr of plain values") from None

@@ -27,6 +27,7 @@ from node.environments.task_types.shapes.base import (
 from node.environments.task_types.shapes.tests import read_tests
 
 NAME = "INTELLECT-2"
+# Bounded: int() takes quadratic time for a row of digits, and refuses a long one.
 _INTEGER = re.compile(r"[+-]?\d{1,100}")
 _CHOICE = re.compile(
     r"\\(?:text|textbf|mathrm|mathbf)\{ *\(([A-H])\)[ ~]*\}(?:[ ~:.]|\\[ ,;!:]|\\q?quad)*([^ ~:.].{0,200})"
@@ -34,6 +35,7 @@ _CHOICE = re.compile(
 _Info = dict[str, Any]
 _Reading = tuple[str, str, _Info]
 """(task type, how its truth was published, what the task type reads)."""
+# Of SYNTHETIC-2's checks these count as IFEval does. The others are refused by name.
 _IFEVAL: dict[str, tuple[str, Mapping[str, str]]] = {
     "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
     "validate_forbidden_words": ("keywords:forbidden_words", {"forbidden_words": "forbidden_words"}),
@@ -77,6 +79,7 @@ def mathematics(task: str, info: _Info, gold: Any) -> _Reading:
     form = "number" if isinstance(truth, int | float) and not isinstance(truth, bool) else task
     truths = truths_of(truth)
     if (
+        # Only whole numbers are compared: one expression has many spellings, which contradict nothing.
         isinstance(truths, str)
         and _INTEGER.fullmatch(truths)
         and _INTEGER.fullmatch(boxed)
@@ -291,6 +294,7 @@ def _model(one: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, Any
         elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             rules, optional = _field(line.value, line.target.id)
             kind = _type(line.annotation, classes)
+            # Bounds stand beside the type and not in it: the type may be a reference or a choice of several.
             properties[line.target.id] = {"allOf": [kind, _bounded(kind, rules, line.target.id)]} if rules else kind
             required += [] if optional else [line.target.id]
         else:
@@ -313,6 +317,7 @@ def _config(value: ast.expr, name: str) -> dict[str, Any]:
     given = {word.arg: _literal_value(word.value, name) for word in value.keywords if word.arg}
     if value.args or set(given) - {"extra"} or given.get("extra", "ignore") not in ("forbid", "ignore", "allow"):
         raise ValueError(f"the model {name} has a configuration that is not read here: {', '.join(given)[:80]}")
+    # pydantic ignores further fields unless it is told otherwise, and so does a schema.
     return {"additionalProperties": False} if given.get("extra") == "forbid" else {}
 
 
@@ -323,6 +328,7 @@ def _field(value: ast.expr | None, name: str) -> tuple[dict[str, Any], bool]:
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Field"):
         return {}, True
     rules: dict[str, Any] = {}
+    # Field(...) says that the field must be there; any other first argument is its default.
     optional = bool(value.args) and not (isinstance(value.args[0], ast.Constant) and value.args[0].value is ...)
     for word in value.keywords:
         if word.arg in _SAYING:
@@ -338,6 +344,7 @@ def _field(value: ast.expr | None, name: str) -> tuple[dict[str, Any], bool]:
 def _bounded(kind: dict[str, Any], rules: dict[str, Any], name: str) -> dict[str, Any]:
     """The bounds in a schema's words: a length is of a text or of a list."""
     schema: dict[str, Any] = {}
+    # Optional[list] is a choice of two types, and a length is that of its list.
     listed = any(one.get("type") == "array" for one in (kind, *kind.get("anyOf", ())))
     for word, value in rules.items():
         if word in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):

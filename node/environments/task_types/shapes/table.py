@@ -111,6 +111,7 @@ _VERIFIERS_MATHEMATICS = ("default", "math", "gsm8k", "math500", "aime2024", "ai
 
 def _is_verifiers_v0(row: Mapping[str, Any]) -> bool:
     named = "answer" in row and ("question" in row or "prompt" in row)
+    # Rows that fit two forms are refused, so the loosest form leaves the others theirs.
     return named and not (isinstance(row["answer"], str) and MARK in row["answer"]) and not _is_gym(row)
 
 

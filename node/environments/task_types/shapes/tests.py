@@ -70,6 +70,7 @@ def _case(case: Any, number: int, named: str) -> dict[str, Any]:
         raise ValueError(f"test {number} has no input and output")
     function = _one_name(case.get("fn_name") or "", _named(case.get("metadata")))
     kinds = {_kind(case[key], number) for key in ("type", "testtype") if key in case}
+    # A name in the row's metadata counts only for tests that say they call a function, or say nothing.
     if True in kinds:
         function = _one_name(function, named)
         if not function:
@@ -138,6 +139,7 @@ def _packed(text: str, column: str) -> str:
     """The text in a compressed pickle, which is only looked at."""
     opened = zlib.decompressobj()
     try:
+        # With a bound: some kilobytes may unpack to gigabytes.
         pickled = opened.decompress(base64.b64decode(text, validate=True), MAX_TEXT)
         if opened.unconsumed_tail or not opened.eof:
             raise ValueError(f"{column} holds more than {MAX_TEXT} bytes, or is cut off")
