@@ -94,11 +94,11 @@ class Endpoint:
         self.port = runner.addresses[0][1]
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._admit(request)
+        admit(request, self._key)
         return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": self._longest}]})
 
     async def _generate(self, request: web.Request) -> web.Response:
-        self._admit(request)
+        admit(request, self._key)
         session = self.sessions.get(request.headers.get("X-Session-ID", ""))
         tokens = checked(await request.json())
         if session is None or tokens is None:
@@ -116,11 +116,12 @@ class Endpoint:
         choice = {"index": 0, "token_ids": said, "finish_reason": "stop" if finished else "length"}
         return web.json_response({"request_id": "replayed", "choices": [{**choice, "logprobs": logprobs}]})
 
-    def _admit(self, request: web.Request) -> None:
-        # Every user of this machine reaches the loopback address.
-        said = request.headers.get("Authorization", "")
-        if not secrets.compare_digest(said.encode(), f"Bearer {self._key}".encode()):
-            raise web.HTTPUnauthorized
+
+def admit(request: web.Request, key: str) -> None:
+    # Every user of this machine reaches the loopback address.
+    said = request.headers.get("Authorization", "")
+    if not secrets.compare_digest(said.encode(), f"Bearer {key}".encode()):
+        raise web.HTTPUnauthorized
 
 
 def checked(body: object) -> list | None:
@@ -222,9 +223,7 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
 
     async def whole() -> None:
         episode = await environment.run_episode(task, context, on_trace=minted)
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        if errors or len(episode.traces) != 1:
-            what = f"{errors[0].type}: {errors[0].message}" if errors else f"{len(episode.traces)} traces"
+        if what := failed(episode):
             # A clock of the package's own says something else on every machine: that decides nothing.
             session.end(**{"late" if "Timeout" in what else "wrong": f"the rollout failed: {what}"[:500]})
         elif session.turn < len(session.said):
@@ -241,6 +240,14 @@ async def play(environment, task, context, session: Session, endpoint: Endpoint)
         rollout.cancel()
         await asyncio.gather(rollout, return_exceptions=True)
         endpoint.sessions = {key: one for key, one in endpoint.sessions.items() if one is not session}
+
+
+def failed(episode) -> str:  # noqa: ANN001
+    """What went wrong in a rollout of the package; empty: nothing."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if errors:
+        return f"{errors[0].type}: {errors[0].message}"
+    return "" if len(episode.traces) == 1 else f"{len(episode.traces)} traces"
 
 
 def failure(task: asyncio.Task) -> str:
@@ -289,7 +296,8 @@ def tell(replies, message: dict) -> None:  # noqa: ANN001
     print(json.dumps(message), file=replies, flush=True)
 
 
-def main() -> None:
+def main(serve=serve) -> None:  # noqa: ANN001
+    """serve(settings, replies): what this process does until its input ends."""
     replies, sys.stdout = sys.stdout, sys.stderr  # packages print
     try:
         asyncio.run(serve(json.loads(sys.stdin.readline()), replies))

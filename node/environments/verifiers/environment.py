@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import platformdirs
 
-from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript
+from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, numbered
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 
@@ -38,17 +38,11 @@ class Turn:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One of them is there. asked: the tokens after all turns, before what is to be sampled next; reward: it is over;
-    broken: why it cannot go on from the last answer: that was cut off, or the package would change its tokens."""
+class Outcome(msgspec.Struct, frozen=True):
+    """What driver.py says of a rollout. One of them is there. asked: the tokens after all turns, before what is to be
+    sampled next; reward: it is over; broken: why it cannot go on from the last answer: that was cut off, or the package
+    would change its tokens; late, wrong: why this process has no outcome, which is raised."""
 
-    asked: list[int] | None = None
-    reward: float | None = None
-    broken: str = ""
-
-
-class _Reply(msgspec.Struct, frozen=True):
     id: int = -1
     asked: list[int] | None = None
     reward: float | None = None
@@ -82,19 +76,16 @@ class Replayer:
         """rollouts: (task, its turns so far). Raises Undecided if one takes too long, by our clock or its own,
         EnvironmentFault if one fails or comes to something else than before."""
         with self._turn:
-            return self._replayed(rollouts)
-
-    def _replayed(self, rollouts: Sequence[tuple[int, Sequence[Turn]]]) -> list[Outcome]:
-        orders = {next(self._numbers): rollout for rollout in rollouts}
-        self._child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
-        found: dict[int, Outcome] = {}
-        while len(found) < len(orders):
-            reply = self._child.receive(self._seconds)
-            if reply is None:
-                raise self._undecided(f"its process ended, or took more than {self._seconds:g} s over a rollout")
-            number, outcome = self._outcome(reply)
-            found[number] = outcome
-        return [found[number] for number in orders]
+            orders = {next(self._numbers): rollout for rollout in rollouts}
+            self._child.send(*(_order(number, *rollout) for number, rollout in orders.items()))
+            found: dict[int, Outcome] = {}
+            while len(found) < len(orders):
+                reply = self._child.receive(self._seconds)
+                if reply is None:
+                    raise self._undecided(f"its process ended, or took more than {self._seconds:g} s over a rollout")
+                outcome = self._outcome(reply)
+                found[outcome.id] = outcome
+            return [found[number] for number in orders]
 
     def close(self) -> None:
         self._child.close()
@@ -106,13 +97,13 @@ class Replayer:
             "raise `seconds` in the environment's arguments, or look for what the package waits for",
         )
 
-    def _outcome(self, message: Any) -> tuple[int, Outcome]:
+    def _outcome(self, message: Any) -> Outcome:
         try:
-            reply = msgspec.convert(message, _Reply)
+            reply = msgspec.convert(message, Outcome)
         except msgspec.ValidationError as error:
-            reply = _Reply(wrong=f"its process said what cannot be read: {error}")
+            reply = Outcome(wrong=f"its process said what cannot be read: {error}")
         if reply.reward is not None and not math.isfinite(reply.reward):
-            reply = _Reply(wrong=f"its reward is {reply.reward}")
+            reply = Outcome(wrong=f"its reward is {reply.reward}")
         if reply.late:
             # The replies to the rest of the batch are on their way. Only a new process says none of them.
             self.close()
@@ -124,7 +115,7 @@ class Replayer:
                 reply.wrong,
                 "a package must do the same with the same answers: correct it, or train on its first turn only",
             )
-        return reply.id, Outcome(reply.asked, reply.reward, reply.broken)
+        return reply
 
     def _refused(self, ready: Any) -> EnvironmentFault | None:
         if ready and "wrong" not in ready:
@@ -197,10 +188,10 @@ class VerifiersEnvironment(Defaults):
             )
 
     def problem(self, number: int) -> Problem:
-        return self._task(_checked(number, self.size))
+        return self._task(numbered(range(self.size), number))
 
     def held_back_problem(self, number: int) -> Problem:
-        return self._task(self.size + _checked(number, self.held_back))
+        return self._task(self.size + numbered(range(self.held_back), number))
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """What the package first asks for. Its neighbours are asked too: a process takes many at once."""
@@ -307,9 +298,3 @@ def _config(text: str) -> dict[str, object]:
 
 def _number(problem: Problem) -> int:
     return int(problem.problem_id.rpartition("-")[2])
-
-
-def _checked(number: int, size: int) -> int:
-    if not 0 <= number < size:
-        raise IndexError(f"problem {number} of {size}")
-    return number

@@ -28,6 +28,20 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+
+def beside(name: str) -> Any:
+    """A module of this folder, by its path: nothing here is importable by name beside a stranger's package."""
+    place = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"intellect_node_{name}", place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is not a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+driver = beside("driver")
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_BODY_BYTES = 64 << 20
 MOST_EPISODES, MOST_EACH = 1024, 128
@@ -189,9 +203,7 @@ class Engine:
         self.rollouts: dict[str, Rollout] = {}
 
     async def complete(self, request: web.Request) -> web.Response:
-        said = request.headers.get("Authorization", "")
-        if not secrets.compare_digest(said.encode(), f"Bearer {self._key}".encode()):
-            raise web.HTTPUnauthorized
+        driver.admit(request, self._key)
         rollout, body = self.rollouts.get(request.headers.get("X-Session-ID", "")), await request.json()
         if rollout is None or not isinstance(body, dict) or not body.get("messages") or body.get("stream"):
             raise web.HTTPBadRequest(text="no rollout of this engine's, or no plain request of a chat")
@@ -268,18 +280,6 @@ def prompt_of(messages: list[dict], tools: list[dict]) -> str | list[dict]:
     return told[0]["content"] if len(told) == 1 else told
 
 
-def beside(name: str) -> Any:
-    """A module of this folder, by its path: nothing here is importable by name beside a stranger's package."""
-    place = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"intellect_node_{name}", place)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is not a module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @asynccontextmanager
 async def listening(application: web.Application, host: str, port: int) -> AsyncIterator[str]:
     """HOST:PORT at which it is heard."""
@@ -301,7 +301,6 @@ def outer_face(server: Server) -> web.Application:
 async def serve(settings: dict, replies) -> None:  # noqa: ANN001
     import os
 
-    driver = beside("driver")
     os.environ[driver.KEY] = key = secrets.token_urlsafe(32)
     from verifiers.v1.clients import EvalClientConfig, ModelContext
 
@@ -322,9 +321,7 @@ async def serve(settings: dict, replies) -> None:  # noqa: ANN001
         finally:
             for one in ids:
                 engine.rollouts.pop(one, None)
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        if errors or len(episode.traces) != 1:
-            what = f"{errors[0].type}: {errors[0].message}" if errors else f"{len(episode.traces)} traces"
+        if what := driver.failed(episode):
             # A clock that ran out is not the answer's fault, so nobody's reward follows from it.
             raise Trouble(OWN_TROUBLE if "Timeout" in what else ANSWERS_FAULT, f"the rollout failed: {what}")
         return float(episode.traces[0].reward)
@@ -335,19 +332,9 @@ async def serve(settings: dict, replies) -> None:  # noqa: ANN001
         server = Server(play, len(tasks), settings["seconds"])
         rows = await server.rows(settings["taskset"]) if settings["rows"] else []
         async with listening(outer_face(server), settings["host"], settings["port"]) as heard_at:
-            told = {"url": f"ws://{heard_at}/ws", "tasks": len(tasks), "rows": rows}
-            print(json.dumps(told), file=replies, flush=True)
+            driver.tell(replies, {"url": f"ws://{heard_at}/ws", "tasks": len(tasks), "rows": rows})
             await asyncio.to_thread(sys.stdin.read)  # until whoever started it goes
 
 
-def main() -> None:
-    replies, sys.stdout = sys.stdout, sys.stderr  # packages print
-    try:
-        asyncio.run(serve(json.loads(sys.stdin.readline()), replies))
-    except Exception as error:  # noqa: BLE001 - whatever a package raises when it is loaded is told
-        print(json.dumps({"wrong": f"{type(error).__name__}: {error}"[:500]}), file=replies, flush=True)
-        raise
-
-
 if __name__ == "__main__":
-    main()
+    driver.main(serve)
