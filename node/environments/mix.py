@@ -9,8 +9,6 @@ from copy import copy
 from dataclasses import replace
 from typing import Protocol, Self
 
-import msgspec
-
 from node.environments.base import Determinism, Environment, EnvironmentSettings, Problem, Reply, Transcript
 from node.environments.errors import EnvironmentFault
 
@@ -29,26 +27,13 @@ def least_dependable(kinds: Iterable[Determinism]) -> Determinism:
     return max(kinds, key=LEAST_DEPENDABLE_LAST.index)
 
 
-class Part(Protocol):
+class Part(EnvironmentSettings, Protocol):
     """One environment of a mix (`protocol.sections.EnvironmentPart`)."""
 
-    @property
-    def name(self) -> str: ...
     @property
     def weight(self) -> float: ...
     @property
     def title(self) -> str: ...
-    @property
-    def args(self) -> dict[str, int | float | str]: ...
-    @property
-    def reward(self) -> str: ...
-
-
-class _Settings(msgspec.Struct, frozen=True):
-    name: str
-    args: dict[str, int | float | str]
-    parts: tuple[Part, ...] = ()
-    reward: str = ""
 
 
 class MixEnvironment:
@@ -171,9 +156,7 @@ class MixEnvironment:
 
 def load_mix(parts: Sequence[Part], load: Callable[[EnvironmentSettings], Environment]) -> MixEnvironment:
     """load: the registry's loader of a single environment."""
-    return MixEnvironment(
-        [(part.title, part.weight, load(_Settings(part.name, part.args, reward=part.reward))) for part in parts]
-    )
+    return MixEnvironment([(part.title, part.weight, load(part)) for part in parts])
 
 
 def label_of(settings: EnvironmentSettings, problem_id: str) -> str:

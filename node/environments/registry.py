@@ -110,15 +110,13 @@ def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
 
 def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mapping[str, Path]) -> bool:
     """Whether a built-in environment runs programs. files: asset -> file; raises DatasetError for a bad one."""
-    if args.get("packages"):
+    if args.get("packages") or name == "repository":
         return True
     if name == "tools":
         from node.environments.tools.environment import calls_python
 
         if calls_python(args):
             return True
-    if name == "repository":
-        return True
     row = BUILTIN.get(name)
     data = files.get(str(args.get(row.data, ""))) if row and row.data else None
     if data is None:

@@ -10,7 +10,16 @@ from typing import Self
 
 import msgspec
 
-from node.environments.base import Determinism, Environment, OneTurn, Problem, Tokenizer, Transcript, last_answer
+from node.environments.base import (
+    Determinism,
+    Environment,
+    OneTurn,
+    Problem,
+    Tokenizer,
+    Transcript,
+    last_answer,
+    numbered,
+)
 from node.environments.errors import EnvironmentFault
 
 _STRIDE = 6_180_339_889
@@ -52,9 +61,7 @@ class SortEnvironment(OneTurn):
         return Problem(problem_id=f"{self.name}-{text}", prompt=f"{text}=", answer=("".join(sorted(text)),))
 
     def problem(self, number: int) -> Problem:
-        if not 0 <= number < self.size:
-            raise IndexError(f"problem {number} of {self.size}")
-        return self._input(self.held_back + number)
+        return self._input(self.held_back + numbered(range(self.size), number))
 
     def held_back_problem(self, number: int) -> Problem:
         if not 0 <= number < self.held_back:

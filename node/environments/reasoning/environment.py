@@ -16,7 +16,16 @@ from typing import Any, Self
 
 import msgspec
 
-from node.environments.base import Determinism, OneTurn, Problem, Tokenizer, Transcript, answer_of, nested_deeply
+from node.environments.base import (
+    Determinism,
+    OneTurn,
+    Problem,
+    Tokenizer,
+    Transcript,
+    answer_of,
+    nested_deeply,
+    numbered,
+)
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
 from node.environments.reasoning.table import FLOORS, VERSION, refusal
@@ -136,10 +145,10 @@ class ReasoningGymEnvironment(OneTurn):
         self._made(0)  # settings that the data set does not take are found here
 
     def problem(self, number: int) -> Problem:
-        return self._made(_checked(number, self.size))
+        return self._made(numbered(range(self.size), number))
 
     def held_back_problem(self, number: int) -> Problem:
-        return self._made(self.size + _checked(number, self.held_back))
+        return self._made(self.size + numbered(range(self.held_back), number))
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         return self._encode(problem.prompt)
@@ -249,9 +258,3 @@ def score_row(gym: ReasoningGym, dataset: str, row: dict[str, Any], answer: str)
     if wrong:
         raise EnvironmentFault(f"rows of {dataset[:80]!r} are not scored", *wrong)
     return above_floor(dataset, gym.score_published(dataset, row, answer)) if answer else 0.0
-
-
-def _checked(number: int, size: int) -> int:
-    if not 0 <= number < size:
-        raise IndexError(f"problem {number} of {size}")
-    return number

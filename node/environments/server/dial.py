@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -68,11 +68,9 @@ def within(connection: socket.socket, seconds: float) -> Iterator[float]:
 
 
 def _cut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it is over already
         # This wakes a thread that waits in recv. Closing would not, and would free the descriptor while it is in use.
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it is over already
 
 
 @dataclass(frozen=True, slots=True)

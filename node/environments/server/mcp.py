@@ -161,7 +161,10 @@ class _Http:
         data = response.read(MAX_REPLY_BYTES + 1)
         if len(data) > MAX_REPLY_BYTES:
             raise silent("its answer is too long")
-        return _fitting(data, number)
+        reply = msgspec.json.decode(data, type=_Reply)
+        if reply.id != number:
+            raise silent("its answer is to another request")
+        return reply
 
 
 class _Program:
@@ -253,13 +256,6 @@ def _from_events(response: HTTPResponse, number: int) -> _Reply:
         if not line:
             break
     raise silent("its events hold no answer")
-
-
-def _fitting(data: bytes, number: int) -> _Reply:
-    reply = msgspec.json.decode(data, type=_Reply)
-    if reply.id != number:
-        raise silent("its answer is to another request")
-    return reply
 
 
 def _number(text: str) -> float | None:

@@ -139,20 +139,16 @@ def _passages(path: Path) -> Iterable[Passage]:
     count = 0
     for line, row in read_rows(path):
         count += 1
-        passage = _passage(row, path, line)
+        try:
+            passage = msgspec.convert(row, Passage, strict=True)
+        except msgspec.ValidationError as error:
+            raise _unusable_corpus(path, line, str(error)) from None
         if count > MAX_PASSAGES or len(passage.text) + len(passage.title) > MAX_PASSAGE:
             why = f"more than {MAX_PASSAGES} passages, or one of more than {MAX_PASSAGE} characters"
             raise _unusable_corpus(path, line, why)
         yield passage
     if not count:
         raise _unusable_corpus(path, 1, "it has no passages")
-
-
-def _passage(row: dict[str, object], path: Path, line: int) -> Passage:
-    try:
-        return msgspec.convert(row, Passage, strict=True)
-    except msgspec.ValidationError as error:
-        raise _unusable_corpus(path, line, str(error)) from None
 
 
 def _unusable_corpus(path: Path, line: int, why: str) -> DatasetError:
@@ -338,7 +334,11 @@ def _checked(arguments: Arguments) -> list[str]:
 
 def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
     if name == SEARCH:
-        return SearchTool(load_corpus(_corpus_file(arguments, assets)), arguments.result_characters)
+        path = assets / arguments.corpus
+        # Resolved: a link inside of the assets may lead out of them.
+        if not path.resolve().is_relative_to(assets.resolve()):
+            raise _unusable(f"the corpus {arguments.corpus!r} leaves the run's assets", "correct corpus")
+        return SearchTool(load_corpus(path), arguments.result_characters)
     try:
         packages = tuple(arguments.packages.split())
         limits = Limits(fuel=arguments.call_fuel, memory_mib=arguments.memory_mib, packages=packages)
@@ -346,14 +346,6 @@ def _tool(name: str, arguments: Arguments, assets: Path) -> Tool:
         raise _unusable(str(error), "change call_fuel or memory_mib") from None
     # One character more than is told, so that a cut is seen and marked.
     return PythonTool(opener_for(assets), limits, arguments.result_characters + 1)
-
-
-def _corpus_file(arguments: Arguments, assets: Path) -> Path:
-    path = assets / arguments.corpus
-    # Resolved: a link inside of the assets may lead out of them.
-    if not path.resolve().is_relative_to(assets.resolve()):
-        raise _unusable(f"the corpus {arguments.corpus!r} leaves the run's assets", "correct corpus")
-    return path
 
 
 def _unusable(why: str, remedy: str) -> EnvironmentFault:
