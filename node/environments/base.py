@@ -8,8 +8,9 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
+import msgspec
 from blake3 import blake3
 
 from node.environments.errors import Undecided
@@ -164,7 +165,7 @@ class Defaults:
     are all of one class."""
 
     def steps(self: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
-        return one_by_one(self, problems, transcripts)
+        return [reply_of(self, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
 
     def is_judged(self: Plain, problem: Problem) -> bool:  # noqa: ARG002 - all of them, or none
         return self.determinism == "judged"
@@ -179,11 +180,7 @@ class Defaults:
         return None
 
 
-def one_by_one(environment: Plain, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
-    return [_reply(environment, problem, one) for problem, one in zip(problems, transcripts, strict=True)]
-
-
-def _reply(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
+def reply_of(environment: Plain, problem: Problem, transcript: Transcript) -> Reply:
     try:
         return environment.step(problem, transcript)
     # One rollout that this machine cannot tell leaves the replies to the others as they are.
@@ -278,6 +275,11 @@ class Environment(Protocol):
     def close(self) -> None:
         """Stop helper processes, if there are any."""
         ...
+
+
+def key_of(question: Any) -> bytes:
+    """32 bytes to remember a question by, of plain values: answers and truths may be long."""
+    return blake3(msgspec.json.encode(question)).digest()
 
 
 T = TypeVar("T")

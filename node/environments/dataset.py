@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 import pyarrow as pa
@@ -269,9 +269,8 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
 def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments) -> Problem:
     before, prompt = read_prompt(published.prompt)
     truth = TASK_TYPES[published.task].truth(published.info, raw)
-    problem = Problem(published.problem_id, prompt, truth, published.task, before)
-    check_template(problem, chat=arguments.template == "chat")
-    return problem
+    check_template(before, chat=arguments.template == "chat")
+    return Problem(published.problem_id, prompt, truth, published.task, before)
 
 
 def count_bad_rows(path: Path, args: Mapping[str, Any]) -> int:
@@ -305,16 +304,12 @@ def read_problems(path: Path) -> Iterator[tuple[dict[str, Any], Published]]:
             continue
 
 
-def _bad(path: Path, line: int, why: str) -> DatasetError:
-    return DatasetError("the dataset cannot be used", f"{path}, line {line}: {why}", "correct or remove the row")
-
-
 def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line or row number from 1, row as a dict). bad: told of lines that are no rows, else they raise DatasetError, as
     does a file that cannot be read."""
 
-    def refuse(line: int, what: str) -> None:
-        raise _bad(path, line, what)
+    def refuse(line: int, what: str) -> NoReturn:
+        raise DatasetError("the dataset cannot be used", f"{path}, line {line}: {what}", "correct or remove the row")
 
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -324,7 +319,7 @@ def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[st
         for line, row in rows:
             count += 1
             if count > MAX_ROWS:
-                raise _bad(path, line, f"more than {MAX_ROWS} rows")
+                refuse(line, f"more than {MAX_ROWS} rows")
             yield line, row
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(

@@ -37,9 +37,9 @@ def encode_prompt(problem: Problem, tokenizer: Tokenizer, *, chat: bool) -> list
     return tokenizer.encode_messages([*problem.before, ("user", problem.prompt)])
 
 
-def check_template(problem: Problem, *, chat: bool) -> None:
+def check_template(before: Sequence[Said], *, chat: bool) -> None:
     """Raise ValueError for a chat of several messages where there is no template to put them into."""
-    if problem.before and not chat:
+    if before and not chat:
         raise ValueError("the prompt is a chat of several messages, and template = 'plain' has no place for them")
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from blake3 import blake3
 
-from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of
+from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of, key_of
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.machine import TOOLS, Machine, check_files
@@ -95,9 +94,8 @@ class RepositoryEnvironment(ListedProblems, Defaults):
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
-        problem = Problem(row.problem_id, self._instructions + prompt, (), before=before)
-        check_template(problem, chat=self._chat)
-        return problem
+        check_template(before, chat=self._chat)
+        return Problem(row.problem_id, self._instructions + prompt, (), before=before)
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
@@ -129,7 +127,7 @@ class RepositoryEnvironment(ListedProblems, Defaults):
 
     def _tested(self, row: _Row, files: dict[str, str]) -> float:
         """Raises Undecided."""
-        key = blake3(msgspec.json.encode((row.problem_id, sorted(files.items())))).digest()
+        key = key_of((row.problem_id, sorted(files.items())))
         if key not in self._known:
             # No files: the session used up its fuel or left too much. A test that needs none would be paid.
             # An undecided test raises before it is remembered, so it is asked again.
@@ -227,6 +225,5 @@ def _row(raw: dict[str, Any], *, chat: bool) -> _Row:
     # `wrong_rows` puts the golden files into a machine, so their paths are looked at as well.
     check_files((*row.files, *row.gold), row.files, [test.code for test in row.tests])
     before, _ = read_prompt(row.prompt)
-    if before and not chat:
-        raise ValueError("the prompt is a chat of several messages, and template = 'plain' has no place for them")
+    check_template(before, chat=chat)
     return row

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from node.environments.errors import PackageError
-from node.environments.package.manifest import CODE
+from node.environments.package.manifest import CODE, refused
 from protocol.blobs import describe
 
 MAX_BYTES = 32 << 20
@@ -35,14 +35,14 @@ def pack(files: Mapping[str, bytes]) -> bytes:
         parts += [_header(name, len(data)), data, bytes(-len(data) % _BLOCK)]
     archive = b"".join([*parts, bytes(2 * _BLOCK)])
     if len(archive) > MAX_BYTES:
-        raise _refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", "leave something out")
+        raise refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", "leave something out")
     return archive
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
     """The files of an archive; raises PackageError for anything that `pack` would not have written."""
     if len(archive) > MAX_BYTES:
-        raise _refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", _PACK_ANEW)
+        raise refused(f"it has {len(archive)} bytes, {MAX_BYTES} are allowed", _PACK_ANEW)
     files: dict[str, bytes] = {}
     place, last = 0, ""
     # A block of zeros ends the files, two of them the archive. Anything behind them is refused below.
@@ -53,13 +53,13 @@ def unpack(archive: bytes) -> dict[str, bytes]:
         # Compared with what is there before anything is cut out: a size that lies allocates nothing.
         # Padding that is not zero would give one package two roots.
         if place > len(archive) or any(archive[start + size : place]):
-            raise _refused(f"{name} is cut off or padded wrongly", _PACK_ANEW)
+            raise refused(f"{name} is cut off or padded wrongly", _PACK_ANEW)
         # One order only, so that the same files have one root; equal names fall out with it.
         if name <= last or len(files) == MAX_FILES:
-            raise _refused(f"{name} is out of order, doubled or one file too many", _PACK_ANEW)
+            raise refused(f"{name} is out of order, doubled or one file too many", _PACK_ANEW)
         files[name], last = archive[start : start + size], name
     if archive[place:] != bytes(2 * _BLOCK):
-        raise _refused("it does not end where it should", _PACK_ANEW)
+        raise refused("it does not end where it should", _PACK_ANEW)
     check_files(files)
     return files
 
@@ -72,13 +72,13 @@ def root_of(archive: bytes) -> str:
 def check_files(files: Mapping[str, bytes]) -> None:
     """Raise PackageError unless these may be a package: plain names, text, within the bounds."""
     if len(files) > MAX_FILES:
-        raise _refused(f"it has {len(files)} files, {MAX_FILES} are allowed", "put the rows into one rows.jsonl")
+        raise refused(f"it has {len(files)} files, {MAX_FILES} are allowed", "put the rows into one rows.jsonl")
     for name, data in files.items():
         check_name(name)
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _refused(
+            raise refused(
                 f"{name} is not UTF-8 text: {error.reason} at byte {error.start}", "save it as UTF-8"
             ) from None
 
@@ -88,11 +88,11 @@ def check_name(name: str) -> None:
     parts = name.split("/")
     # A name of more than 100 bytes would spill into the header's prefix, which the reader does not look at.
     if len(parts) > _DEPTH or not all(_PART.fullmatch(part) for part in parts) or len(name) > 100:
-        raise _refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
+        raise refused(f"{name[:120]!r} is not a plain relative path", "use letters, digits, '_', '-' and '.'")
     if parts[0].startswith(RESERVED):
-        raise _refused(f"{name} has a name of the program's own", f"call it something without {RESERVED!r} in front")
+        raise refused(f"{name} has a name of the program's own", f"call it something without {RESERVED!r} in front")
     if not name.endswith(SUFFIXES):
-        raise _refused(f"{name} is of no kind that a package may hold", f"it holds text: {', '.join(SUFFIXES)}")
+        raise refused(f"{name} is of no kind that a package may hold", f"it holds text: {', '.join(SUFFIXES)}")
 
 
 def _header(name: str, size: int) -> bytes:
@@ -112,15 +112,11 @@ def _read_header(header: bytes) -> tuple[str, int]:
         # Refused below, in the words for a size that is too large.
         size = MAX_BYTES + 1
     if not 0 <= size <= MAX_BYTES or header != _header(name, size):
-        raise _refused(f"the entry {name} is no plain file as `env publish` writes it", _PACK_ANEW)
+        raise refused(f"the entry {name} is no plain file as `env publish` writes it", _PACK_ANEW)
     return name, size
 
 
 _PACK_ANEW = "pack it anew: intellect-node env publish"
-
-
-def _refused(why: str, remedy: str) -> PackageError:
-    return PackageError("the environment package cannot be used", why, remedy)
 
 
 # Where the files of a package come from: a module, a directory, an archive, or a run's assets.

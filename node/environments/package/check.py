@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from node.environments.errors import PackageError, Undecided
-from node.environments.package.loaded import Item, LoadedPackage
+from node.environments.errors import Undecided
+from node.environments.package.loaded import Item, LoadedPackage, unusable
 from node.environments.package.manifest import Manifest
 from node.environments.package.scoring import FLOOR, PackageScorer, Played, play
 from node.environments.package.sweep import EMPTY, Spread, drawn, garbage, spread, sweep
@@ -164,16 +164,12 @@ def _swept(
 
 def _foreign(player: "_Player", chosen: Sequence[Item]) -> Iterator[Finding]:
     """A scorer that looks at the form alone pays any row's golden answer for any row."""
-    golden = {item.number: player.golden[item.number] for item in chosen if item.number in player.golden}
-    others = {
-        item.number: next((one for one in golden.values() if one != golden[item.number]), None)
-        for item in chosen
-        if item.number in golden
-    }
-    asked = [(item, others[item.number]) for item in chosen if others.get(item.number)][:32]
+    golden = [(item, player.golden[item.number]) for item in chosen if item.number in player.golden]
+    others = [(item, next((other for _, other in golden if other != own), ())) for item, own in golden]
+    asked = [(item, answers) for item, answers in others if answers][:32]
     if len(asked) < LEAST_FOREIGN:
         return
-    played = [player.played(item, answers) for item, answers in asked if answers]
+    played = [player.played(item, answers) for item, answers in asked]
     if all(one.reward == 1.0 for one in played):
         what = f"the golden answer of another row gets 1, in {len(played)} of {len(played)} rows"
         yield Finding(asked[0][0].number, what, "score must look at the row: any answer of this form is paid")
@@ -261,9 +257,7 @@ def _check_prompt(item: Item, name: str) -> None:
     try:
         read_prompt(item.prompt)
     except ValueError as error:
-        raise PackageError(
-            f"the environment {name!r} cannot be used", f"row {item.number}: {error}", "mend prompt(row)"
-        ) from None
+        raise unusable(name, f"row {item.number}: {error}", "mend prompt(row)") from None
 
 
 def _wrong_rewards(item: Item, played: Mapping[str, Played]) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ import msgspec
 from blake3 import blake3
 
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
-from node.environments.errors import PackageError, Undecided
+from node.environments.errors import Undecided
 from node.environments.package.archive import in_run
-from node.environments.package.loaded import Item, LoadedPackage, Row, Turn
+from node.environments.package.loaded import Item, LoadedPackage, Row, Turn, unusable
 from node.environments.package.scoring import PackageScorer, Question
 from node.environments.programs import Opener, ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
@@ -58,10 +58,10 @@ class PackageEnvironment(ListedProblems, Defaults):
 
     def _check(self, ids: set[str]) -> None:
         if len(ids) != self.size + self.held_back:
-            raise _unusable(self.name, "two rows have the same id", "give every row an id of its own, or none")
+            raise unusable(self.name, "two rows have the same id", "give every row an id of its own, or none")
         if not self.size or not self.held_back:
             found = f"it has {self.size} rows to train on and {self.held_back} held back for evaluation"
-            raise _unusable(self.name, found, "add rows, or change held_back_share in the run file")
+            raise unusable(self.name, found, "add rows, or change held_back_share in the run file")
 
     def _problem(self, item: Item) -> Problem:
         try:
@@ -70,11 +70,10 @@ class PackageEnvironment(ListedProblems, Defaults):
             if not isinstance(given, str | int) or not 0 < len(str(given)) <= MAX_ID:
                 raise ValueError(f"its id is not a number or a text of up to {MAX_ID} characters")
             row = msgspec.json.encode(item.row, order="sorted").decode()
-            problem = Problem(str(given), prompt, (row,), before=before)
-            check_template(problem, chat=self._chat)
+            check_template(before, chat=self._chat)
         except ValueError as error:
-            raise _unusable(self.name, f"row {item.number}: {error}", "mend it: intellect-node env check") from None
-        return problem
+            raise unusable(self.name, f"row {item.number}: {error}", "mend it: intellect-node env check") from None
+        return Problem(str(given), prompt, (row,), before=before)
 
     @property
     def gave_up(self) -> int:
@@ -180,12 +179,12 @@ def load(
     """The package `name` of a run, its files below `assets`. Raises EnvironmentFault."""
     if arguments.template not in ("plain", "chat") or not 0 < arguments.held_back_share < 1:
         why = f"template = {arguments.template!r}, held_back_share = {arguments.held_back_share:g}"
-        raise _unusable(name, why, "use template 'plain' or 'chat' and a share between 0 and 1")
+        raise unusable(name, why, "use template 'plain' or 'chat' and a share between 0 and 1")
     opener = opener or opener_for(assets)
     package = LoadedPackage(in_run(assets, name), opener)
     if package.manifest.name != name:
         package.close()
-        raise _unusable(name, f"the package there calls itself {package.manifest.name!r}", "rename the file after it")
+        raise unusable(name, f"the package there calls itself {package.manifest.name!r}", "rename the file after it")
     scorer = PackageScorer(package, ProgramRunner(opener, package.manifest.limits))
     try:
         return PackageEnvironment(package, scorer, tokenizer, arguments)
@@ -205,7 +204,3 @@ def _place(problem: Problem, transcript: Transcript) -> bytes:
 
 def _row(problem: Problem) -> Row:
     return msgspec.json.decode(problem.answer[0])
-
-
-def _unusable(name: str, why: str, remedy: str) -> PackageError:
-    return PackageError(f"the environment {name!r} cannot be used", why, remedy)

@@ -68,9 +68,9 @@ class LoadedPackage:
         except NoOutcome:
             raise
         except SandboxError as error:
-            raise _unusable(self.manifest, f"{error.what}: {error.why}", error.remedy) from error
+            raise self._unusable(f"{error.what}: {error.why}", error.remedy) from error
         try:
-            facts = _read(self._must("describe"), _Facts, self.manifest)
+            facts = self._read(self._must("describe"), _Facts)
             self.functions = facts.functions
             self.sessions = self._with_sessions()
             self._made = facts.rows
@@ -85,13 +85,13 @@ class LoadedPackage:
         wanted = ["prompt", *([] if judged else ["score"]), *talks]
         missing = [name for name in wanted if name not in self.functions]
         if missing:
-            raise _unusable(self.manifest, f"there is no function {missing[0]}", "write it: see docs/environments.md")
+            raise self._unusable(f"there is no function {missing[0]}", "write it: see docs/environments.md")
         if self.manifest.session and "program" in self.functions:
-            raise _unusable(self.manifest, "it has sessions, and a function program", "write tests(row) in its place")
+            raise self._unusable("it has sessions, and a function program", "write tests(row) in its place")
         if (self._made is None) == (ROWS not in self._files):
-            raise _unusable(self.manifest, "it has no rows, or two sources of them", f"write rows(), or put {ROWS} in")
+            raise self._unusable("it has no rows, or two sources of them", f"write rows(), or put {ROWS} in")
         if self._made is not None and self._made > MAX_ROWS:
-            raise _unusable(self.manifest, f"it has more than {MAX_ROWS} rows", "make fewer")
+            raise self._unusable(f"it has more than {MAX_ROWS} rows", "make fewer")
 
     def items(self) -> Iterator[Item]:
         """Every row with its prompt, in order, read in slices. Raises PackageError."""
@@ -99,16 +99,16 @@ class LoadedPackage:
         for item in self._file_items() if self._made is None else self._made_items(self._made):
             total += len(msgspec.json.encode((item.row, item.prompt)))
             if total > MAX_TOTAL_BYTES:
-                raise _unusable(self.manifest, f"its rows have more than {MAX_TOTAL_BYTES} bytes", "make fewer")
+                raise self._unusable(f"its rows have more than {MAX_TOTAL_BYTES} bytes", "make fewer")
             yield item
 
     def _made_items(self, count: int) -> Iterator[Item]:
         number, most = 0, self.manifest.limits.output_bytes // 8
         while number < count:
-            pairs = _read(self._must("asked", number, most), list[tuple[Row, Any]], self.manifest)
+            pairs = self._read(self._must("asked", number, most), list[tuple[Row, Any]])
             # The guest gives at least one, but its package can change what it calls: this loop would never end.
             if not 0 < len(pairs) <= count - number:
-                raise _unusable(self.manifest, f"it told {len(pairs)} rows behind row {number} of {count}", _NO_TRICKS)
+                raise self._unusable(f"it told {len(pairs)} rows behind row {number} of {count}", _NO_TRICKS)
             for row, prompt in pairs:
                 yield self._item(number, row, prompt)
                 number += 1
@@ -116,14 +116,14 @@ class LoadedPackage:
     def _file_items(self) -> Iterator[Item]:
         lines = [line for line in self._files[ROWS].splitlines() if line.strip()]
         if len(lines) > MAX_ROWS:
-            raise _unusable(self.manifest, f"it has more than {MAX_ROWS} rows", "make fewer")
+            raise self._unusable(f"it has more than {MAX_ROWS} rows", "make fewer")
         number, most = 0, self.manifest.limits.output_bytes // 8
         while number < len(lines):
             rows = [self._line(place, lines[place]) for place in _slice(lines, number, most)]
-            prompts = _read(self._must("prompts", number, rows), list[Any], self.manifest)
+            prompts = self._read(self._must("prompts", number, rows), list[Any])
             if len(prompts) != len(rows):
                 why = f"it told {len(prompts)} prompts of {len(rows)} rows"
-                raise _unusable(self.manifest, why, _NO_TRICKS)
+                raise self._unusable(why, _NO_TRICKS)
             for row, prompt in zip(rows, prompts, strict=True):
                 yield self._item(number, row, prompt)
                 number += 1
@@ -132,12 +132,12 @@ class LoadedPackage:
         try:
             return msgspec.json.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise _unusable(self.manifest, f"{ROWS}, row {number}: not JSON: {error}", "correct the row") from None
+            raise self._unusable(f"{ROWS}, row {number}: not JSON: {error}", "correct the row") from None
 
     def _item(self, number: int, row: Row, prompt: Any) -> Item:
         if not isinstance(row, dict) or len(json.dumps(row)) > MAX_ROW_BYTES:
             why = f"row {number} is no object of at most {MAX_ROW_BYTES} bytes"
-            raise _unusable(self.manifest, why, "make rows dicts of plain values")
+            raise self._unusable(why, "make rows dicts of plain values")
         return Item(number, row, prompt)
 
     def call_all(self, function: str, calls: Sequence[Sequence[Any]]) -> list[Outcome | NoOutcome]:
@@ -168,15 +168,24 @@ class LoadedPackage:
         """The right answer of a row, turn by turn. Raises PackageError, Undecided."""
         value = self._must("golden", row)
         texts = [value] if isinstance(value, str) else value
-        return tuple(_read(texts, list[str], self.manifest))
+        return tuple(self._read(texts, list[str]))
 
     def _must(self, function: str, *arguments: Any) -> Any:
         """The value of a call that a package has to be able to answer."""
         outcome = self.sandbox.call(function, *arguments)
         if outcome.status is not Status.OK:
             why = f"{function}() ended with: {outcome.status}" + (f", {outcome.error}" if outcome.error else "")
-            raise _unusable(self.manifest, why, "mend it: intellect-node env check")
+            raise self._unusable(why, "mend it: intellect-node env check")
         return outcome.value
+
+    def _read(self, value: Any, kind: Any) -> Any:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise self._unusable(f"it said what it must not: {error}", "mend it: intellect-node env check") from None
+
+    def _unusable(self, why: str, remedy: str) -> PackageError:
+        return unusable(self.manifest.name, why, remedy)
 
     def another(self) -> "LoadedPackage":
         """The same in a sandbox of its own, for another thread. Raises Undecided."""
@@ -218,12 +227,5 @@ def _slice(lines: Sequence[bytes], first: int, most: int) -> Iterator[int]:
         yield place
 
 
-def _read(value: Any, kind: Any, manifest: Manifest) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _unusable(manifest, f"it said what it must not: {error}", "mend it: intellect-node env check") from None
-
-
-def _unusable(manifest: Manifest, why: str, remedy: str) -> PackageError:
-    return PackageError(f"the environment {manifest.name!r} cannot be used", why, remedy)
+def unusable(name: str, why: str, remedy: str) -> PackageError:
+    return PackageError(f"the environment {name!r} cannot be used", why, remedy)

@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
     """Raises PackageError naming the key that is wrong."""
     if CODE not in files:
-        raise _unusable(f"there is no {CODE} in it", "name the module with prompt(row) and score(row, turns) so")
+        raise refused(f"there is no {CODE} in it", "name the module with prompt(row) and score(row, turns) so")
     text = _text(files)
     try:
         data = tomllib.loads(text)
@@ -78,7 +78,7 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
         limits = msgspec.structs.replace(manifest.limits, packages=manifest.packages)
         manifest = msgspec.structs.replace(manifest, limits=limits)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise _unusable(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
+        raise refused(f"its head is wrong: {error}", "see `intellect-node env new` for one that works") from None
     _check(manifest)
     return manifest
 
@@ -89,12 +89,14 @@ def is_name(name: str) -> bool:
 
 
 def _text(files: Mapping[str, bytes]) -> str:
-    heads = [match["content"] for match in _HEAD.finditer(_top(files[CODE]))]
+    # The expression ends its lines with $, which does not stand before a carriage return.
+    top = files[CODE][:MAX_HEAD].decode(errors="replace").replace("\r\n", "\n")
+    heads = [match["content"] for match in _HEAD.finditer(top)]
     if SETTINGS in files:
         # Two descriptions could contradict each other. The file counts as one, so a head beside it is refused.
         heads.append("")
     if len(heads) != 1:
-        raise _unusable(
+        raise refused(
             f"it has {len(heads)} descriptions of itself" if heads else "it does not describe itself",
             f"put one '# /// environment' head at the top of {CODE}, or write {SETTINGS}",
         )
@@ -103,33 +105,28 @@ def _text(files: Mapping[str, bytes]) -> str:
     return "".join(line[2:] if line.startswith("# ") else line[1:] for line in heads[0].splitlines(keepends=True))
 
 
-def _top(code: bytes) -> str:
-    # The expression ends its lines with $, which does not stand before a carriage return.
-    return code[:MAX_HEAD].decode(errors="replace").replace("\r\n", "\n")
-
-
 def _check_keys(data: Any, kind: type[msgspec.Struct]) -> None:
     known = kind.__struct_encode_fields__
     for key in data if isinstance(data, dict) else ():
         if key not in known:
-            raise _unusable(f"{key!r} is no key of its head", nearest(key, known))
+            raise refused(f"{key!r} is no key of its head", nearest(key, known))
 
 
 def _check(manifest: Manifest) -> None:
     if not _NAME.fullmatch(manifest.name):
-        raise _unusable(f"its name is {manifest.name[:80]!r}", "use lower-case letters, digits, '-' and '_'")
+        raise refused(f"its name is {manifest.name[:80]!r}", "use lower-case letters, digits, '-' and '_'")
     if manifest.determinism == "witnessed":
-        raise _unusable(
+        raise refused(
             "its class is 'witnessed', but code in the sandbox asks no server", "use exact, bounded or judged"
         )
     if manifest.name in _RESERVED:
-        raise _unusable(f"{manifest.name!r} is the name of a built-in environment", "give it another name")
+        raise refused(f"{manifest.name!r} is the name of a built-in environment", "give it another name")
     if not 1 <= manifest.turns <= MAX_TURNS:
-        raise _unusable(f"turns is {manifest.turns}", f"use 1 to {MAX_TURNS}")
+        raise refused(f"turns is {manifest.turns}", f"use 1 to {MAX_TURNS}")
     if manifest.session is not None and (manifest.turns < 2 or manifest.determinism != "bounded"):
         why = f"it has sessions, {manifest.turns} turns, and the class {manifest.determinism!r}"
-        raise _unusable(why, "use turns = 2 or more, and class 'bounded': a session's calls end where their fuel does")
+        raise refused(why, "use turns = 2 or more, and class 'bounded': a session's calls end where their fuel does")
 
 
-def _unusable(why: str, remedy: str) -> PackageError:
+def refused(why: str, remedy: str) -> PackageError:
     return PackageError("the environment package cannot be used", why, remedy)

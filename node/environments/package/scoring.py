@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from blake3 import blake3
 
+from node.environments.base import key_of
 from node.environments.package.loaded import LoadedPackage, Row, Turn
 from node.environments.package.sessions import PackageSessions
 from node.environments.programs import ProgramRunner, Trial, finished
@@ -48,7 +48,7 @@ class Question:
     @property
     def key(self) -> bytes:
         """32 bytes to remember it by."""
-        return blake3(msgspec.json.encode((self.row, self.turns))).digest()
+        return key_of((self.row, self.turns))
 
 
 class PackageScorer:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from blake3 import blake3
 
+from node.environments.base import key_of
 from node.environments.errors import Undecided
 from node.environments.machine import TOOLS, Machine, check_files
 from node.environments.package.manifest import Session
@@ -44,7 +44,7 @@ class PackageSessions:
 
     def replies(self, asked: Sequence[Asked]) -> list[str | None | Undecided]:
         """What the model is told behind the last answers; None: the rollout is over."""
-        self._ask([one for one in asked if _key(*one) not in self._wishes])
+        self._ask([one for one in asked if key_of(one) not in self._wishes])
         return [self._reply(*one) for one in asked]
 
     def states(self, row: Row, turns: Turns) -> bytes:
@@ -85,7 +85,7 @@ class PackageSessions:
         return calls
 
     def _wish(self, row: Row, turns: Turns) -> _Wish:
-        key = _key(row, turns)
+        key = key_of((row, turns))
         if key not in self._wishes:
             self._ask([(row, turns)])
         if key not in self._wishes:
@@ -97,29 +97,29 @@ class PackageSessions:
     def _ask(self, asked: Sequence[Asked]) -> None:
         if "step" not in self._functions:
             for row, turns in asked:
-                self._wishes[_key(row, turns)] = parse_call(turns[-1]["content"], TOOLS)
+                self._wishes[key_of((row, turns))] = parse_call(turns[-1]["content"], TOOLS)
             return
         for one, outcome in zip(asked, self._call_all("step", asked) if asked else (), strict=True):
             # An undecided step is not remembered: this machine may tell it the next time.
             if not isinstance(outcome, Undecided):
-                self._wishes[_key(*one)] = _wished(outcome)
+                self._wishes[key_of(one)] = _wished(outcome)
 
     def _gave(self, row: Row) -> tuple[dict[str, str], tuple[str, ...]] | None:
         """The files that a session begins with, and its tests; None where a package gives what no machine takes."""
-        key = _key(row, [])
+        key = key_of((row, []))
         if key not in self._given:
-            functions = [name for name in ("files", "tests") if name in self._functions]
-            outcomes = [self._call_all(name, [(row,)])[0] for name in functions]
-            for outcome in outcomes:
-                if isinstance(outcome, Undecided):
-                    raise outcome
-            self._given[key] = _given(
-                {n: o for n, o in zip(functions, outcomes, strict=True) if isinstance(o, Outcome)}
-            )
+            told: dict[str, Any] = {}
+            for name in ("files", "tests"):
+                if name in self._functions:
+                    outcome = self._call_all(name, [(row,)])[0]
+                    if isinstance(outcome, Undecided):
+                        raise outcome
+                    told[name] = outcome.value if outcome.status is Status.OK else None
+            self._given[key] = _given(**told)
         return self._given[key]
 
     def _run(self, files: dict[str, str], code: str) -> dict[str, Any]:
-        key = blake3(msgspec.json.encode((sorted(files.items()), code))).digest()
+        key = key_of((sorted(files.items()), code))
         if key not in self._ran:
             outcome = self._machine.test(files, code)
             self.spent += outcome.fuel
@@ -137,19 +137,10 @@ def _wished(outcome: Outcome) -> _Wish:
     return said if isinstance(said, str) and 0 < len(said) <= MAX_CALL else None
 
 
-def _given(outcomes: dict[str, Outcome]) -> tuple[dict[str, str], tuple[str, ...]] | None:
+def _given(files: Any, tests: Any = ()) -> tuple[dict[str, str], tuple[str, ...]] | None:
     try:
-        files = msgspec.convert(_value(outcomes["files"]), dict[str, str])
-        tests = msgspec.convert(_value(outcomes["tests"]), tuple[str, ...]) if "tests" in outcomes else ()
-        check_files(files, files, tests)
+        given = msgspec.convert(files, dict[str, str]), msgspec.convert(tests, tuple[str, ...])
+        check_files(given[0], *given)
     except ValueError:  # msgspec's among them
         return None
-    return files, tests
-
-
-def _value(outcome: Outcome) -> Any:
-    return outcome.value if outcome.status is Status.OK else None
-
-
-def _key(row: Row, turns: Turns) -> bytes:
-    return blake3(msgspec.json.encode((row, turns))).digest()
+    return given

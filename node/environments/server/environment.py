@@ -10,12 +10,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of
+from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of, reply_of
 from node.environments.dataset import data_file, read_rows, unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
 from node.environments.prompts import ListedProblems, check_template, read_prompt
@@ -89,9 +90,8 @@ class ServerEnvironment(ListedProblems, Defaults):
 
     def _problem(self, row: _Row) -> Problem:
         before, prompt = read_prompt(row.prompt)
-        problem = Problem(row.problem_id, prompt, (), before=before)
-        check_template(problem, chat=self._chat)
-        return problem
+        check_template(before, chat=self._chat)
+        return Problem(row.problem_id, prompt, (), before=before)
 
     def step(self, problem: Problem, transcript: Transcript) -> list[int] | None:
         """Raises Undecided."""
@@ -103,13 +103,7 @@ class ServerEnvironment(ListedProblems, Defaults):
     def steps(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[Reply]:
         # These threads wait and do not compute. One slow episode holds up none of the others.
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            return list(threads.map(self._reply, problems, transcripts))
-
-    def _reply(self, problem: Problem, transcript: Transcript) -> Reply:
-        try:
-            return self.step(problem, transcript)
-        except Undecided as undecided:
-            return undecided
+            return list(threads.map(partial(reply_of, self), problems, transcripts))
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         """The server's last reward; 0 for none, for one that is not of 0 to 1, and for answers that were cut off."""
@@ -141,10 +135,15 @@ class ServerEnvironment(ListedProblems, Defaults):
             episode = self._open.pop((problem_id, answers[:-1]), None) if known is None else None
         if known is not None:
             return known
-        if episode is None:
-            episode, heard = self._played(problem_id, answers)
-        else:
-            heard = self._say(episode, answers[-1])
+        begun = episode is not None
+        episode = episode or self._new(problem_id)
+        try:
+            if not begun:
+                episode.begin(self._rows[problem_id].reset)
+            heard = [episode.say(answer) for answer in (answers[-1:] if begun else answers)][-1]
+        except Undecided:
+            episode.close()
+            raise
         with self._lock:
             self._said[key] = heard
         # An episode that is over has no next turn. Kept, it would hold one of the server's places.
@@ -154,27 +153,11 @@ class ServerEnvironment(ListedProblems, Defaults):
             self._keep(key, episode)
         return heard
 
-    def _played(self, problem_id: str, answers: tuple[str, ...]) -> tuple[Episode, Heard]:
-        """An episode from its beginning."""
+    def _new(self, problem_id: str) -> Episode:
         one = self._arguments
-        episode: Episode = (
-            OpenEnvEpisode(one.url, one.seconds, one.action, one.shown)
-            if one.protocol == "openenv"
-            else McpEpisode(one.url, one.seconds, problem_id, one.score_tool)
-        )
-        try:
-            episode.begin(self._rows[problem_id].reset)
-            return episode, [episode.say(answer) for answer in answers][-1]
-        except Undecided:
-            episode.close()
-            raise
-
-    def _say(self, episode: Episode, answer: str) -> Heard:
-        try:
-            return episode.say(answer)
-        except Undecided:
-            episode.close()
-            raise
+        if one.protocol == "openenv":
+            return OpenEnvEpisode(one.url, one.seconds, one.action, one.shown)
+        return McpEpisode(one.url, one.seconds, problem_id, one.score_tool)
 
     def _keep(self, key: _Key, episode: Episode) -> None:
         """For its next turn; those that waited longest are given up, and would be played again."""

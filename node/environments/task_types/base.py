@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-from blake3 import blake3
-
 from node.environments.base import Determinism
 from node.environments.errors import Undecided
 from node.environments.programs import ProgramRunner
@@ -17,11 +14,6 @@ Truth = tuple[str, ...]
 Question = tuple[str, Truth]
 """A complete answer, and the truth of its problem."""
 Row = Mapping[str, Any]
-
-
-def key_of(question: Question) -> bytes:
-    """32 bytes to remember a question by: answers and truths may be long."""
-    return blake3(msgspec.json.encode(question)).digest()
 
 
 class Scorer(Protocol):
@@ -65,6 +57,10 @@ class PureScorer:
 
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def pure(reward: Callable[[str, Truth], float]) -> Callable[[ProgramRunner], PureScorer]:
+    return lambda _: PureScorer(reward)
 
 
 def read(function: Callable[[str], str | None], questions: Sequence[Question]) -> list[str | None | Undecided]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from node.environments.base import JSON_BRACKETS, MAX_NESTED, nested_deeply
+from node.environments.base import JSON_BRACKETS, MAX_NESTED, key_of, nested_deeply
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
-from node.environments.task_types.base import PureScorer, Question, Row, Truth, key_of, read, said
+from node.environments.task_types.base import Question, Row, Truth, read, said
+from node.environments.task_types.shapes.base import parsed
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
 
@@ -47,11 +48,11 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
-    """The tests as one JSON text."""
+    """The tests, in the one form that `shapes.tests` makes of all published ones, as one JSON text."""
     language = info.get("language", "python")
     if str(language).lower() not in PYTHON:
         raise ValueError(f"programs in {str(language)[:40]!r} are not run here, only Python")
-    tests = _tests(info)
+    tests = [_test(case, place) for place, case in enumerate(info["test_cases"])]
     if not tests:
         raise ValueError("its list of tests is empty: any program would pass")
     if len(tests) > MAX_TESTS:
@@ -62,29 +63,10 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
     return (encoded.decode(),)
 
 
-def _tests(info: Row) -> list[Case]:
-    """Both published forms: a list of cases, or two lists of inputs and outputs, as they are or as a JSON text."""
-    cases = info.get("test_cases")
-    if isinstance(cases, str):
-        cases = _parsed(cases, "test_cases")
-    if isinstance(cases, dict):
-        inputs, outputs = cases.get("inputs"), cases.get("outputs")
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise ValueError("test_cases needs as many outputs as inputs")
-        function = cases.get("fn_name") or info.get("fn_name")
-        cases = [{"fn_name": function, "input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
-    if not isinstance(cases, list):
-        raise ValueError("verification_info needs test_cases: a list of tests")
-    return [_test(case, place) for place, case in enumerate(cases)]
-
-
-def _test(case: Any, place: int) -> Case:
-    if not isinstance(case, dict) or "input" not in case or "output" not in case:
-        raise ValueError(f"test {place} has no input and output")
-    given, expected = case["input"], case["output"]
-    function = case.get("fn_name") or ""
-    if not isinstance(function, str) or (function and not function.isidentifier()):
-        raise ValueError(f"test {place} calls {str(function)[:40]!r}, which is no function's name")
+def _test(case: Row, place: int) -> Case:
+    given, expected, function = case["input"], case["output"], case.get("fn_name") or ""
+    if function and not function.isidentifier():
+        raise ValueError(f"test {place} calls {function[:40]!r}, which is no function's name")
     if function:
         # Text beside text is JSON, as LiveCodeBench has it. Beside a list of values it may be either.
         text = expected if isinstance(expected, str) and not isinstance(given, str) else None
@@ -95,7 +77,7 @@ def _test(case: Any, place: int) -> Case:
 def _arguments(given: Any, place: int) -> list[Any]:
     """A list of arguments, or text with one JSON value a line."""
     if isinstance(given, str):
-        return [_parsed(line, f"the input of test {place}") for line in given.strip().split("\n") if given.strip()]
+        return [parsed(line, f"the input of test {place}") for line in given.strip().split("\n") if given.strip()]
     if not isinstance(given, list):
         raise ValueError(f"the input of test {place} is no list of arguments")
     return given
@@ -117,13 +99,6 @@ def _text(value: Any, place: int) -> str:
     if any(isinstance(line, list | dict) for line in lines):
         raise ValueError(f"test {place} has lists or objects where text is read or printed, and names no function")
     return "\n".join(map(str, lines))
-
-
-def _parsed(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not JSON: {str(error)[:120]}") from None
 
 
 class CodeScorer:
@@ -281,7 +256,3 @@ def last_object(text: str) -> dict[str, Any] | None:
         if isinstance(value, dict) and (best is None or end >= best[0]):
             best = (end, value)
     return best[1] if best else None
-
-
-def open_output(runner: ProgramRunner) -> PureScorer:  # noqa: ARG001 - runs no programs
-    return PureScorer(output_reward)

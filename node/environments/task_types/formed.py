@@ -7,9 +7,9 @@ paid.
 import json
 import re
 from collections.abc import Callable
+from functools import wraps
 
-from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import PureScorer, Row, Truth, said
+from node.environments.task_types.base import Row, Truth, said
 from node.environments.task_types.code import last_object, same_value
 
 MAX_CHARACTERS = 256 * 1024
@@ -60,19 +60,34 @@ def changes(text: str) -> list[str]:
     return kept if any(line[:1] in "+-" and not line.startswith(("+++", "---")) for line in kept if line) else []
 
 
-def _ordered(text: str, truth: str) -> bool:
+def whole(right: Callable[[str, str], bool]) -> Callable[[str, Truth], float]:
+    """A reward: 1 where an answer without its reasoning is right, else 0. A scoring child finds it by its name."""
+
+    @wraps(right)
+    def reward(answer: str, truth: Truth) -> float:
+        text = said(answer)
+        return float(0 < len(text) <= MAX_CHARACTERS and right(text, truth[0]))
+
+    return reward
+
+
+@whole
+def ordered(text: str, truth: str) -> bool:
     return sentences(between(text, "unscrambled_text")) == sentences(truth)
 
 
-def _tree(text: str, truth: str) -> bool:
+@whole
+def tree(text: str, truth: str) -> bool:
     return _lines(between(text, "ascii_formatted")) == _lines(truth)
 
 
-def _formed(text: str, truth: str) -> bool:
+@whole
+def formed(text: str, truth: str) -> bool:
     return _lines(text) == _lines(truth)
 
 
-def _diff(text: str, truth: str) -> bool:
+@whole
+def diff(text: str, truth: str) -> bool:
     """In the only fenced block, or all of the answer."""
     parts = text.split("```")
     if len(parts) == 3:
@@ -80,51 +95,11 @@ def _diff(text: str, truth: str) -> bool:
     return changes(text) == changes(truth)
 
 
-def _object(text: str, truth: str) -> bool:
+@whole
+def json_object(text: str, truth: str) -> bool:
     found = last_object(text)
     return found is not None and same_value(found, json.loads(truth))
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
-
-
-def _reward(answer: str, truth: Truth, right: Callable[[str, str], bool]) -> float:
-    text = said(answer)
-    return float(0 < len(text) <= MAX_CHARACTERS and right(text, truth[0]))
-
-
-# a scoring child finds each by its name (node/environments/scoring_pool.py)
-
-
-def ordered(answer: str, truth: Truth) -> float:
-    return _reward(answer, truth, _ordered)
-
-
-def tree(answer: str, truth: Truth) -> float:
-    return _reward(answer, truth, _tree)
-
-
-def formed(answer: str, truth: Truth) -> float:
-    return _reward(answer, truth, _formed)
-
-
-def diff(answer: str, truth: Truth) -> float:
-    return _reward(answer, truth, _diff)
-
-
-def json_object(answer: str, truth: Truth) -> float:
-    return _reward(answer, truth, _object)
-
-
-_REWARDS = {
-    "unscrambling": ordered,
-    "ascii_tree_formatting": tree,
-    "formatask": formed,
-    "git_diff": diff,
-    "complex_json_output": json_object,
-}
-
-
-def opener(form: str) -> Callable[[ProgramRunner], PureScorer]:
-    return lambda runner: PureScorer(_REWARDS[form])  # noqa: ARG005 - runs no programs

@@ -11,8 +11,7 @@ from typing import Any
 
 from node.environments.base import JSON_BRACKETS, nested_deeply
 from node.environments.errors import nearest
-from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import PureScorer, Row, Truth, said
+from node.environments.task_types.base import Row, Truth, said
 
 MAX_CONSTRAINTS = 32
 MAX_CHARACTERS = 256 * 1024
@@ -190,10 +189,6 @@ def reward(answer: str, truth: Truth) -> float:
     if not text or len(text) > MAX_CHARACTERS:
         return 0.0
     return float(all(CHECKS[name](text, **given) for name, given in json.loads(truth[0])))
-
-
-def open_scorer(runner: ProgramRunner) -> PureScorer:  # noqa: ARG001 - runs no programs
-    return PureScorer(reward)
 
 
 def _compared(count: int, wanted: int, relation: str) -> bool:

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from node.environments.base import key_of
 from node.environments.errors import nearest
 from node.environments.guests import guest
 from node.environments.programs import ProgramRunner
-from node.environments.task_types.base import Question, Row, Truth, key_of, read, said
+from node.environments.task_types.base import Question, Row, Truth, read, said
+from node.environments.task_types.shapes.base import parsed
 from node.recent import Recent
 from node.sandbox import Sandbox, Status, Undecided
 
@@ -48,10 +50,7 @@ _SHAPES: dict[str, Any] = {
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
     schema = info.get("json_schema", info.get("schema"))
     if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the schema is not JSON: {str(error)[:120]}") from None
+        schema = parsed(schema, "the schema")
     if not isinstance(schema, dict):
         raise ValueError("verification_info needs json_schema: an object")
     text = json.dumps(schema)

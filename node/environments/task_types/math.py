@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from node.environments.errors import Undecided
 from node.environments.math_scorer import MathScorer, final_answer
-from node.environments.programs import ProgramRunner
 from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
@@ -56,10 +55,6 @@ class MathematicalScorer:
         """The pool's children wait for others."""
 
 
-def open_scorer(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - runs no programs
-    return MathematicalScorer()
-
-
 def marked(answer: str) -> str:
     """The answer with what stands behind its last mark in a box, where there is a mark and no box behind it. Of a
     number with its unit, 72 clips, the number counts, as GSM8K's and verl's judges have it."""
@@ -78,7 +73,3 @@ def marked(answer: str) -> str:
 
 def marked_answer(answer: str) -> str | None:
     return final_answer(marked(answer))
-
-
-def open_marked(runner: ProgramRunner) -> MathematicalScorer:  # noqa: ARG001 - runs no programs
-    return MathematicalScorer(marked_answer)

@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from node.environments.base import key_of
 from node.environments.errors import Undecided
-from node.environments.programs import ProgramRunner
 from node.environments.reasoning.environment import ReasoningGym, answer_in, score_row
 from node.environments.reasoning.table import refusal
-from node.environments.task_types.base import Question, Row, Truth, key_of, read
+from node.environments.task_types.base import Question, Row, Truth, read
+from node.environments.task_types.shapes.base import parsed
 from node.recent import Recent
 
 MAX_ENTRY = 256 * 1024
@@ -23,10 +24,7 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
     dataset = info.get("reasoning_gym_dataset", info.get("dataset_name"))
     entry: Any = info.get("reasoning_gym_entry", info.get("entry"))
     if isinstance(entry, str):
-        try:
-            entry = json.loads(entry)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"its entry is not JSON: {str(error)[:120]}") from None
+        entry = parsed(entry, "its entry")
     if not isinstance(dataset, str) or not isinstance(entry, dict) or "answer" not in entry:
         raise ValueError("verification_info needs dataset_name, and entry with question, answer and metadata")
     if wrong := refusal(dataset):
@@ -40,8 +38,8 @@ def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands
 class ReasoningScorer:
     """What the data set pays for the answer, above what it pays for any."""
 
-    def __init__(self, gym: ReasoningGym) -> None:
-        self._gym = gym
+    def __init__(self, gym: ReasoningGym | None = None) -> None:
+        self._gym = gym or ReasoningGym()
         self._known = Recent[bytes, float](_REMEMBERED)
         self.gave_up = 0
 
@@ -69,7 +67,3 @@ class ReasoningScorer:
 
     def close(self) -> None:
         self._gym.close()
-
-
-def open_scorer(runner: ProgramRunner) -> ReasoningScorer:  # noqa: ARG001 - no programs of the sandbox
-    return ReasoningScorer(ReasoningGym())

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from node.environments.programs import ProgramRunner
 from node.environments.task_types import code, formed, instructions, json_schema, math, reasoning_gym
-from node.environments.task_types.base import Question, Row, TaskType, Truth
+from node.environments.task_types.base import Question, Row, TaskType, Truth, pure
 
 _MAX_JUDGED = 64 * 1024
 _CODE = "a Python program that passes tests, run in the sandbox"
@@ -43,29 +42,29 @@ class _Unjudged:
         """Nothing to stop."""
 
 
-def _open_judged(runner: ProgramRunner) -> _Unjudged:  # noqa: ARG001 - runs no programs
-    return _Unjudged()
-
-
 TASK_TYPES = {
     one.name: one
     for one in (
-        TaskType("verifiable_math", "a mathematical answer", "bounded", math.read_truth, math.open_scorer),
-        TaskType("marked_math", _MARKED, "bounded", math.read_truth, math.open_marked),
+        TaskType(
+            "verifiable_math", "a mathematical answer", "bounded", math.read_truth, lambda _: math.MathematicalScorer()
+        ),
+        TaskType(
+            "marked_math", _MARKED, "bounded", math.read_truth, lambda _: math.MathematicalScorer(math.marked_answer)
+        ),
         TaskType("prime_rl_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
         TaskType("verifiable_code", _CODE, "bounded", code.read_truth, code.CodeScorer, programs=True),
-        TaskType("code_output_prediction", _PREDICTED, "exact", code.read_output, code.open_output),
-        TaskType("ifeval", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
-        TaskType("instruction_following", _FOLLOWED, "exact", instructions.read_truth, instructions.open_scorer),
+        TaskType("code_output_prediction", _PREDICTED, "exact", code.read_output, pure(code.output_reward)),
+        TaskType("ifeval", _FOLLOWED, "exact", instructions.read_truth, pure(instructions.reward)),
+        TaskType("instruction_following", _FOLLOWED, "exact", instructions.read_truth, pure(instructions.reward)),
         # Patterns of a schema are tried in the sandbox, so such rows need the interpreter as programs do.
         TaskType("json_schema", _SCHEMA, "bounded", json_schema.read_truth, json_schema.SchemaScorer, programs=True),
-        TaskType("reasoning_gym", _GYM, "bounded", reasoning_gym.read_truth, reasoning_gym.open_scorer),
-        TaskType("llm_judgeable_groundtruth_similarity", _JUDGED, "judged", _read_judged, _open_judged),
-        TaskType("unscrambling", _ORDER, "exact", formed.read_sentences, formed.opener("unscrambling")),
-        TaskType("unscramble_sentence", _ORDER, "exact", formed.read_sentences, formed.opener("unscrambling")),
-        TaskType("ascii_tree_formatting", _TREE, "exact", formed.read_truth, formed.opener("ascii_tree_formatting")),
-        TaskType("formatask", _FORM, "exact", formed.read_truth, formed.opener("formatask")),
-        TaskType("git_diff", _DIFF, "exact", formed.read_diff, formed.opener("git_diff")),
-        TaskType("complex_json_output", _OBJECT, "exact", formed.read_truth, formed.opener("complex_json_output")),
+        TaskType("reasoning_gym", _GYM, "bounded", reasoning_gym.read_truth, lambda _: reasoning_gym.ReasoningScorer()),
+        TaskType("llm_judgeable_groundtruth_similarity", _JUDGED, "judged", _read_judged, lambda _: _Unjudged()),
+        TaskType("unscrambling", _ORDER, "exact", formed.read_sentences, pure(formed.ordered)),
+        TaskType("unscramble_sentence", _ORDER, "exact", formed.read_sentences, pure(formed.ordered)),
+        TaskType("ascii_tree_formatting", _TREE, "exact", formed.read_truth, pure(formed.tree)),
+        TaskType("formatask", _FORM, "exact", formed.read_truth, pure(formed.formed)),
+        TaskType("git_diff", _DIFF, "exact", formed.read_diff, pure(formed.diff)),
+        TaskType("complex_json_output", _OBJECT, "exact", formed.read_truth, pure(formed.json_object)),
     )
 }

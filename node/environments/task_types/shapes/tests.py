@@ -115,15 +115,8 @@ _SILENT = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Published:
-    question = row["question_content"]
-    if not isinstance(question, str):
-        raise ValueError("question_content is no text")
     cases = [*_listed(row, "public_test_cases"), *_listed(row, "private_test_cases")]
-    form, tests = read_tests(present({"test_cases": cases, "metadata": row.get("metadata")}))
-    prompt = _asked(question, row.get("starter_code"))
-    info = {"language": "python", "test_cases": tests}
-    name = id_of(row.get("question_id"), prompt, info)
-    return Published(f"{_LIVECODEBENCH}, {form.partition(' in ')[0]}", name, prompt, "prime_rl_code", info)
+    return _program(_LIVECODEBENCH, row, "question_content", {"test_cases": cases}, row.get("question_id"))
 
 
 def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
@@ -163,14 +156,17 @@ def _asked(question: str, starter: Any) -> str:
 
 
 def _deepcoder(row: Mapping[str, Any]) -> Published:
-    problem = row["problem"]
-    if not isinstance(problem, str):
-        raise ValueError("problem is no text")
-    form, tests = read_tests(present({"tests": row["tests"], "metadata": row.get("metadata")}))
-    prompt, info = _asked(problem, row.get("starter_code")), {"language": "python", "test_cases": tests}
-    return Published(
-        f"DeepCoder, {form.partition(' in ')[0]}", id_of(None, prompt, info), prompt, "prime_rl_code", info
-    )
+    return _program("DeepCoder", row, "problem", {"tests": row["tests"]}, None)
+
+
+def _program(shape: str, row: Mapping[str, Any], question: str, tests: dict[str, Any], written: Any) -> Published:
+    """question: the column that asks; written: the row's own id."""
+    if not isinstance(row[question], str):
+        raise ValueError(f"{question} is no text")
+    form, cases = read_tests(present({**tests, "metadata": row.get("metadata")}))
+    prompt, info = _asked(row[question], row.get("starter_code")), {"language": "python", "test_cases": cases}
+    name = id_of(written, prompt, info)
+    return Published(f"{shape}, {form.partition(' in ')[0]}", name, prompt, "prime_rl_code", info)
 
 
 LIVECODEBENCH = Shape(

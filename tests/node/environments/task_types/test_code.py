@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from node.environments.programs import ProgramRunner, last_block
+from node.environments.task_types.base import Truth
 from node.environments.task_types.code import MAX_TESTS, Case, CodeScorer, read_truth
+from node.environments.task_types.shapes.intellect import code
 from node.sandbox import Limits, Outcome, Status, Undecided
 from tests.node.environments.sandboxes import OpenSandbox
 
@@ -113,13 +115,18 @@ def test_all_trials_of_a_program_share_a_bound(monkeypatch: pytest.MonkeyPatch) 
     runner.close()
 
 
+def truth_of(info: dict[str, Any]) -> Truth:
+    """The tests of a published row."""
+    return read_truth(code("prime_rl_code", info, None)[2], {})
+
+
 def test_both_published_forms_of_tests_are_read_alike() -> None:
-    listed = read_truth({"test_cases": [{"fn_name": "f", "input": [[1], "x"], "output": [2]}]}, {})
+    listed = truth_of({"test_cases": [{"fn_name": "f", "input": [[1], "x"], "output": [2]}]})
     lists = {"inputs": ['[1]\n"x"'], "outputs": ["[2]"], "fn_name": "f"}
-    assert read_truth({"test_cases": json.dumps(lists)}, {}) == listed
-    assert read_truth({"test_cases": lists}, {}) == listed
-    plain = read_truth({"test_cases": [{"input": "1\n2", "output": "3", "fn_name": None}]}, {})
-    assert read_truth({"test_cases": {"inputs": [["1", "2"]], "outputs": [["3"]]}}, {}) == plain
+    assert truth_of({"test_cases": json.dumps(lists)}) == listed
+    assert truth_of({"test_cases": lists}) == listed
+    plain = truth_of({"test_cases": [{"input": "1\n2", "output": "3", "fn_name": None}]})
+    assert truth_of({"test_cases": {"inputs": [["1", "2"]], "outputs": [["3"]]}}) == plain
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,7 @@ def test_both_published_forms_of_tests_are_read_alike() -> None:
     [
         ({"test_cases": []}, "any program would pass"),
         ({"test_cases": {"inputs": [], "outputs": []}}, "any program would pass"),
-        ({}, "needs test_cases"),
+        ({}, "it needs tests"),
         ({"test_cases": "[1"}, "not JSON"),
         ({"test_cases": [{"input": "x"}]}, "test 0 has no input and output"),
         ({"test_cases": {"inputs": ["1"], "outputs": []}}, "as many outputs"),
@@ -140,7 +147,7 @@ def test_both_published_forms_of_tests_are_read_alike() -> None:
 )
 def test_tests_that_cannot_be_used_are_refused(info: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        read_truth(info, {})
+        truth_of(info)
 
 
 @pytest.mark.parametrize(
