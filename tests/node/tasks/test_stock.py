@@ -89,13 +89,13 @@ async def test_a_merge_that_is_over_lets_no_policy_go_that_another_task_works_wi
     shelf = PolicyShelf(2, Pins())
     run: Any = SimpleNamespace(assets=tmp_path)
     stock = TaskStock(run, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path)  # type: ignore[arg-type]
-    roots = [bytes([number]) * 32 for number in (1, 2)]
+    roots = [bytes([number]) * 32 for number in (1, 3)]
     merge, answers = task(9), task(1)
     models = tuple(root.hex() for root in roots)
     merge.spec = TaskSpec(kind="merge", last=4, merge=MergeOrder(models=models, rule=Merge(weights=(1, 1))))
     await stock.policies(merge)
     await stock.order(answers)
-    for number in range(3, 9):
+    for number in range(4, 9):
         shelf.put(policy(number))
     merge.open = answers.open = False
     stock.heed(merge)
