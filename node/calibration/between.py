@@ -36,6 +36,7 @@ VERSION = 1
 MAX_BYTES = 1 << 28
 MAX_SAMPLES, MAX_KINDS = 1 << 16, 64
 _WAY = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+# What a proof has in place of a mean where no exponent agrees (protocol.toploc.ProofErrors).
 _NO_MEAN = float(1 << 64)
 MOST_ROUTING = 1e6
 
@@ -194,6 +195,7 @@ def gather(run: RunSpec, files: Sequence[bytes]) -> Measured:
     for data in files:
         for one in _read(data, Looks, run).looks:
             key = one.work, one.maker, one.way, one.verifier
+            # Twice the same samples would count as twice as many.
             if key in found:
                 raise _unusable(f"{one.verifier} looked at {one.maker}'s work {one.work[:16]} twice: one file too many")
             found[key] = _checked(run, one)
@@ -219,12 +221,14 @@ def _cheat(keys: Sequence[tuple[str, str, str, str]]) -> str:
     """The class whose cheats are taken."""
     seen = {maker: {key[3] for key in keys if key[1] == maker and key[2]} for maker in {key[1] for key in keys}}
     own = {maker: verifiers for maker, verifiers in seen.items() if maker in verifiers} or seen
+    # Ties by name, so that the same files give the same tables in any order.
     return min(own, key=lambda maker: (-len(own[maker]), maker)) if own else ""
 
 
 def _checked(run: RunSpec, look: Look) -> list[SampleStatistics]:
     """The numbers of a look, if they are any that an engine can have given."""
     good = is_engine_class(look.maker) and is_engine_class(look.verifier) and (not look.way or _WAY.fullmatch(look.way))
+    # Two at least: one half of them makes the tables, the other one checks these.
     if not good or not 2 <= len(look.samples) <= MAX_SAMPLES:
         raise _unusable("a look in it names no classes, no way of cheating, or too few or many samples")
     k, most = run.verification.toploc_k, run.rollout.max_output_tokens
@@ -253,6 +257,7 @@ def _is_step(value: float) -> bool:
 def _read(data: bytes, kind: type[T], run: RunSpec) -> T:
     try:
         file = msgspec.msgpack.decode(data, type=kind)
+    # msgspec lets the latter two through: text that is no UTF-8, and brackets without end.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _unusable(str(error)[:300]) from None
     if file.version != VERSION:
@@ -267,6 +272,7 @@ def _read(data: bytes, kind: type[T], run: RunSpec) -> T:
 def _check(file: Export) -> None:
     kinds = [*file.honest.values(), *file.cheating.values()]
     named = all(map(is_engine_class, file.honest)) and all(_WAY.fullmatch(way) for way in file.cheating)
+    # numpy refuses a negative seed.
     if not named or file.maker not in file.honest or not 0 <= file.seed < 1 << 63:
         raise _unusable("its classes, ways of cheating or seed are not in form")
     if len(kinds) > MAX_KINDS or not all(2 <= len(made) <= MAX_SAMPLES for made in kinds):
@@ -277,6 +283,7 @@ def read_file(path: Path) -> bytes:
     """Raises RunFileError."""
     try:
         with path.open("rb") as file:
+            # One byte more than may be: a file of any length shows that it is too long, and is not read any further.
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise RunFileError(f"cannot read {path}", error.strerror or str(error), "name a calibration file") from error

@@ -237,6 +237,7 @@ class Exercise:
 
 def exercise_of(run: RunSpec, environment: Environment, samples: int, seed: int) -> Exercise:
     """The run's own problems, each once: answers to one problem say little new about an engine."""
+    # In this order: an export names the seed alone, and whoever looks at it draws the same.
     random = np.random.default_rng(seed)
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=samples)]
     limit = run.rollout.max_output_tokens
@@ -271,6 +272,7 @@ def _cheat(
             engine.load(make())
             work[name] = made(partial(generate, engine))
     finally:
+        # The cheats below draw otherwise, with the right weights.
         engine.load(weights)
     return work | {name: made(partial(draw, engine)) for name, draw in OTHER_DRAWS.items()}
 
@@ -280,6 +282,7 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
     k, bounds = run.verification.toploc_k, run.verification.decision
     first, second = _halves(measured, seed)
     cuts = hard_cuts(run, measured.honest, seed)
+    # Samples that did not make a table say how far it may be trusted: by its own samples it would look too good.
     expectation = _expectations(_tables(bounds, first, k, {}), second.honest, k)
     allowances = {name: math.log(max(1.0, most)) for name, most in expectation.items()}
     trial = _tables(bounds, first, k, allowances)

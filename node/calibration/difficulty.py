@@ -81,6 +81,7 @@ class Difficulty:
 
     def _requests(self, problem: Problem, samples: int) -> Iterator[Request]:
         most = self._run.rollout.max_output_tokens
+        # From the problem alone: its random numbers do not depend on which problems are asked beside it.
         seed = blake3(problem.problem_id.encode(), derive_key_context=_SEED).digest()
         drawn = uniforms(seed, samples * most).reshape(samples, most)
         targets = self._run.length_budget.targets or (None,)

@@ -53,6 +53,7 @@ def most_samples(run: RunSpec, model: Path, settings: Sequence[EngineSettings]) 
     """Of each kind of work, LEAST to MOST: what an engine for this model does in some minutes. Raises ModelError."""
     parameters = sum(tensor.numel() for tensor in image_names(build_model(model, "meta")).values())
     tokens = run.rollout.max_prompt_tokens + run.rollout.max_output_tokens
+    # These weights are only counted: none are made before somebody asks for them.
     kinds = len(settings) + len(OTHER_DRAWS) + len(other_weights({}, 0.0))
     looks = 1 + len(settings)  # made once, looked at by each
     on_cpu = any(one.device == "cpu" for one in settings)
@@ -95,6 +96,7 @@ def look_at(engine: Engine, work: Work, temperature: float, rows: int, stage: St
     for part in stage.parts(len(work.sequences)):
         prefills += engine.prefill(work.sequences[part], temperature)
         stage.advance(len(work.sequences[part]))
+    # One list for all samples: each takes as many as it has proofs.
     errors = iter(compare_all(work.proofs, [prefill.rows for prefill in prefills], rows))
     return [
         SampleStatistics(
@@ -203,6 +205,7 @@ def other_draw(engine: Engine, requests: Sequence[Request], temperature: float) 
 def garbage(engine: Engine, requests: Sequence[Request], temperature: float) -> list[Completion]:
     """Random tokens with an honest prefill over them: proofs in order, nothing was generated."""
     random = np.random.default_rng(0)
+    # No end tokens: one of them in the middle would end the answer.
     ordinary = np.setdiff1d(np.arange(engine.vocabulary), list(engine.eos))
     outputs = [random.choice(ordinary, len(request.uniforms)).tolist() for request in requests]
     return prefilled(engine, requests, outputs, temperature)

@@ -20,6 +20,7 @@ def plot(measured: Measured, k: int, title: str, target: Path) -> None:
     """Write a PNG (or what `target`'s suffix says). Raises OSError."""
     import matplotlib
 
+    # Before pyplot is imported, which would look for a screen.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -73,6 +74,7 @@ def write_cuts(source: Path, target: Path, verification: VerificationSpec) -> No
 
 
 def _pairs(verification: VerificationSpec) -> Table:
+    # A super table gets no header line of its own.
     table = tomlkit.table(is_super_table=True)
     for name, cuts in verification.pairs.items():
         table[name] = msgspec.to_builtins(cuts)

@@ -40,6 +40,7 @@ def order(spool: Spool, step: int, card: bytes, files: tuple[Path, ...], roots: 
     names = [folder / f"{number}.safetensors" for number in range(len(files))]
     for path, name in zip(files, names, strict=True):
         link_or_copy(path, name)
+    # What an earlier order was refused for must not be read as the answer to this one.
     spool.adoption_error_path.unlink(missing_ok=True)
     made = AdoptionOrder(step, card, tuple(map(str, names)), *roots)
     write_whole(spool.adoption_path, msgspec.msgpack.encode(made))
@@ -69,5 +70,6 @@ def read_order(spool: Spool) -> AdoptionOrder | None:
 
 
 def refuse(spool: Spool, order: AdoptionOrder, error: IntellectError) -> None:
+    # The reason first: an order that is gone is answered, and the daemon then looks for a reason.
     write_whole(spool.adoption_error_path, msgspec.json.encode(Refusal(order.step, error.why)))
     spool.adoption_path.unlink(missing_ok=True)

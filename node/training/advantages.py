@@ -32,6 +32,8 @@ def group_advantages(
     values = rewards.astype(np.float64)
     mean = np.bincount(place, values) / count
     centred = values - mean[place]
+    # Zero and not nearly so: the learner computes every row whose advantage is not zero.
+    # The mean of equal rewards may be off by a rounding, and their rows would be computed for nothing.
     uniform = (np.bincount(place, np.abs(centred)) <= _EQUAL * count)[place]
     match kind:
         case "grpo":

@@ -56,6 +56,7 @@ def processor(device: torch.device) -> str:
 
 def state_root_of(learner: Learner, world: World, step: int, consumed: Mapping[str, int]) -> bytes:
     """Of weights and moments, whole tensor by whole tensor. All ranks take part; only the first one's root counts."""
+    # The condition stands behind the loop: all ranks take part in gathering each tensor, and the first alone hashes it.
     digests = ((name, digest(tensor)) for name, tensor in _tensors(learner) if world.first)
     return state_root(step, learner.updates, consumed, digests)
 

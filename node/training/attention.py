@@ -58,6 +58,8 @@ def _part(bucket: Bucket, device: torch.device | str) -> _Part:
     begins = lengths.cumsum() - lengths
     offsets = np.arange(bucket.width)[None, :]
     inside = offsets < lengths[:, None]
+    # Places without a token stand behind their sample, where causal attention hides them.
+    # They repeat its first token, so all numbers there are finite, and a gradient of zero stays zero.
     gather = np.where(inside, begins[:, None] + offsets, begins[:, None]).flatten()
     places = (sent(one, device) for one in (gather, np.flatnonzero(inside), ~inside.flatten()))
     return _Part(bucket, _Places(*places))
@@ -135,6 +137,7 @@ def _attend(
         return chosen.unflatten(1, (count, width)).transpose(0, 1)
 
     mask = None
+    # A window that hides nothing gets no mask: with one, a GPU could not use flash attention.
     if window is not None and width > window:
         seen = torch.arange(width, device=query.device)
         mask = (seen[None, :] <= seen[:, None]) & (seen[None, :] > seen[:, None] - window)
@@ -167,6 +170,7 @@ def _written_out(
     sinks: Tensor | None,
 ) -> Tensor:
     """In an order that a gradient can go through: no kernel of torch has caps or sinks."""
+    # Query heads that share a key head stand in a dimension of their own. So no key is copied.
     shared = q.unflatten(1, (k.shape[1], -1))
     scores = (shared @ k[:, :, None].transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap is not None:
@@ -177,6 +181,7 @@ def _written_out(
     if sinks is not None:
         sunk = sinks.view(k.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, sunk), -1)
+    # A sink takes its share of the softmax and has no value: its column is cut off behind it.
     shares = scores.softmax(-1, dtype=torch.float32)[..., :width].to(q.dtype)
     return (shares @ v[:, :, None]).flatten(1, 2)
 

@@ -99,6 +99,7 @@ _OPTIONAL: Columns = (SEGMENTS, EXPERTS, ("teacher_logprobs", "list<float>"))
 
 
 def encode_batch(batch: Batch) -> bytes:
+    # A number in every row: what reads the stream refuses nulls.
     rows = [msgspec.structs.replace(row, task_reward=row.solved) for row in batch.rows]
     return encode_table(with_optional(_COLUMNS, _OPTIONAL, rows), msgspec.json.encode(batch.header), rows)
 

@@ -98,6 +98,7 @@ class Checkpoints:
         if self._world.leader:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
+        # All ranks wait here. Otherwise one could write its shard before the leader has made the directory.
         self._world.share(b"\0")
         writer = _Writer(partial, lambda: self._put_in_place(partial, state))
         tensors = {f"weight/{name}": tensor.detach() for name, tensor in self._learner.parameters.items()}
@@ -105,6 +106,8 @@ class Checkpoints:
         found = async_save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._world.size == 1)
         assert isinstance(found, Future)  # noqa: S101 - the thread checkpointer's kind of answer
         self._pending = found
+        # DCP calls `finish` on rank 0 alone, when every rank has written. Other machines have files, too: their leaders
+        # learn of it when their own save is over, since DCP ends it after `finish`.
         if self._world.leader and not self._world.first:
             self._pending = _then(found, lambda: self._put_in_place(partial, state))
 
@@ -167,6 +170,7 @@ class Checkpoints:
         # Last, with the hashes of all shards: a directory without it is no checkpoint, whatever else it holds.
         write_whole(partial / "state.json", msgspec.json.encode(whole))
         target = self._directory / f"step-{state.step:06d}"
+        # A step that a replay comes to again: a rename does not take the place of a directory with files in it.
         shutil.rmtree(target, ignore_errors=True)
         os.replace(partial, target)
         sync_directory(self._directory)
@@ -191,12 +195,14 @@ class Checkpoints:
         """None if it is not whole."""
         try:
             raw = (path / "state.json").read_bytes()
+            # The version before the rest: a file of another one may not decode, and what does not is deleted as broken.
             version = msgspec.json.decode(raw).get("version")
             if version != VERSION:
                 raise _foreign(path, f"it has version {version!r}, this program writes version {VERSION}")
             state = msgspec.json.decode(raw, type=CheckpointState)
             # `_plain`: a name from state.json must not lead out of the directory.
             sound = all(_digest(path / _plain(name)) == digest for name, digest in state.files.items())
+        # JSON that is no object has no `get`; DecodeError of msgspec is a ValueError.
         except (OSError, ValueError, AttributeError):
             return None
         # A file too many is unsound as well: torch's reader would take its tensors.
@@ -229,8 +235,10 @@ class Checkpoints:
             load(target, storage_reader=reader, planner=planner, process_group=self._group, no_dist=alone)
         except CheckpointException as error:
             reasons = (reason for reason, _ in error.failures.values())
+            # DCP puts what a rank raises into an exception of its own, the reason of `_WholePlan` among them.
             raise next((reason for reason in reasons if isinstance(reason, TrainingError)), error) from error
         learner.restore_optimizer(state.updates, moments)
+        # A world that has grown has ranks of which no random state was written.
         if self._world.rank < len(state.random):
             _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
 
@@ -331,6 +339,7 @@ def _random_state(device: torch.device) -> bytes:
 
 
 def _set_random_state(data: bytes, device: torch.device) -> None:
+    # A copy: torch warns of bytes that it could not write to, and warnings are errors in tests.
     state = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size])

@@ -112,6 +112,7 @@ class SpoolProcess:
         """One process's life; its exit status."""
         await trio.to_thread.run_sync(self._prepare_spool)
         command = [*self._command, "--spool", str(self._spool.root)]
+        # In the environment, too: OpenMP reads it while torch is imported, which is before a child reads its settings.
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
         process = await self._starter.start(command, environment, heard=False)
         self._process = process
@@ -124,6 +125,7 @@ class SpoolProcess:
             return status
         finally:
             self._process = None
+            # A daemon that is cancelled would otherwise leave here at once, and its child would go on.
             with trio.CancelScope(shield=True):
                 await end_child(process)
 
@@ -173,6 +175,7 @@ class EvaluatorProcess(SpoolProcess):
     def __init__(
         self, spool: Spool, run: RunSpec, settings: TrainerSettings | None = None, starter: Starter | None = None
     ) -> None:
+        # Not `forkable`: one process evaluates, however many train.
         forkable = (settings or TrainerSettings()).threads == 1
         left = Evaluations(spool, run)
         super().__init__(

@@ -13,6 +13,7 @@ def arithmetic_in(metrics: Mapping[str, Any]) -> Arithmetic:
     """With which a step was computed, by the metrics in its spool. Raises TrainingError for those of older programs."""
     told = metrics.get("arithmetic") or {}
     try:
+        # What an older program did not tell is None here, which no field takes.
         return msgspec.convert([told.get(name) for name in Arithmetic.__struct_fields__], Arithmetic)
     except msgspec.ValidationError as error:
         raise TrainingError(

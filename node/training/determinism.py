@@ -46,6 +46,7 @@ def _deterministic() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # torch has no type of its own for this error.
         if "deterministic" not in str(error):
             raise
         raise TrainingError(

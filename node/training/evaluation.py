@@ -40,6 +40,7 @@ def evaluate_all(spool: Spool) -> None:
     torch.set_num_threads(settings.threads)
     run = decode_run(spool.run_path.read_bytes(), desk=True)  # the daemon has checked it
     left = Evaluations(spool, run)
+    # Before the model is read: a start that finds nothing left to do takes neither time nor memory.
     if left.next() is None:
         return
     with out_of_memory_says_what_to_lower(settings):

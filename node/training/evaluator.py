@@ -107,6 +107,7 @@ class Evaluator:
             self._engine.hold(names[name], weights, [*names.values()])
         found: dict[str, list[list[Answered]]] = {"": [], **{name: [] for name in names}}
         for draw in range(draws):
+            # Both begin with the start model, whose adapter is the empty name.
             for own, answered in zip(
                 found.values(), self._evaluation.answered_by([b"", *names.values()], draw), strict=True
             ):

@@ -86,12 +86,14 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
 
     metrics = tuple(sorted(loss(_a_few_tokens(), objective).metrics))
     pulls = bool(getattr(function, "pulls_at_zero_advantage", False)) or _pulls(loss, objective)
+    # Not `per_token`: whether an own loss looks at other tokens is not known, so its gradient is not told ahead.
     return Functions(loss, advantage, bool(getattr(function, "needs_proximal", False)), pulls, metrics)
 
 
 def _pulls(loss: Loss, objective: Objective) -> bool:
     """Whether a few tokens without advantage are given a gradient."""
     tokens = replace(_a_few_tokens(), advantages=torch.zeros(6))
+    # The loss of such tokens may not depend on their log-probabilities at all.
     (gradient,) = torch.autograd.grad(loss(tokens, objective).loss.sum(), tokens.logprobs, allow_unused=True)
     return gradient is not None and bool((gradient != 0).any())
 

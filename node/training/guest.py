@@ -22,6 +22,7 @@ class GuestSpool(Spool):
         """Make what is not there yet."""
         for part in _PARTS:
             (self.root / part).mkdir(parents=True, exist_ok=True)
+        # The reason of an earlier start counts only if it happens again.
         self.error_path.unlink(missing_ok=True)
 
     def run_name(self) -> str | None:

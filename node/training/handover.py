@@ -30,6 +30,7 @@ def hand_over(world: World, spool: Spool, run: bytes, told: Callable[[str], None
     if receives:
         write_whole(spool.run_path, run)
     assets = [one for one in decode_run(run, desk=True).assets if one.path.startswith(NEEDED)]  # machine 0 checked it
+    # What one machine lacks is sent to all: a broadcast that a rank does not join never ends.
     lacking = world.maxima([float(receives and not _has(spool.assets, one)) for one in assets]) if assets else []
     for asset, needed in zip(assets, lacking, strict=True):
         if needed:
@@ -48,6 +49,7 @@ def _give(world: World, directory: Path, asset: Asset, *, take: bool) -> None:
     size = choose_piece_size(asset.size)
     pieces = _read(directory / asset.path, asset.size, size) if world.first else _none(asset.size, size)
     if not take:
+        # Each piece is a broadcast, in which ranks take part that need nothing of it.
         for piece in pieces:
             world.hand_out(piece)
         return
@@ -59,6 +61,7 @@ def _give(world: World, directory: Path, asset: Asset, *, take: bool) -> None:
             found = world.hand_out(piece)
             digests.append(blake3(found).digest())
             file.write(found)
+        # Still inside the block: what raises here leaves no file of this name.
         if describe_pieces(asset.size, size, digests).root.hex() != asset.root:
             raise TrainingError(
                 f"the run's file {asset.path} did not arrive as it is",

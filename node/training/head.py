@@ -92,6 +92,7 @@ class _Head(torch.autograd.Function):
         told, ctx.told = ctx.told, None
         if told is not None and told.comes_true(by_logprobs, by_entropy, ctx.how.entropy_gradient):
             return *told.gradient.parts, None, None
+        # Before another gradient of this size is made beside it.
         del told
         hidden, weight, bias, drawn = ctx.saved_tensors
         gradient, table = _Gradient(ctx, hidden, weight, bias), _Table(weight, bias, ctx.how, len(hidden))

@@ -41,5 +41,6 @@ def stream_image(
         found = hasher.finish()
         image.add(found)
         infos.append(TensorInfo(name, shapes[name], found.digest))
+        # The loop's own names would hold this tensor while the next one is gathered.
         del tensor, part, found
     return Image(image.blob().root.hex(), tuple(infos), layout.size)

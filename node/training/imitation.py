@@ -93,6 +93,7 @@ def _started(base: Path, device: torch.device) -> Any:
 def _drawn(rows: Sequence[BatchRow], lessons: Lessons) -> Iterator[list[BatchRow]]:
     """Batches without end; each example once before any is there again."""
     random = np.random.default_rng(lessons.seed)
+    # `iter(int, 1)` never ends: int() is 0.
     turns = chain.from_iterable(random.permutation(len(rows)) for _ in iter(int, 1))
     while True:
         yield [rows[i] for i in islice(turns, lessons.batch)]

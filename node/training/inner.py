@@ -77,6 +77,7 @@ class Inner:
                 for slot in self._slots(optimizer):
                     state[slot] = torch.zeros_like(parameter.detach())
                     fill(state[slot], _tensor(tensor(f"{slot}/{names[id(parameter)]}"), parameter.shape))
+                # Muon keeps no count. AdamW has it where its kernel reads it: see Learner.restore_optimizer.
                 if "exp_avg" in state:
                     place = parameter.device if self._fused else torch.device("cpu")
                     state["step"] = torch.tensor(updates, device=place)
@@ -100,6 +101,8 @@ class Inner:
                 continue
             optimizer, parameter = held[name]
             kept = optimizer.state[parameter].get(slot)
+            # A parameter that had no gradient yet is kept as zeros: what the file holds follows from the model alone.
+            # Whoever is handed it compares names and shapes before anything else.
             yield key, self._flat(torch.zeros_like(parameter.detach()) if kept is None else kept)
 
     def _optimized(self) -> Iterator[tuple[torch.optim.Optimizer, str, Tensor]]:
@@ -182,6 +185,8 @@ class InnerLearner(Inner):
         sums = torch.zeros(2, device=self._world.device)
         for part in self._passes(rows):
             batch = packed_rows(part, self._end, self._world.device)
+            # A rank without rows makes its pass, too, and counts nothing: without it the others could not gather
+            # the weights of a layer.
             loss, parts = self._whole(batch, self._world.size * bool(len(part)) / tokens, self._text.z_loss)
             loss.backward()  # FSDP averages over ranks; the scale already counts all tokens
             sums += parts if len(part) else 0

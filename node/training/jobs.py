@@ -115,6 +115,7 @@ class Jobs:
             why = f"{self._directory}: {error.strerror or error}"
             raise TrainingError("the learner cannot be asked", why, "free space there; it is tried again") from error
         finally:
+            # The job first: one that stands there without an answer would be done again.
             asked.unlink(missing_ok=True)
             answered.unlink(missing_ok=True)
         if answer.what:

@@ -32,6 +32,7 @@ def stop_with_stdin() -> None:
     def watch() -> None:
         while os.read(0, 4096):
             continue
+        # torchrun ends its workers on SIGTERM. A launcher that hangs ends all the same, and its workers watch for that.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         os._exit(1)
@@ -71,6 +72,7 @@ def main() -> None:
     if settings.world_size == settings.nodes == 1:
         runpy.run_module(PROGRAM, run_name="__main__")
         return
+    # Before torchrun: it hands this environment on to its workers.
     if settings.nodes > 1 and not _meet_machines(settings, Spool(Path(spool))):
         sys.exit(1)
     os.environ[LAUNCHER_PID] = str(os.getpid())

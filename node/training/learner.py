@@ -93,6 +93,7 @@ class Learner:
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         if recipe.lora:
             sharded = self._world.mesh is not None
+            # Only a mesh casts weights on the way: without one the frozen ones have the type of all others.
             dtype = compute_dtype(self._settings, self._world.device) if sharded else torch.float32
             add_adapters(model, recipe.lora, dtype)
         self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
@@ -187,6 +188,7 @@ class Learner:
         with out_of_memory_says_what_to_lower(self._settings, step):
             self._find_proximal(updates)
             for number, update in enumerate(updates):
+                # Not even with a gradient of zero: AdamW would still move the weights, by its moments and its decay.
                 if not update.rounds:
                     continue
                 with timing("forward_backward"), self.published():
@@ -213,6 +215,7 @@ class Learner:
         """(group, its part of the gradient of `step` before clipping, by parameter), of each group that has one. Their
         sum is what a step with one update applies. No parameter changes; the tensors are valid until the next one."""
         good, _ = usable_rows(rows, self.vocabulary, self.policy.routers.routing)
+        # Runs with several updates a step have none: audits say undecided of them before they come here.
         (update,) = self._updates(good, step)
         groups = np.array([row.group_key for row in update.rows])
         for group in np.unique(groups):
@@ -309,6 +312,7 @@ class Learner:
         return ((name, parameter) for name, parameter in self.parameters.items() if parameter not in narrow)
 
     def _rounded(self, name: str, weights: Tensor) -> Tensor:
+        # The scale is in what was published, and the layer multiplies by it once more.
         rounded, scale = self.as_published(name, weights).bfloat16(), self._scale(name)
         return rounded if scale == 1 else rounded.float() / scale
 

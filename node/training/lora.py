@@ -24,6 +24,7 @@ class AdaptedLinear(nn.Linear):
     """A linear layer, frozen, with an adapter beside it: x W' + (x a') b' * scale, as PEFT computes it."""
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
+        # Not nn.Linear's: it would make weights as large as the frozen ones, and draw them at random.
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
@@ -40,6 +41,7 @@ class AdaptedLinear(nn.Linear):
 
 def adapted_layers(model: nn.Module, lora: Lora) -> list[str]:
     """Names of the layers that get an adapter. Raises TrainingError for a target that is none of the model's."""
+    # Without a dot stands the output head, which gets no adapter.
     linear_layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "." in name]
     known = {name.rpartition(".")[2] for name in linear_layers}
     for target in lora.targets:

@@ -34,10 +34,12 @@ class MicroBatchLimit:
         self._own = _read(path)
         packed = b"".join(_NOTE.pack(note.step, note.tokens, note.setting) for note in self._own[-_SLOTS:])
         told = world.gather(packed.ljust(_SLOTS * _NOTE.size, b"\0"))
+        # A note has one token at least: what has none fills a rank's slots up.
         self._notes = [Note(*values) for data in told for values in _NOTE.iter_unpack(data) if values[1]]
 
     def at(self, step: int) -> int:
         """Of what turns policy `step` into the next."""
+        # The lowest of all ranks' notes: memory runs out on one of them, and all make the same passes.
         return min(self._known(step), default=self._setting)
 
     def lower(self, step: int) -> int:

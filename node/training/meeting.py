@@ -67,11 +67,13 @@ def meet(settings: TrainerSettings, run: bytes, store: Any, rank: int, size: int
     """
     store.set(f"hello/{rank}", msgspec.msgpack.encode(hello(settings, run)))
     if rank == 0:
+        # A store answers `get` once somebody has set the name, so this waits for every rank.
         said = [msgspec.msgpack.decode(store.get(f"hello/{one}"), type=Hello) for one in range(size)]
         store.set("welcome", msgspec.msgpack.encode(Welcome(objection(said), run, _common(settings, said))))
     answer = msgspec.msgpack.decode(store.get("welcome"), type=Welcome)
     if answer.complaint:
         raise TrainingError(*answer.complaint)
+    # All else is of machine 0, so that every machine computes alike.
     own = {name: getattr(settings, name) for name in _OWN}
     return msgspec.structs.replace(answer, settings=msgspec.structs.replace(answer.settings, **own))
 

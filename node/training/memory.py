@@ -24,6 +24,7 @@ def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None
     """Turn every kind of out-of-memory error into OutOfMemory. step: None for what is not done for one step."""
     try:
         yield
+    # torch raises a plain RuntimeError where the memory of a processor runs out.
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise

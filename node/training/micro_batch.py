@@ -36,6 +36,7 @@ class MicroBatch:
 
 def packed(rows: Sequence[BatchRow], device: torch.device, routing: Routing | None = None) -> MicroBatch:
     """rows: by ascending length of prompt and output, as node.training.packing plans them."""
+    # The last token is not fed: nobody asks what comes after it.
     fed = [[*row.prompt, *row.output[:-1]] for row in rows]
     lengths = np.array([len(ids) for ids in fed])
     ends = lengths.cumsum()
@@ -80,6 +81,7 @@ def nothing(packing: bool, device: torch.device) -> MicroBatch:
 
 def _sampled(rows: Sequence[BatchRow], ends: np.ndarray) -> np.ndarray:
     """Where the logits of each row's sampled tokens stand. ends[i]: behind the last token that is fed of row i."""
+    # A token's logits stand at the token before it: those of the first output token at the prompt's last one.
     firsts = ends - [len(row.output) for row in rows]
     return np.concatenate(
         [first + sampled_places(row.segments, len(row.output)) for first, row in zip(firsts, rows, strict=True)]

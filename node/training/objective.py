@@ -89,6 +89,7 @@ def slopes_of(functions: Functions, objective: Objective, known: Known, scale: f
     """The gradient of `scale` times the loss, some tokens at a time; None where those do not determine it."""
 
     def slopes(cut: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
+        # The head asks in its forward pass, in which autograd records nothing by itself.
         with torch.enable_grad():
             leaves = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
             total = loss_of(functions, objective, known.cut(cut), *leaves).total * scale

@@ -16,6 +16,7 @@ class ActivationsOnCpu(saved_tensors_hooks):
 
     def __init__(self, *, pinned: bool) -> None:
         def pack(tensor: Tensor) -> tuple[Any, Tensor]:
+            # A view of a weight, such as its transpose, is the weight: it takes no memory of its own.
             if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
                 return None, tensor
             kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)

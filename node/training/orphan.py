@@ -14,11 +14,13 @@ LOOK_EVERY = 0.2
 
 def die_with_launcher() -> None:
     """End this process at once when the process named by INTELLECT_LAUNCHER_PID is no longer its parent."""
+    # Told by the launcher, not asked for: the parent that an orphan would find here is another process.
     launcher = int(os.environ.get(LAUNCHER_PID, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(LOOK_EVERY)
+        # sys.exit would end this thread only.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

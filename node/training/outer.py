@@ -76,6 +76,7 @@ def strangers_state(path: Path, round_: int, shapes: Shapes) -> StateFile:
     of its numbers for this round and these shapes, and all of them are finite."""
     data, text = mapped(path), _front(round_, shapes).encode()
     front = len(text).to_bytes(8, "little") + text
+    # The first such run of zeros is the root: no name of a tensor stands before it.
     root = front.index(b"0" * 64)
     # Byte by byte, before any reader of the format sees it: no other names, types, shapes, gaps or lengths.
     said, rest = bytes(data[: len(front)]), (slice(0, root), slice(root + 64, None))
@@ -103,6 +104,7 @@ def state_file(path: Path, round_: int, shapes: Shapes) -> Iterator[tuple[Take, 
 
         yield take, root
         root.append(state_root(round_, digests))
+        # The root is known last. Its place was left free, so nothing behind it moves.
         file.seek(8)
         file.write(text.replace("0" * 64, root[0].hex(), 1).encode())
 
@@ -134,6 +136,8 @@ def apply_round(outer: StateFile, contributions: Sequence[Contribution], rules: 
             if name.removeprefix(MOMENTUM) not in exchanged:
                 take(name, outer.tensor(name))
                 continue
+            # Momentum stands apart from the weights in a file, so this is computed once for each of the two.
+            # Keeping the first result would hold as much as a model in memory.
             values, momentum = _stepped(outer, name.removeprefix(MOMENTUM), contributions, rules)
             take(name, values if momentum is None or not name.startswith(MOMENTUM) else momentum)
     return root[0]

@@ -26,6 +26,7 @@ def plan(lengths: NDArray[np.int64], budget: int, ranks: int = 1, hidden: int = 
     if len(lengths) == 0:
         return []
     cost = lengths * (1 + lengths / (12 * hidden))
+    # Equal lengths by their place: all ranks must come to one plan.
     order = np.lexsort((np.arange(len(lengths)), -lengths))
     count = -(-int(lengths.sum()) // budget)
     while True:
@@ -34,6 +35,7 @@ def plan(lengths: NDArray[np.int64], budget: int, ranks: int = 1, hidden: int = 
         if bins is not None:
             break
         count += ranks
+    # Bins of about one cost are in one round, in which ranks wait for each other.
     bins.sort(key=lambda samples: -float(cost[samples].sum()))
     shortest_first = [np.array(sorted(samples, key=lambda i: (lengths[i], i)), dtype=np.int64) for samples in bins]
     rounds = [shortest_first[at : at + ranks] for at in range(0, count, ranks)]
@@ -49,6 +51,7 @@ def plan_padded(lengths: NDArray[np.int64], budget: int, ranks: int = 1) -> list
         if end == len(order) or (end + 1 - start) * lengths[order[end]] > budget:
             bins.append(order[start:end])
             start = end
+    # Every rank makes a pass in each round: the others wait for it.
     bins += [np.zeros(0, dtype=np.int64)] * (-len(bins) % ranks)
     return [bins[at : at + ranks] for at in range(0, len(bins), ranks)]
 
@@ -64,6 +67,7 @@ def _fill(
         full: list[tuple[float, int]] = []
         while cheapest:
             spent, number = heapq.heappop(cheapest)
+            # An empty bin takes a sample that is longer than any bin has room for.
             if lengths[sample] <= room[number] or not bins[number]:
                 break
             full.append((spent, number))

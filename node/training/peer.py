@@ -51,6 +51,7 @@ class AsAsked(RoundTrainer):
         jobs = Jobs(self._spool)
         while True:
             found = jobs.next() if self._world.first else None
+            # All ranks do one job, and the directory of jobs is on the first one's machine.
             said = self._world.hand_out(msgspec.json.encode(found))
             name, job = msgspec.json.decode(said, type=tuple[str, Job] | None) or ("", None)
             if job is None:
@@ -94,6 +95,7 @@ class AsAsked(RoundTrainer):
             self._begin()
         shapes = {name: list(shape) for name, shape in self._learner.shapes.items()}
         own = self._own_shapes()
+        # Of the last round, whose number has the most digits: no own state of this run is longer.
         most = state_size(self._run.recipe.steps + 1, own) if own else 0
         told = {"path": str(self._outer_path(0)), "arithmetic": self._computed_by(), "own_bytes": most}
         return {"shapes": shapes, **told}
@@ -150,6 +152,7 @@ class AsAsked(RoundTrainer):
         except ContributionError as error:
             return {"fault": error.why}
         header = contribution.header
+        # How many steps are made again follows from this number.
         if header.tokens % (self._batch or self._rules.batch_tokens):
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
         found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
@@ -222,6 +225,7 @@ class AsAsked(RoundTrainer):
         equal = equal and msgspec.structs.replace(ours.header, arithmetic=header.arithmetic) == header
         pairs = zip(ours.header.stretches, header.stretches, strict=False)
         wrong = [at for at, (one, other) in enumerate(pairs) if one != other]
+        # JSON knows no infinity: msgspec would write null.
         distance = min(max(distances), 1e30)
         told = {"same": same, "equal": equal, "distance": distance, "wrong": wrong[:1]}
         return told | {"after": self._after(header, math.sqrt(size))}

@@ -17,6 +17,7 @@ PEAK_TFLOPS = {
     "B200": 2250.0,
     "A100": 312.0,
     "A800": 312.0,
+    # Before L4, which is a part of its name: the first key that is in a name counts.
     "L40S": 362.0,
     "L4": 121.0,
     "A10G": 70.0,
@@ -58,6 +59,7 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU's allocator, or of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    # Kilobytes on Linux, bytes on macOS.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

@@ -31,6 +31,7 @@ class PolicyModel(nn.Module):
         """(log-probability, entropy) of each sampled token, float32[n], in the distribution that was sampled from."""
         packing = {} if batch.pack is None else {"pack": batch.pack}
         config = self.model.config
+        # At each pass: one model is given packed samples and padded ones.
         config._attn_implementation = NAME if packing else "eager" if written_out(config) else "sdpa"
         self.routers.give(batch.experts)
         states = self.model.base_model(

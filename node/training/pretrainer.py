@@ -130,6 +130,7 @@ class RoundTrainer:
 
     def _start(self) -> int:
         """The newest round that is published and whose outer state is here; or the start model's, as round 0."""
+        # The first rank has the word: other machines have no policies. One more, so that nothing negative is sent.
         newest = int.from_bytes(self._world.share((self._spool.newest_step() + 1).to_bytes(8, "little")), "little")
         if newest:
             StateFile(self._outer_path(newest - 1)).check()
@@ -161,6 +162,7 @@ class RoundTrainer:
         with self._timed("exchange"):
             paths = self._seat_path(round_, seat), self._own_path(round_, seat)
             if self._world.first:
+                # Before the contribution, whose presence ends the round of this seat.
                 write_whole(paths[0].with_suffix(".json"), json.dumps(self._said(steps)).encode())
             self._write(header, before, *paths)
 
@@ -190,6 +192,7 @@ class RoundTrainer:
             len(steps) * (self._batch or rules.batch_tokens),
             steps[0]["loss"],
             steps[-1]["loss"],
+            # The second root is of what the seat keeps afterwards: `_write` fills it in.
             (blob_root(before.path) if before else state_root(round_, ()), bytes(32)),
             tuple(digests),
             self._computed_by(),
@@ -243,11 +246,13 @@ class RoundTrainer:
         if self._world.first:
             with whole_file(path) as file:
                 file.write(encode_header(header))
+                # Inside the block: what the seat keeps is whole before the contribution has its name.
                 root = self._write_tensors(header, before, own, file)
                 whole = msgspec.structs.replace(header, inner=(header.inner[0], root))
                 file.seek(0)
                 file.write(encode_header(whole))  # of the same length: only a root is another
         else:
+            # As many tensors, and in the order, as the first rank gathers in `_write_tensors`: all take part in each.
             copies = learner.weights() if self._rules.fragments > 1 else ()
             for _ in chain(learner.weights(), copies, learner.own_tensors() if self._kept else ()):
                 continue
@@ -368,6 +373,7 @@ class RoundTrainer:
                 metrics |= self._evaluate()
         with self._timed("publish"):
             shapes, bf16 = self._learner.shapes, self._bf16()
+            # Gathering needs every rank, writing one.
             if not self._world.first:
                 for _ in bf16:
                     continue
@@ -478,6 +484,7 @@ class Pretrainer(RoundTrainer):
         loss = float(np.average(losses, weights=weights))
         return {
             "eval_loss": loss,
+            # math.exp raises OverflowError above 709.
             "perplexity": math.exp(min(loss, 700.0)),
             "eval_loss_by_data": dict(zip(self._data.names, losses, strict=True)),
         }

@@ -32,6 +32,7 @@ def alone(name: str, spool: Spool, work: Callable[[], None], error_path: Path, s
     Where it raises an IntellectError, that is told.
     """
     with (spool.root / f"{name}.lock").open("w") as lock:
+        # The child of a killed daemon may end later than it does: its successor waits here until it has.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             work()

@@ -23,6 +23,7 @@ class Pulses:
     """Of the other machines, as far as they were heard. Times: seconds of one monotonic clock."""
 
     def __init__(self, machines: list[int], now: float) -> None:
+        # One thread writes and another one reads. That needs no lock, since machines are neither added nor removed.
         self._heard = {machine: (-1, now) for machine in machines}
 
     def heard(self, machine: int, count: int, now: float) -> None:
@@ -50,6 +51,7 @@ def keep_watch(open_store: Callable[[], Store], own: int, machines: int) -> None
         print(json.dumps({"event": "training.machine_lost", "machines": gone}), file=sys.stderr, flush=True)
         os._exit(1)
 
+    # Two threads: a call to the store of a machine whose power is gone may not come back.
     for task in (beat, judge):
         threading.Thread(target=task, daemon=True).start()
 
@@ -60,6 +62,7 @@ def _beat(store: Store, own: int, machines: int, pulses: Pulses) -> None:
         count += 1
         store.set(f"pulse/{own}", str(count))
         for machine in range(machines):
+            # `get` would wait for a machine that has not counted yet.
             if machine != own and store.check([f"pulse/{machine}"]):
                 pulses.heard(machine, int(store.get(f"pulse/{machine}")), time.monotonic())
         time.sleep(BEAT_SECONDS)

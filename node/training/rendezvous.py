@@ -49,6 +49,7 @@ def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: N
         told(f"waits for {settings.nodes - 1} more at {settings.rendezvous}")
     else:
         _find(settings, address, told)
+    # Without these gloo takes the address that the host's own name resolves to, which is often a loopback one.
     interface = settings.interface or _interface_towards(settings, address)
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
@@ -75,6 +76,7 @@ def _resolve(settings: TrainerSettings, host: str, port: int) -> tuple[int, tupl
 def _must_be_free(settings: TrainerSettings, port: int) -> None:
     """Or torch would say it in a page of its own."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
+        # Without it a port whose connections have just ended would count as in use.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
@@ -129,6 +131,7 @@ def _interface_towards(settings: TrainerSettings, address: tuple[int, tuple[str,
         except OSError as error:
             raise _unreachable(settings, error.strerror or str(error)) from error
     for name, known in psutil.net_if_addrs().items():
+        # psutil writes link-local addresses with their interface behind a %.
         if any(one.address.partition("%")[0] == own for one in known):
             return name
     raise TrainingError(

@@ -48,6 +48,7 @@ class Replayer(Trainer):
         """Take the state of `step` from its checkpoint; that of step 0 follows from the start model. Its root. Raises
         MissingState, and TrainingError for a checkpoint of another run."""
         self._place_model()
+        # No moments, as a new learner has none: an earlier step may have been placed here before.
         self._learner.optimizer.state.clear()
         self._consumed = {}
         if step:

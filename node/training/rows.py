@@ -41,6 +41,7 @@ def usable_rows(
 
 
 def _fault(row: BatchRow, vocabulary: int, routing: Routing | None) -> str | None:
+    # First of all: the least and the most of nothing, below, would raise.
     if not row.prompt or not row.output or objection(row.segments, len(row.output)):
         return "empty"
     if row.length != len(row.sampler_logprobs):

@@ -37,6 +37,7 @@ class SeatLearner(Inner):
         self.parameters, self.optimizers = learner.parameters, [learner.optimizer]
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:
+        # Emptied and not replaced: the learner steps with the one that it has.
         self._learner.optimizer.state.clear()
         return [self._learner.optimizer]
 
@@ -89,6 +90,7 @@ class Seats(RoundTrainer):
 
     def _is_used_up(self, files: Sequence[str], place: int) -> bool:
         """Whether a group was learnt from for another batch."""
+        # The same place is no second use: steps that were broken off are made again.
         return any(self._learnt.get(one, place) != place for one in files)
 
     def _admit(self, batch: Batch, round_: int, place: int) -> Batch:

@@ -109,6 +109,7 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 def endpoint(text: str) -> tuple[str, int] | None:
     """(host, port) of HOST:PORT, an IPv6 address in brackets; None if it is none."""
     host, colon, port = text.rpartition(":")
+    # `isdigit` alone is true of digits of other scripts, and of superscripts, which int() refuses.
     if not colon or not host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
         return None
     bracketed = host.startswith("[") and host.endswith("]")

@@ -57,6 +57,7 @@ def placed(policy: Whole, settings: TrainerSettings, world: World) -> Whole:
     layers = decoder_layers(policy.model)  # type: ignore[arg-type] - a module's attribute
     if settings.activation_checkpointing:
         for layer in layers:
+            # The function and not the module is wrapped: images and checkpoints go by the names of parameters.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if world.mesh is None:
         return policy.to(world.device)
@@ -71,9 +72,11 @@ def placed(policy: Whole, settings: TrainerSettings, world: World) -> Whole:
         "reshard_after_forward": settings.reshard_after_forward,
     }
     for layer in layers:
+        # Layers before the whole: what is sharded by then is no part of the root unit.
         fully_shard(layer, mp_policy=MixedPrecisionPolicy(dtype, torch.float32), **common)
     fully_shard(policy, mp_policy=MixedPrecisionPolicy(head, torch.float32), **common)
     place = torch.device("cpu") if settings.offload_parameters else world.device
+    # Not `to_empty`, which would take the values of the buffers as well.
     return policy._apply(lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor)
 
 
@@ -88,6 +91,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def fill(parameter: Tensor, value: Tensor) -> None:
     """Copy a whole tensor, the same on every rank, into a parameter or its shard."""
     if isinstance(parameter, DTensor):
+        # No source: every rank has the whole value already, so nothing is sent.
         value = distribute_tensor(
             value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
         )

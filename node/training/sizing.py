@@ -157,6 +157,7 @@ def memory_of_a_rank(
     layers compute in bfloat16 unless the settings say otherwise."""
     bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and gpu)
     size = 2 if bfloat16 else 4
+    # As `join_world` decides it.
     sharded = ranks > 1 or bfloat16 or settings.offload_parameters
     state = _state(shape, settings, size, lora, held) // ranks
     activations = _activations(shape, settings, size)
@@ -164,6 +165,7 @@ def memory_of_a_rank(
     cells = settings.logit_cells if gpu else min(settings.logit_cells, CPU_LOGIT_CELLS)
     tables = TABLES * 4 * min(cells, settings.micro_batch_tokens * shape.vocabulary)
     host = (state if settings.offload_parameters else 0) + (activations if settings.offload_activations else 0)
+    # The layer that computes has its own on the device still.
     kept = _one_layer(shape, settings, size) if settings.offload_activations else activations
     shards = 0 if settings.offload_parameters else state
     return Memory(
@@ -194,6 +196,7 @@ def _state(shape: Shape, settings: TrainerSettings, size: int, lora: Lora | None
     learnt = shape.parameters if lora is None else shape.adapter_parameters(lora)
     wide = learnt
     if size == 2:
+        # As `Learner._wide` has it: bf16 layers round by themselves, a float32 root unit does not.
         wide = shape.root_parameters if settings.fp32_logits and lora is None else 0
     frozen = 0 if lora is None else shape.parameters * size
     return frozen + learnt * (MASTER + GRADIENT + MOMENTS) + wide * KEPT + held * MASTER
@@ -215,6 +218,7 @@ def _one_layer(shape: Shape, settings: TrainerSettings, size: int) -> int:
 def _gathered(shape: Shape, settings: TrainerSettings, size: int, *, frozen: bool) -> int:
     """Whole weights of a few layers and of the root unit, their gradients, and the float32 buffer that is reduced."""
     head = 4 if settings.fp32_logits and not frozen else size
+    # What is not freed after the forward pass stands there until the backward pass, of every layer.
     layers = GATHERED_LAYERS if settings.reshard_after_forward else shape.layers
     weights = head * shape.root_parameters + size * layers * shape.layer_parameters
     gradient = 0 if frozen else max((head + 4) * shape.root_parameters, (size + 4) * shape.layer_parameters)
@@ -269,6 +273,7 @@ def shape_of(model_dir: Path) -> Shape:
                 "layers": config["num_hidden_layers"],
                 "heads": heads,
                 "key_heads": config.get("num_key_value_heads") or heads,
+                # Where config.json leaves a name out, the default of its kind in transformers holds.
                 "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
                 "vocabulary": config["vocab_size"],
                 "tied": config.get("tie_word_embeddings", kind in ("qwen2", "smollm3", *GEMMA)),

@@ -130,7 +130,9 @@ class Spool:
                 f"{self.run_path} is not the run to be trained now: its settings, model or data differ",
                 "use another directory (--dir of `train`, --state-dir of `join`), or put back what was changed",
             )
+        # Here and nowhere else: what children write is cleared when they are started, and one may be at work.
         self.forget_halves("in")
+        # Also where one stands: a run that goes on for longer has another number of steps.
         write_whole(self.run_path, run)
         link = self.root / "assets.new"
         link.unlink(missing_ok=True)
@@ -193,6 +195,7 @@ class Spool:
         """The first step that has no batch yet."""
         if self._next_batch == 0:
             self._next_batch = max(_steps(self.root / "in"), default=-1) + 1
+        # Batches of steps that are complete may be deleted, and are not made again.
         self._next_batch = max(self._next_batch, self.newest_step(), 0)
         while self.batch_path(self._next_batch).exists():
             self._next_batch += 1
@@ -227,6 +230,7 @@ class Spool:
                 path.unlink(missing_ok=True)
         if self.adopted() >= step:
             (self.root / "adopted").unlink()
+        # Both only ever count up: after a cut they begin anew.
         self._newest, self._next_batch = -1, 0
 
     @property

@@ -62,6 +62,7 @@ def read_state(card: CheckpointCard, files: Sequence[Path], shapes: Shapes, root
     digests = ((name, blake3(found[name].reshape(-1).view(np.uint8).data).digest()) for name in wanted)
     if state_root(card.step, card.updates, dict(card.consumed), digests) != root:
         raise _unusable(card, "it is not the state that the trainer stated")
+    # Although the root fits: whoever stated it may have stated such numbers.
     if not all(np.isfinite(values).all() for values in found.values()):
         raise _unusable(card, "it holds numbers that are not finite")
     tensors = {part: {name: found[f"{part}/{name}"].copy() for name in shapes} for part in _parts(card)}
@@ -80,6 +81,7 @@ def _tensors(card: CheckpointCard, path: Path, wanted: Shapes) -> dict[str, F32]
         data = mapped(path)
     except OSError as error:
         raise _unusable(card, f"it cannot be read: {error.strerror}") from error
+    # A file too short for this number gets one that the next check refuses.
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else len(data)
     if not 0 < length <= min(MAX_HEADER, HEADER_EACH * (len(wanted) + 1), len(data) - 8):
         raise _unusable(card, f"its header of {length} bytes does not fit the file or the model")
@@ -90,6 +92,7 @@ def _tensors(card: CheckpointCard, path: Path, wanted: Shapes) -> dict[str, F32]
     for name, place in places.items():
         if place.dtype != "F32" or place.shape != wanted[name]:
             raise _unusable(card, f"{name[:80]} is {place.dtype}{list(place.shape)[:8]}, not F32{list(wanted[name])}")
+    # After the shapes were compared: a product of a stranger's numbers could overflow.
     if why := next(_faults(places, len(data) - 8 - length), None):
         raise _unusable(card, why)
     body = np.frombuffer(data, np.uint8, offset=8 + length)
@@ -100,6 +103,7 @@ def _places(card: CheckpointCard, header: bytes) -> dict[str, _Place]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return {name: msgspec.json.decode(one, type=_Place) for name, one in raw.items() if name != _METADATA}
+    # msgspec raises the latter where brackets are opened without end.
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _unusable(card, f"its header cannot be read: {str(error)[:200]}") from error
 

@@ -51,7 +51,9 @@ class Tally:
         losses, furthest, *found = _numbers([self._loss, self._furthest, *(self._sums[name] for name in self._names)])
         sums = [sum(losses), self._tokens, self._real, self._computed, *map(sum, found)]
         loss, tokens, real, computed, *per_token = world.sums([float(value) for value in sums])
+        # math.exp raises OverflowError above 709.
         ratio_max = max([0.0, *(math.exp(min(one, 700.0)) for one in furthest)])
+        # A rank that had no rows has measured nothing, and takes the word of the others for what there is.
         ratio_max, *known = world.maxima([ratio_max, *(float(bool(one)) for one in found)])
         means = {n: v / max(tokens, 1.0) for n, v, there in zip(self._names, per_token, known, strict=True) if there}
         return {

@@ -75,6 +75,7 @@ def packed_rows(rows: Rows, end: int, device: torch.device) -> MicroBatch:
     width = rows.shape[1] - 1
     starts = np.unique(np.concatenate([np.arange(0, fed.size, width), behind[behind < fed.size]]))
     lengths = np.diff(np.append(starts, fed.size))
+    # By ascending length, as a pack wants its samples.
     order = np.argsort(lengths, kind="stable")
     taken = np.concatenate([np.arange(fed.size)[starts[i] : starts[i] + lengths[i]] for i in order])
     ends = lengths[order].cumsum()

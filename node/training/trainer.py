@@ -20,6 +20,7 @@ from typing import Any
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Deterministic kernels need it: without a fixed workspace torch refuses products on GPUs in that mode.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -178,10 +179,12 @@ class Trainer:
     def _start(self) -> int:
         """Restore the newest checkpoint, or begin with policy 0; returns the step to go on with."""
         self._place_model()
+        # Behind the model: frozen weights, a reference and a teacher are in no checkpoint.
         state = self._checkpoints.load_newest()
         step = 0 if state is None else state.step
         if state is not None:
             self._consumed = dict(state.consumed)
+        # The daemon does not write batches of published steps again: the trainer would wait for ever.
         if self._world.first and self._spool.newest_step() > step and not self._spool.batch_path(step).exists():
             raise TrainingError(
                 "training cannot go on where it stopped",
@@ -311,6 +314,8 @@ class Trainer:
         before = self._state
         with watch("publish"):
             image = self._write_image(step)
+            # All ranks gather for it. A step that was published before needs it, too: the next one names it as its own
+            # state before.
             self._state = self._state_root(step)
         if image is None or not self._world.first:
             return
@@ -323,6 +328,7 @@ class Trainer:
             "state_root": self._state.hex(),
             "arithmetic": msgspec.structs.asdict(self._arithmetic(step)),
         }
+        # json would write NaN, which is no JSON: readers of the spool refuse it.
         write_whole(self._spool.metrics_path(step), json.dumps(metrics, allow_nan=False).encode())
 
     def _state_root(self, step: int) -> bytes:
@@ -335,6 +341,7 @@ class Trainer:
         """
         learner = self._learner
         if not self._world.first:
+            # All ranks take part in gathering each.
             for _ in learner.tensors():
                 continue
             return None
@@ -383,6 +390,7 @@ class Trainer:
 
 
 def _wait_for(path: Path, adoption: Path) -> bytes:
+    # The order is looked for first: where a state is taken over, no batch of the steps before is learnt from.
     while not adoption.exists():
         try:
             return path.read_bytes()

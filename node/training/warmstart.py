@@ -95,6 +95,7 @@ Solution = Callable[[Problem, Transcript], str]
 """What to say to a problem, after what was said so far (nothing at first)."""
 Example = tuple[list[int], list[int]]
 """Tokens, and the same with IGNORED in place of those that are not to be learnt."""
+# The label that cross_entropy of torch leaves out by default.
 IGNORED = -100
 
 
@@ -160,6 +161,7 @@ def warm_start(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % check_every == 0 or step == max_steps:
+            # Rounded as policy 0 will be: it is that policy which has to reach the target.
             engine.load({name: tensor.to(torch.bfloat16) for name, tensor in model.named_parameters()})
             trial = [environment.problem(int(i)) for i in random.integers(environment.size, size=256)]
             accuracy = mean_reward(engine, environment, trial, random.bytes(32), max_output_tokens)

@@ -63,6 +63,7 @@ class World:
         """The first rank's bytes, on every rank; the others pass anything of the same length."""
         if self.size == 1:
             return data
+        # A copy: torch warns of bytes that it could not write to.
         cells = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         distributed.broadcast(cells, src=0, group=self.control)
         return cells.numpy().tobytes()
@@ -72,6 +73,7 @@ class World:
         if self.size == 1:
             return data
         length = int.from_bytes(self.share(len(data).to_bytes(8, "little")), "little")
+        # torch makes no tensor of an empty buffer.
         return self.share(data if self.first else bytes(length)) if length else b""
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -121,15 +123,19 @@ def join_world(settings: TrainerSettings, store: Store | None = None) -> World:
     if not sharded:
         return World(rank, size, device)
     if device.type == "cuda":
+        # NCCL takes the current device, and so does whatever is made without naming one.
         torch.cuda.set_device(device)
+    # Two replayers may be in one process (Replayer.computing_in), and share its group.
     if not distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if store is not None:
+            # Names of the meeting and of pulses are in the same store.
             apart = PrefixStore("world", store)
             distributed.init_process_group(backend, store=apart, rank=rank, world_size=size)
         elif "MASTER_ADDR" in os.environ:
             distributed.init_process_group(backend)
         else:
+            # A process by itself has nobody to meet: names are kept in its own memory.
             distributed.init_process_group(backend, rank=0, world_size=1, store=HashStore())
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     control = distributed.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
