@@ -301,18 +301,15 @@ def derive(run: RunSpec, measured: Measured, seed: int, progress: Progress) -> C
         return outcomes
 
     decision = _tables(bounds, measured, k, allowances)
+    # The classes that were measured, and no others: equality is earned.
+    engines = tuple(sorted({name.partition(">")[0] for name in measured.honest}))
     return Calibration(
-        verification=msgspec.structs.replace(cuts, decision=decision, engines=_permitted(measured.honest)),
+        verification=msgspec.structs.replace(cuts, decision=decision, engines=engines),
         expectation=expectation,
         honest=replay(second.honest),
         cheating=replay(second.cheating, measured.maker),
         crossed={name.partition(">")[0]: one for name, one in replay(crossed, measured.maker).items()},
     )
-
-
-def _permitted(honest: Looks) -> tuple[str, ...]:
-    """The classes that were measured, and no others: equality is earned."""
-    return tuple(sorted({name.partition(">")[0] for name in honest}))
 
 
 def _of_one_verifier(crossed: Looks) -> Looks:

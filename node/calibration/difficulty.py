@@ -10,6 +10,7 @@ Knows the run's engine and environment; leaves files and progress to its caller.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from blake3 import blake3
@@ -29,20 +30,16 @@ AT_ONCE = 16
 """Problems that are sampled together."""
 
 
-def _start_weights(model_dir: Path) -> StartWeights:
-    """The model's own weights as samplers of policy 0 have them. Raises ModelError."""
-    weights = StartWeights(model_dir)
-    weights.check(image_names(build_model(model_dir, "meta")))
-    return weights
-
-
 class Difficulty:
     """The start model and the problems of a run. assets: directory of its files."""
 
     def __init__(self, run: RunSpec, assets: Path) -> None:
+        """Raises ModelError."""
         self._run = run
+        weights = StartWeights(assets / "model")  # as samplers of policy 0 have them
+        weights.check(image_names(build_model(assets / "model", "meta")))
         self._engine = TorchEngine(assets / "model")
-        self._engine.load(_start_weights(assets / "model"))
+        self._engine.load(weights)
         self._environment: Environment = load_environment(run.environment, assets, self._engine.tokenizer)
 
     @property
@@ -57,13 +54,8 @@ class Difficulty:
 
     def rates(self, problems: Iterable[Problem], samples: int) -> Iterator[tuple[str, float]]:
         """(problem id, share of `samples` answers that are right), in order; the same at every call."""
-        batch: list[Problem] = []
-        for problem in problems:
-            batch.append(problem)
-            if len(batch) == AT_ONCE:
-                yield from self._measure(batch, samples)
-                batch = []
-        if batch:
+        left = iter(problems)
+        while batch := list(islice(left, AT_ONCE)):
             yield from self._measure(batch, samples)
 
     def close(self) -> None:
