@@ -4,7 +4,7 @@ Per token, with u = pi / pi_prox, w = pi_prox / pi_sampler:
 
     loss = -sg(w) * min( u * A, clip(u, 1 - low, 1 + high) * A ),   dropped where w > cap
 
-pi_prox is recomputed, or interpolated between sampler and learner: node.training.proximal.
+pi_prox is recomputed, or interpolated between sampler and learner: node.training.objective.
 """
 
 import torch

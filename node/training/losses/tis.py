@@ -5,7 +5,7 @@ brings you off-policy RL training"; also arXiv 2510.13786, appendix):
 
     loss = -sg(clip(w, floor, cap)) * min( u * A, clip(u, 1 - low, 1 + high) * A ),   cap 2
 
-pi_prox is the policy that the learner had before its first update on this batch: node.training.proximal.
+pi_prox is the policy that the learner had before its first update on this batch: node.training.objective.
 """
 
 import torch
