@@ -112,8 +112,8 @@ def decode_batch(data: bytes) -> Batch:
         )
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
     except (MalformedRollout, msgspec.MsgspecError) as error:
-        raise _broken(str(error)) from None
+        raise unusable("a training batch", str(error)) from None
 
 
-def _broken(why: str) -> TrainingError:
-    return TrainingError("a training batch cannot be used", why, "delete the batch file; the daemon writes it anew")
+def unusable(which: str, why: str) -> TrainingError:
+    return TrainingError(f"{which} cannot be used", why, "delete the batch file; the daemon writes it anew")

@@ -118,15 +118,18 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise _unwritten(self._directory, why) from error
-        except CheckpointException as error:
-            raise _unwritten(self._directory, str(error)) from error
+        except (OSError, CheckpointException) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise TrainingError(
+                "a checkpoint could not be written",
+                f"{self._directory}: {why[:300]}",
+                "free space there; training then resumes",
+            ) from error
 
     def available(self) -> list[int]:
         """Their steps, ascending."""
-        return steps_below(self._directory)
+        paths = (path for path in self._directory.glob("step-*") if path.is_dir())
+        return sorted(int(path.name.removeprefix("step-")) for path in paths)
 
     def load_newest(self) -> CheckpointState | None:
         """Put the newest sound checkpoint into the learner; None if there is none.
@@ -243,11 +246,6 @@ class Checkpoints:
             _set_random_state(bytes.fromhex(state.random[self._world.rank]), self._world.device)
 
 
-def steps_below(directory: Path) -> list[int]:
-    """The steps of the checkpoints there, ascending."""
-    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob("step-*") if path.is_dir())
-
-
 class _Writer(HuggingFaceStorageWriter):
     """One safetensors file per rank; `complete` runs on the first rank when all have been written."""
 
@@ -298,7 +296,11 @@ class _WholePlan(DefaultLoadPlanner):
         for name, tensor in self._target.items():
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if read[name] != own.numel():  # the rest would stay as it was, without a word
-                raise _elsewhere(self._path, name)
+                raise TrainingError(
+                    f"the checkpoint {self._path.name} is not whole on this machine",
+                    f"{name} or a part of it was written by a machine of another number",
+                    "go on with the machines, the node_rank of each and the world_size with which it was written",
+                )
         return super().finish_plan(central_plan)
 
 
@@ -352,18 +354,4 @@ def _foreign(path: Path, why: str) -> TrainingError:
         f"the checkpoint {path.name} does not belong to this run",
         why,
         f"use the state directory of its own run, or move {path} away",
-    )
-
-
-def _elsewhere(path: Path, name: str) -> TrainingError:
-    return TrainingError(
-        f"the checkpoint {path.name} is not whole on this machine",
-        f"{name} or a part of it was written by a machine of another number",
-        "go on with the machines, the node_rank of each and the world_size with which it was written",
-    )
-
-
-def _unwritten(directory: Path, why: str) -> TrainingError:
-    return TrainingError(
-        "a checkpoint could not be written", f"{directory}: {why[:300]}", "free space there; training then resumes"
     )

@@ -15,8 +15,7 @@ class GuestSpool(Spool):
     """A spool without batches and policies; a step is done when its checkpoint is here."""
 
     def newest_step(self) -> int:
-        steps = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
-        return max((int(step) for step in steps if step.isdigit()), default=-1)
+        return max(self.checkpoint_steps(), default=-1)
 
     def set_up(self) -> None:
         """Make what is not there yet."""

@@ -5,15 +5,15 @@ is checked against the run's own root before it has its name, so whatever has it
 the next start.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 from blake3 import blake3
 
 from node.state.files import whole_file, write_whole
 from node.training.errors import TrainingError
+from node.training.program import tell
 from node.training.spool import Spool
 from node.training.world import World
 from protocol.blobs import choose_piece_size, describe_pieces
@@ -47,7 +47,7 @@ def _has(directory: Path, asset: Asset) -> bool:
 def _give(world: World, directory: Path, asset: Asset, *, take: bool) -> None:
     """One file, piece by piece, from machine 0 to those that take it."""
     size = choose_piece_size(asset.size)
-    pieces = _read(directory / asset.path, asset.size, size) if world.first else _none(asset.size, size)
+    pieces = _read(directory / asset.path, asset.size, size) if world.first else repeat(b"", -(-asset.size // size))
     if not take:
         # Each piece is a broadcast, in which ranks take part that need nothing of it.
         for piece in pieces:
@@ -76,9 +76,5 @@ def _read(path: Path, size: int, piece: int) -> Iterator[bytes]:
             yield file.read(piece)
 
 
-def _none(size: int, piece: int) -> Iterator[bytes]:
-    yield from (b"" for _ in range(0, size, piece))
-
-
 def _log(path: str) -> None:
-    print(json.dumps({"event": "training.handing_over", "file": path}), file=sys.stderr, flush=True)
+    tell({"event": "training.handing_over", "file": path})

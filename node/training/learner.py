@@ -7,7 +7,7 @@ world size): the trainer's exact resume rests on that.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,11 @@ from node.training.losses.base import log_ratio
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
 from node.training.objective import Known, loss_of, slopes_of
-from node.training.offload import ActivationsOnCpu
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
 from node.training.rows import usable_rows
 from node.training.settings import TrainerSettings
-from node.training.sharding import decoder_layers, fill, prepare_model, whole
+from node.training.sharding import ActivationsOnCpu, decoder_layers, fill, prepare_model, whole
 from node.training.tally import Tally, describe
 from node.training.world import World, compute_dtype
 from protocol.lora import LORA_B
@@ -326,7 +325,8 @@ class Learner:
         teacher = self._teacher_logprobs(batch, rows)
         known = self._known(update, place, members, reference, teacher, version) if rows else None
         slopes = slopes_of(functions, objective, known, scale) if known else None
-        with self._saving():
+        pinned = self._world.device.type == "cuda"
+        with ActivationsOnCpu(pinned=pinned) if self._settings.offload_activations else nullcontext():
             logprobs, entropy = self.policy(batch, objective.entropy_bonus > 0, slopes)
         if known is None:  # nothing left for this rank, but the others wait for its part of the collectives
             (logprobs.sum() * 0.0).backward()
@@ -384,11 +384,6 @@ class Learner:
 
     def _per_token(self, values: NDArray[Any], rows: Sequence[BatchRow]) -> Tensor:
         return sent(np.repeat(values, [row.length for row in rows]), self._world.device)
-
-    def _saving(self) -> AbstractContextManager[Any]:
-        if not self._settings.offload_activations:
-            return nullcontext()
-        return ActivationsOnCpu(pinned=self._world.device.type == "cuda")
 
     def _micro_batch(self, rows: Sequence[BatchRow]) -> MicroBatch:
         if not rows:

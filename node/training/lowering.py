@@ -40,7 +40,8 @@ class MicroBatchLimit:
     def at(self, step: int) -> int:
         """Of what turns policy `step` into the next."""
         # The lowest of all ranks' notes: memory runs out on one of them, and all make the same passes.
-        return min(self._known(step), default=self._setting)
+        known = (note.tokens for note in self._notes if note.step <= step and note.setting == self._setting)
+        return min(known, default=self._setting)
 
     def lower(self, step: int) -> int:
         """Half as much from `step` on, when the trainer has started again; returns it."""
@@ -48,9 +49,6 @@ class MicroBatchLimit:
         self._own.append(Note(step, tokens, self._setting))
         write_whole(self._path, msgspec.json.encode(self._own))
         return tokens
-
-    def _known(self, step: int) -> list[int]:
-        return [note.tokens for note in self._notes if note.step <= step and note.setting == self._setting]
 
 
 def _read(path: Path) -> list[Note]:

@@ -12,11 +12,7 @@ class OutOfMemory(TrainingError):
     """Memory ran out."""
 
 
-_ADVICE = (
-    ("activation_checkpointing", False, "turn on trainer.activation_checkpointing"),
-    ("offload_activations", False, "turn on trainer.offload_activations"),
-    ("offload_parameters", False, "turn on trainer.offload_parameters"),
-)
+_SAVING = ("activation_checkpointing", "offload_activations", "offload_parameters")
 
 
 @contextmanager
@@ -33,10 +29,10 @@ def out_of_memory_says_what_to_lower(settings: TrainerSettings, step: int | None
 
 def _advice(settings: TrainerSettings, step: int | None, why: str) -> OutOfMemory:
     short = why.strip().splitlines()[0][:200] if why.strip() else "no memory is left"
+    names = ("offload_parameters",) if step is None else _SAVING
+    more = [f"turn on trainer.{name}" for name in names if not getattr(settings, name)]
     if step is None:
-        more = [text for name, off, text in _ADVICE if name == "offload_parameters" and getattr(settings, name) == off]
         wider = f"raise trainer.world_size (now {settings.world_size}): the model is shared out among the processes"
         return OutOfMemory("memory ran out for the model and its optimiser", short, "; or ".join([wider, *more]))
-    more = [text for name, off, text in _ADVICE if getattr(settings, name) == off]
     lower = f"lower trainer.micro_batch_tokens (now {settings.micro_batch_tokens})"
     return OutOfMemory(f"memory ran out in step {step}", short, "; or ".join([lower, *more]))

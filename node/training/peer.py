@@ -8,7 +8,7 @@ and rollouts in `SeatPeer`, which audits at a desk use, too (node.audit.seats).
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ import msgspec
 import numpy as np
 import structlog
 
-from node.state.files import mapped
 from node.training.errors import TrainingError
 from node.training.inner import Tensors
 from node.training.jobs import Answer, Check, Job, Jobs, Publish, Start, Train
 from node.training.outer import StateFile, state_size, strangers_state
 from node.training.pretrainer import COPY, Pretrainer, RoundTrainer
 from node.training.seats import Seats
-from protocol.contribution import Contribution, ContributionHeader, decode_contribution, expected_of
+from protocol.contribution import Contribution, ContributionHeader
 from protocol.errors import IntellectError
 from protocol.exchange import F32, ContributionError
 from protocol.rounds import state_root
@@ -97,7 +96,7 @@ class AsAsked(RoundTrainer):
         own = self._own_shapes()
         # Of the last round, whose number has the most digits: no own state of this run is longer.
         most = state_size(self._run.recipe.steps + 1, own) if own else 0
-        told = {"path": str(self._outer_path(0)), "arithmetic": self._computed_by(), "own_bytes": most}
+        told = {"path": str(self._outer_path(0)), "arithmetic": self.arithmetic, "own_bytes": most}
         return {"shapes": shapes, **told}
 
     def _trained(self, job: Train) -> dict[str, Any]:
@@ -112,11 +111,6 @@ class AsAsked(RoundTrainer):
     def answer(self, job: Job) -> Answer:
         """Of one job, without a daemon."""
         return self._answer(job)
-
-    @property
-    def arithmetic(self) -> str:
-        """As a header names it."""
-        return self._computed_by()
 
     def outer_file(self, round_: int) -> Path:
         """The outer state with which a round begins."""
@@ -136,12 +130,6 @@ class AsAsked(RoundTrainer):
         """The outer state that a round's steps begin at."""
         return StateFile(self._outer_path(self._rules.begins_at(round_)))
 
-    def _decoded(self, path: Path, outer: StateFile, round_: int | None = None) -> Contribution:
-        """Of steps that began at an outer state; round_: None for that state's own. Raises ContributionError."""
-        round_ = outer.round if round_ is None else round_
-        expected = expected_of(self._rules, self._root, {round_: outer.root}, self._batch)
-        return decode_contribution(mapped(path), self._shapes_of(round_), self._form, expected)
-
     def _checked(self, job: Check) -> dict[str, Any]:
         """What there is to say of a contribution: `fault` in its form; or what it does to the loss, and whether its
         steps come to the same here."""
@@ -157,7 +145,7 @@ class AsAsked(RoundTrainer):
             return {"fault": f"it says that it learnt from {header.tokens} tokens, which is no whole number of steps"}
         found |= {"seat": header.seat, "tokens": header.tokens, "loss": header.loss_last}
         found |= {"batches": [root.hex() for root in header.batches]}
-        found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self._computed_by()}
+        found |= {"inner": [root.hex() for root in header.inner], "near": header.arithmetic == self.arithmetic}
         found |= self._likeness(contribution, outer, job.others)
         if job.replay or found["alike"] > ALIKE:
             found |= self._replayed(outer, contribution, job)
@@ -190,7 +178,7 @@ class AsAsked(RoundTrainer):
         Or else lacks: own states of its node that are to be fetched before;
         state: why one of them is none."""
         header, shapes = contribution.header, self._own_shapes()
-        same = header.arithmetic == self._computed_by()
+        same = header.arithmetic == self.arithmetic
         begins = bool(shapes) and not self._begins_with_nothing(header)
         # In another arithmetic only a comparison can tell what a peer says to keep from what it made up.
         lacks = ["before"] * (begins and not job.before) + ["after"] * (bool(shapes) and not same and not job.after)
@@ -318,19 +306,16 @@ def _apart(ours: StateFile, theirs: StateFile, nothing: Tensors) -> list[float]:
     return [math.sqrt(error[kind] / size[kind]) if size[kind] else math.inf if error[kind] else 0.0 for kind in error]
 
 
-def _tensors(contribution: Contribution) -> Iterator[F32]:
-    return (contribution.tensor(name) for name in contribution.shapes)
-
-
 def _cosine(one: Contribution, other: Contribution) -> float:
     """0 where one of them is nothing."""
     product = first = second = 0.0
-    for a, b in zip(_tensors(one), _tensors(other), strict=True):
+    for name in one.shapes:
+        a, b = one.tensor(name), other.tensor(name)
         product += float(np.dot(a.astype(np.float64), b))
         first += float(np.dot(a.astype(np.float64), a))
         second += float(np.dot(b.astype(np.float64), b))
     return product / math.sqrt(first * second) if first and second else 0.0
 
 
-def _finite(value: float, otherwise: float = -1e30) -> float:
-    return value if math.isfinite(value) else otherwise
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else -1e30

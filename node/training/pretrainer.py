@@ -29,7 +29,6 @@ import msgspec
 import numpy as np
 import torch
 from blake3 import blake3
-from torch import Tensor
 
 from node.hardware.cpu import look
 from node.inference.settings import hardware
@@ -195,7 +194,7 @@ class RoundTrainer:
             # The second root is of what the seat keeps afterwards: `_write` fills it in.
             (blob_root(before.path) if before else state_root(round_, ()), bytes(32)),
             tuple(digests),
-            self._computed_by(),
+            self.arithmetic,
             self._batches(round_, seat, len(steps)),
         )
         return header, steps
@@ -305,6 +304,12 @@ class RoundTrainer:
 
     # The end of a round
 
+    def _decoded(self, path: Path, outer: StateFile, round_: int | None = None) -> Contribution:
+        """Of steps that began at an outer state; round_: None for that state's own. Raises ContributionError."""
+        round_ = outer.round if round_ is None else round_
+        expected = expected_of(self._rules, self._root, {round_: outer.root}, self._batch)
+        return decode_contribution(mapped(path), self._shapes_of(round_), self._form, expected)
+
     def _close(self, round_: int, peers: int) -> dict[str, Any]:
         """Add what is in to the outer state, which makes the next one; metrics of the round."""
         metrics: dict[str, Any] = {}
@@ -318,12 +323,7 @@ class RoundTrainer:
         outer, rules = StateFile(self._outer_path(round_)), self._rules
         paths = [self._seat_path(round_, seat) for seat in range(peers)]
         begun = StateFile(self._outer_path(rules.begins_at(round_)))
-        expected = expected_of(rules, self._root, {round_: begun.root}, self._batch)
-        shapes = self._shapes_of(round_)
-        found: dict[bytes, Contribution] = {}
-        for path in paths:
-            data = mapped(path)
-            found[blake3(data).digest()] = decode_contribution(data, shapes, self._form, expected)
+        found = {blake3(mapped(path)).digest(): self._decoded(path, begun, round_) for path in paths}
         norms = {one: contribution.check() for one, contribution in found.items()}
         refused = too_large(norms)
         authors = {
@@ -334,7 +334,7 @@ class RoundTrainer:
         ids = chosen(authors, rules.max_contributions, outer.root)
         root = apply_round(outer, [found[one] for one in ids], rules, self._outer_path(round_ + 1))
         told = self._told(round_, peers)
-        sizes = [path.stat().st_size for path in paths]
+        largest = max(path.stat().st_size for path in paths)
         tokens = sum(found[one].header.tokens for one in ids)
         return {
             "loss": _mean(told, "loss"),
@@ -344,8 +344,8 @@ class RoundTrainer:
             "tokens": tokens,
             "contributions": len(ids),
             "refused": len(refused),
-            "contribution_bytes": max(sizes),
-            "bits_per_parameter": 8 * max(sizes) / self._parameters,
+            "contribution_bytes": largest,
+            "bits_per_parameter": 8 * largest / sum(map(math.prod, self._learner.shapes.values())),
             "contribution_norm": float(np.mean(list(norms.values()))),
             "learning_rate": self._rate(round_),
             "inner_steps": (round_ + 1) * rules.round_steps,
@@ -358,10 +358,6 @@ class RoundTrainer:
         paths = [self._seat_path(round_, seat).with_suffix(".json") for seat in range(peers)]
         return [json.loads(path.read_bytes()) for path in paths]
 
-    @property
-    def _parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self._learner.shapes.values())
-
     # Policies out
 
     def _publish(self, round_: int, metrics: dict[str, Any]) -> None:
@@ -372,14 +368,14 @@ class RoundTrainer:
             with self._timed("evaluate"):
                 metrics |= self._evaluate()
         with self._timed("publish"):
-            shapes, bf16 = self._learner.shapes, self._bf16()
+            bf16 = ((name, torch.from_numpy(values).to(torch.bfloat16)) for name, values in self._learner.weights())
             # Gathering needs every rank, writing one.
             if not self._world.first:
                 for _ in bf16:
                     continue
                 return
             with whole_file(self._spool.policy_path(round_)) as file:
-                image = stream_image(shapes, bf16, file)
+                image = stream_image(self._learner.shapes, bf16, file)
         fed, world = float(metrics.get("fed_tokens", metrics.get("tokens", 0.0))), self._world
         seconds = self._seconds.get("inner", 0.0) - self._seconds.get("wait", 0.0)
         peak, length = self._settings.peak_tflops, self._length(metrics)
@@ -389,14 +385,10 @@ class RoundTrainer:
             "outer_root": outer.root.hex(),
             "policy_root": policy_root(round_, image.tensors).hex(),
             "image": image.digest,
-            "computed_by": self._computed_by(),
+            "computed_by": self.arithmetic,
             "performance": measured(self._learner.model, fed, length, seconds, world.device, world.size, peak),
         }
         write_whole(self._spool.metrics_path(round_), json.dumps(metrics, allow_nan=False).encode())
-
-    def _bf16(self) -> Iterator[tuple[str, Tensor]]:
-        for name, values in self._learner.weights():
-            yield name, torch.from_numpy(values).to(torch.bfloat16)
 
     def _forget(self, round_: int) -> None:
         """What neither a restart nor a look at the last round needs."""
@@ -431,9 +423,11 @@ class RoundTrainer:
         """Whether the first rank sees a file: all ranks do the same."""
         return self._world.share(bytes([path.exists()])) == b"\1"
 
-    def _computed_by(self) -> str:
-        """Whatever the last bits of a contribution depend on. Whoever names the same and comes to other bits loses its
-        stake, so the processor's model is part of it: libraries choose kernels by vendor and cache, too."""
+    @property
+    def arithmetic(self) -> str:
+        """As a header names it: whatever the last bits of a contribution depend on. Whoever names the same and comes to
+        other bits loses its stake, so the processor's model is part of it: libraries choose kernels by vendor and
+        cache, too."""
         s, device = self._settings, self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{hardware('cpu')} {look().name}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"

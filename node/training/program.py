@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,11 @@ def alone(name: str, spool: Spool, work: Callable[[], None], error_path: Path, s
 def give_up(error: IntellectError, error_path: Path, said: Mapping[str, str]) -> None:
     """The reason goes to the log, with `said`, and to error_path, unless one is there."""
     reason = {"what": error.what, "why": error.why, "remedy": error.remedy}
-    print(json.dumps({**said, **reason}), file=sys.stderr, flush=True)
+    tell({**said, **reason})
     if not error_path.exists():
         write_whole(error_path, msgspec.json.encode(reason))
+
+
+def tell(event: Mapping[str, Any]) -> None:
+    """A line of the log, which is read from standard error."""
+    print(json.dumps(event), file=sys.stderr, flush=True)

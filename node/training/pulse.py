@@ -5,14 +5,14 @@ heard nothing new from one of them for long enough ends itself; torchrun and the
 needs none of this: its connections are closed by its system.
 """
 
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
+
+from node.training.program import tell
 
 BEAT_SECONDS = 5.0
 LOST_SECONDS = 120.0
@@ -43,12 +43,12 @@ def keep_watch(open_store: Callable[[], Store], own: int, machines: int) -> None
         try:
             _beat(open_store(), own, machines, pulses)
         except RuntimeError as error:  # torch's DistError: the store is gone, and so is machine 0, or will be
-            print(json.dumps({"event": "training.rendezvous_ended", "why": str(error)[:200]}), file=sys.stderr)
+            tell({"event": "training.rendezvous_ended", "why": str(error)[:200]})
 
     def judge() -> None:
         while not (gone := pulses.silent(time.monotonic())):
             time.sleep(BEAT_SECONDS)
-        print(json.dumps({"event": "training.machine_lost", "machines": gone}), file=sys.stderr, flush=True)
+        tell({"event": "training.machine_lost", "machines": gone})
         os._exit(1)
 
     # Two threads: a call to the store of a machine whose power is gone may not come back.

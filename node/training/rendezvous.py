@@ -42,7 +42,9 @@ def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: N
 
     told: is given a sentence when it has to wait. Raises TrainingError. Blocks.
     """
-    host, port = _endpoint(settings)
+    found = endpoint(settings.rendezvous)
+    assert found is not None  # noqa: S101 - TrainerSettings.check
+    host, port = found
     address = _resolve(settings, host, port)
     if settings.node_rank == 0:
         _must_be_free(settings, port)
@@ -52,12 +54,6 @@ def prepare(settings: TrainerSettings, told: Callable[[str], None] = lambda _: N
     # Without these gloo takes the address that the host's own name resolves to, which is often a loopback one.
     interface = settings.interface or _interface_towards(settings, address)
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-
-
-def _endpoint(settings: TrainerSettings) -> tuple[str, int]:
-    found = endpoint(settings.rendezvous)
-    assert found is not None  # noqa: S101 - TrainerSettings.check
-    return found
 
 
 def _resolve(settings: TrainerSettings, host: str, port: int) -> tuple[int, tuple[str, int]]:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from node.inference.start_weights import StartWeights
-from node.training.batch import Batch, BatchRow, decode_batch
-from node.training.errors import TrainingError
+from node.training.batch import Batch, BatchRow, decode_batch, unusable
 from node.training.inner import Inner
 from node.training.learner import Learner
 from node.training.pretrainer import RoundTrainer, peers_of
@@ -98,9 +97,10 @@ class Seats(RoundTrainer):
         most, files = self._run.recipe.max_staleness, batch.header.files
         ages = [round_ - row.policy_step for row in batch.rows] or [-1]
         if batch.header.step != round_ or min(ages) < 0 or max(ages) > most:
-            raise _unusable(place, f"it is of round {batch.header.step}, with rollouts {min(ages)} to {max(ages)} old")
+            why = f"it is of round {batch.header.step}, with rollouts {min(ages)} to {max(ages)} old"
+            raise unusable(f"batch {place}", why)
         if self._is_used_up(files, place) or len(set(files)) != len(files):
-            raise _unusable(place, "some of its groups were learnt from before")
+            raise unusable(f"batch {place}", "some of its groups were learnt from before")
         self._learnt |= dict.fromkeys(files, place)
         oldest = self._number(round_ - most, 0, 0)  # what is forgotten here is too stale to be admitted
         self._learnt = {one: at for one, at in self._learnt.items() if at >= oldest}
@@ -148,7 +148,3 @@ def combined(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
             reduced = sum if name in SUMS else max if name.endswith("_max") else np.mean
             found[name] = float(reduced(values))
     return found
-
-
-def _unusable(place: int, why: str) -> TrainingError:
-    return TrainingError(f"batch {place} cannot be used", why, "delete the batch file; the daemon writes it anew")

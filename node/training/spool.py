@@ -43,41 +43,20 @@ class Spool:
 
     def __init__(self, root: Path, milestones: int = 0) -> None:
         self.root, self._milestones = root, milestones
+        self.run_path = root / "run.json"
+        self.settings_path = root / "trainer.json"
+        self.assets = root / "assets"
+        self.checkpoints = root / "ckpt"
+        self.peers_path = root / "peers"
+        """How many peers train here in rounds, in decimal digits."""
+        self.lowered_path = root / "lowered.json"
+        self.adoption_path = root / "adopt.msgpack"
+        """The order to go on from another trainer's checkpoint."""
+        self.adoption_error_path = root / "adopt-error.json"
+        self.error_path = root / "error.json"
+        self.evaluator_error_path = root / "evaluator-error.json"
         self._next_batch = 0
         self._newest = -1
-
-    @property
-    def run_path(self) -> Path:
-        return self.root / "run.json"
-
-    @property
-    def settings_path(self) -> Path:
-        return self.root / "trainer.json"
-
-    @property
-    def assets(self) -> Path:
-        return self.root / "assets"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "ckpt"
-
-    @property
-    def peers_path(self) -> Path:
-        """How many peers train here in rounds, in decimal digits."""
-        return self.root / "peers"
-
-    @property
-    def lowered_path(self) -> Path:
-        return self.root / "lowered.json"
-
-    @property
-    def error_path(self) -> Path:
-        return self.root / "error.json"
-
-    @property
-    def evaluator_error_path(self) -> Path:
-        return self.root / "evaluator-error.json"
 
     def batch_path(self, step: int) -> Path:
         return self.root / "in" / f"batch-{step:06d}.arrow"
@@ -159,15 +138,6 @@ class Spool:
             self._newest += 1
         return self._newest
 
-    @property
-    def adoption_path(self) -> Path:
-        """The order to go on from another trainer's checkpoint."""
-        return self.root / "adopt.msgpack"
-
-    @property
-    def adoption_error_path(self) -> Path:
-        return self.root / "adopt-error.json"
-
     def adopted(self) -> int:
         """The newest step whose state was taken from another trainer, -1 if none was."""
         try:
@@ -209,12 +179,14 @@ class Spool:
         write_whole(self.batch_path(step), data)
 
     def batch(self, step: int) -> bytes:
-        """The learner's end: a batch, as soon as it is there. Blocking."""
-        while True:
+        """The learner's end: a batch, as soon as it is there; nothing where a state is to be taken over. Blocking."""
+        # The order is looked for first: where a state is taken over, no batch of the steps before is learnt from.
+        while not self.adoption_path.exists():
             try:
                 return self.batch_path(step).read_bytes()
             except FileNotFoundError:
                 time.sleep(POLL_SECONDS)
+        return b""
 
     def checkpoint_steps(self) -> list[int]:
         """Those of the checkpoints there, ascending."""

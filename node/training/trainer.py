@@ -38,7 +38,7 @@ from node.inference.torch_engine import build_model, image_names  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
 from node.training.arithmetic import SLOTS, arithmetic_of, replay_proof_of, state_root_of  # noqa: E402
-from node.training.batch import Batch, decode_batch  # noqa: E402
+from node.training.batch import Batch, decode_batch, unusable  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.computed_by import arithmetic_in  # noqa: E402
 from node.training.determinism import as_deterministic_as_set  # noqa: E402
@@ -52,7 +52,7 @@ from node.training.lowering import MicroBatchLimit  # noqa: E402
 from node.training.meeting import meet, open_store  # noqa: E402
 from node.training.memory import OutOfMemory, out_of_memory_says_what_to_lower  # noqa: E402
 from node.training.performance import measured  # noqa: E402
-from node.training.program import alone, settings_of, spool_named_on_the_command_line  # noqa: E402
+from node.training.program import alone, settings_of, spool_named_on_the_command_line, tell  # noqa: E402
 from node.training.pulse import keep_watch  # noqa: E402
 from node.training.settings import TrainerSettings  # noqa: E402
 from node.training.sharding import fill, without_memory  # noqa: E402
@@ -65,7 +65,6 @@ from protocol.policy import policy_root  # noqa: E402
 from protocol.run import MODEL, RunSpec, decode_run  # noqa: E402
 from protocol.sections import TEACHER  # noqa: E402
 
-POLL_SECONDS = 0.01
 AGAIN = 75
 """Exit status of a trainer that is to be started again (EX_TEMPFAIL)."""
 PARTS = ("wait", "load", "forward_backward", "optimizer", "publish")
@@ -128,7 +127,8 @@ class Trainer:
         recipe = self._run.recipe
         while step < recipe.steps:
             with watch("wait"):
-                data = self._receive(step)
+                # Batches are on the first rank's machine alone; nothing comes where a state is to be taken over.
+                data = self._world.hand_out(self._spool.batch(step) if self._world.first else b"")
             if not data:
                 step, watch = self._adopt(step), self._stopwatch()
                 continue
@@ -162,7 +162,7 @@ class Trainer:
             if not self._learner.divisible:
                 raise
             event = {"event": "training.memory_ran_out", "step": step, "why": error.why}
-            print(json.dumps({**event, "micro_batch_tokens": self._limit.lower(step)}), file=sys.stderr, flush=True)
+            tell({**event, "micro_batch_tokens": self._limit.lower(step)})
             # A new process: what CUDA's allocator holds after an out-of-memory cannot be given back.
             raise SystemExit(AGAIN) from error
         return metrics | ({"micro_batch_tokens": limit} if limit < self._settings.micro_batch_tokens else {})
@@ -234,8 +234,7 @@ class Trainer:
         try:
             state = self._stated(order, step)
         except IntellectError as error:
-            event = {"event": "checkpoint.refused", "step": order.step, "why": error.why}
-            print(json.dumps(event), file=sys.stderr, flush=True)
+            tell({"event": "checkpoint.refused", "step": order.step, "why": error.why})
             refuse(self._spool, order, error)
             return step
         self.take(state)
@@ -284,24 +283,20 @@ class Trainer:
 
     # Batches in
 
-    def _receive(self, step: int) -> bytes:
-        """The batch file's bytes, which only the first rank's machine has; none where a state is to be taken over."""
-        paths = self._spool.batch_path(step), self._spool.adoption_path
-        return self._world.hand_out(_wait_for(*paths) if self._world.first else b"")
-
     def _admit(self, batch: Batch, step: int) -> Batch:
         """Only batches of this step, of rollouts that are fresh and were never learnt from."""
+        which = f"the batch of step {step}"
         if batch.header.step != step:
-            raise _unusable(step, f"it says that it is for step {batch.header.step}")
+            raise unusable(which, f"it says that it is for step {batch.header.step}")
         limit = self._run.recipe.max_staleness
         ages = [step - row.policy_step for row in batch.rows]
         # The daemon checks all of this, too. A defect there must not train on anything twice.
         if ages and (max(ages) > limit or min(ages) < 0):
-            raise _unusable(step, f"it has rollouts that are {min(ages)} to {max(ages)} versions old (0 to {limit})")
+            raise unusable(which, f"it has rollouts that are {min(ages)} to {max(ages)} versions old (0 to {limit})")
         files = batch.header.files
         again = [root for root in files if root in self._consumed]
         if again or len(set(files)) != len(files):
-            raise _unusable(step, f"{len(again) or 'some'} of its rollout files were learnt from before")
+            raise unusable(which, f"{len(again) or 'some'} of its rollout files were learnt from before")
         self._consumed |= dict.fromkeys(files, step)
         # a file that is forgotten here is too stale to be admitted
         self._consumed = {root: at for root, at in self._consumed.items() if at >= step - limit}
@@ -366,8 +361,7 @@ class Trainer:
         differences = self._arithmetic(step).differences(arithmetic_in(known))
         if self._settings.deterministic:
             _refuse_to_differ(step, differences)
-        event = {"event": "replay.rounded_differently", "step": step, "differences": differences}
-        print(json.dumps(event), file=sys.stderr, flush=True)
+        tell({"event": "replay.rounded_differently", "step": step, "differences": differences})
 
     def _arithmetic(self, step: int) -> Arithmetic:
         """In which policy `step` is computed."""
@@ -389,16 +383,6 @@ class Trainer:
         self._spool.forget_batches(min(self._checkpoints.available(), default=step))
 
 
-def _wait_for(path: Path, adoption: Path) -> bytes:
-    # The order is looked for first: where a state is taken over, no batch of the steps before is learnt from.
-    while not adoption.exists():
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            time.sleep(POLL_SECONDS)
-    return b""
-
-
 def _refuse_to_differ(step: int, differences: list[str]) -> None:
     """Raises TrainingError unless the difference was asked for by a setting."""
     if not differences:
@@ -417,20 +401,11 @@ def _refuse_to_differ(step: int, differences: list[str]) -> None:
         )
 
 
-def _unusable(step: int, why: str) -> TrainingError:
-    return TrainingError(
-        f"the batch of step {step} cannot be used", why, "delete the batch file; the daemon writes it anew"
-    )
-
-
 def main() -> int:
-    spool, rank = spool_named_on_the_command_line("Train on a spool. Started by node.training.launch."), _rank()
-    said = {"event": "training.failed", "rank": rank}
+    spool = spool_named_on_the_command_line("Train on a spool. Started by node.training.launch.")
+    rank, _ = place_in_world()
+    said = {"event": "training.failed", "rank": str(rank)}
     return alone(f"trainer-{rank}", spool, lambda: _train(spool), spool.error_path, said)
-
-
-def _rank() -> str:
-    return os.environ.get("RANK", "0")
 
 
 def _train(spool: Spool) -> None:

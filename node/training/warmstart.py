@@ -7,8 +7,6 @@ reinforce. Real runs start from a real model and do not need this. Progress goes
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -238,5 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main())
+    main()

@@ -16,8 +16,8 @@ from node.training.errors import TrainingError
 from node.training.learner import Learner
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import packed, padded
-from node.training.offload import ActivationsOnCpu
 from node.training.settings import TrainerSettings
+from node.training.sharding import ActivationsOnCpu
 from protocol.recipe import Recipe, preset
 from tests.node.training.conftest import LIMIT, made_up_rows
 from tests.node.training.two_ranks import both
