@@ -53,6 +53,7 @@ class Site:
         slots, rank = self._adapters.slots, self._adapters.rank
         down = self.down.view(len(self.layers), slots, rank, -1)
         for number, (layer, up) in enumerate(zip(self.layers, self.up, strict=True)):
+            # Zeros first: the slot may have been another's, and of a higher rank than this one.
             room, a_room = up.view(slots, rank, -1)[slot].zero_(), down[number, slot].zero_()
             a, b = tensors_of(layer + WEIGHT)
             if a in weights:
@@ -67,6 +68,7 @@ class Site:
         low = linear(x, self.down).unflatten(-1, (len(self.layers), slots, rank))
         # Set to zero and not multiplied by it: another policy's may be infinite.
         low = low.masked_fill_(others[:, None, None, :, None], 0).flatten(-2).flatten(0, 1)
+        # A view of `out`, so that what is added is there.
         whole, at = out.flatten(0, 1), 0
         for number, up in enumerate(self.up):
             whole[:, at : at + up.shape[1]].addmm_(low[:, number], up)
@@ -118,6 +120,7 @@ class Adapters:
 
     def _provide(self, layers: set[str], weights: Mapping[str, Tensor]) -> None:
         ranks = [len(weights[tensors_of(layer + WEIGHT)[0]]) for layer in layers]
+        # Doubled, as node.inference.room reckons: growth moves all tensors, and steps are captured anew.
         rank, slots = max([self.rank, *ranks]), 1 << (len(self._names) - 1).bit_length()
         slots = max(slots, self.slots)
         grown = (slots, rank) != (self.slots, self.rank)

@@ -111,6 +111,7 @@ def unsupported(config: Any) -> str | None:
         return f"layers of kind {odd[0]!r} are not supported; supported are {', '.join(LAYERS)}"
     if getattr(config, "use_bidirectional_attention", None):
         return "attention to what comes later is not supported"
+    # A family whose row has no caps would be computed without this one, silently: other logits than the model's own.
     if logit_cap(config) is None and getattr(config, "final_logit_softcapping", None):
         return f"logits of {config.model_type} are capped, which is not supported"
     routing = routing_of(config)
@@ -141,6 +142,7 @@ def expert_width(config: Any) -> int:
 
 
 def _by_layer(rope: Any) -> bool:
+    # Gemma 3 has a table for each kind of layer, others one for all.
     return any(isinstance(table, dict) for table in rope.values())
 
 
@@ -167,11 +169,13 @@ def _scale(config: Any) -> float | None:
 def _window(config: Any, layer: int) -> int | None:
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
+    # A configuration with a window and no kinds of layers, as Mistral's is, has the window in all of them.
     return window if kinds is None or kinds[layer] == "sliding_attention" else None
 
 
 def _positions(config: Any, layer: int) -> str | None:
     rotated = getattr(config, "no_rope_layers", None)
+    # In spite of its name the list says 1 where a layer has positions.
     if rotated is not None and not rotated[layer]:
         return None
     return f"{config.layer_types[layer]}_" if _by_layer(config.rope_parameters) else ""

@@ -43,8 +43,10 @@ class KVCache:
 
     def resize(self, rows: int, span: int, kept_rows: int, kept_span: int) -> None:
         """Make room for rows x span tokens, with what the first rows have in their first positions."""
+        # What was captured reads the tensors that go now, so it goes with them.
         self.rows, self.span, self.number = rows, span, next(_numbers)
         self.captured.clear()
+        # One tensor after the other, so only a single one exists twice. node.inference.room reckons with that.
         for kept in (self.keys, self.values):
             for layer, old in enumerate(kept):
                 new = self._empty(rows, span)
@@ -102,6 +104,7 @@ def sdpa(
     """torch's own kernel; it has no caps and no sinks."""
     if how.cap is not None or sinks is not None:
         return eager(q, k, v, mask, causal=causal, how=how, sinks=sinks)
+    # A CausalBias is no table of scores: flash attention takes it, and shared heads beside it.
     k, v = (one_each(part, q, masked=not (mask is None or isinstance(mask, CausalBias))) for part in (k, v))
     shared = q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=how.scale, enable_gqa=shared)
@@ -215,6 +218,7 @@ class Chunk:
         keys, values = self._cache.keys[layer][rows], self._cache.values[layer][rows]
         keys[:, :, places], values[:, :, places] = k, v
         how, end, sunk = self._cache.shape.at(layer), places.stop, by_head(sinks)
+        # From position 0 on there is nothing in the cache to see but what the pass brings itself.
         if self._start == 0 and (how.window is None or how.window >= end):
             return self._kernel(q, k, v, causal=True, how=how, sinks=sunk)
         keys, values = keys[:, :, :end], values[:, :, :end]
@@ -243,6 +247,7 @@ class Step:
         rows, heads, _, dim = q.shape
         grouped = q.reshape(rows, k.shape[1], -1, dim)
         how = self._cache.shape.at(layer)
+        # Heads that share keys stand where positions do, and so do their sinks.
         sunk = None if sinks is None else sinks.view(k.shape[1], -1)
         found = self._kernel(grouped, keys, values, self._seen(how.window), how=how, sinks=sunk)
         return found.reshape(rows, heads, 1, dim)
@@ -320,6 +325,7 @@ class Branches:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values, how = self._cache.keys[layer], self._cache.values[layer], self._cache.shape.at(layer)
         rows, heads, _, dim = q.shape
+        # A row's own part begins at place 0 of its row, wherever that is in the sequence.
         keys[self._rows, :, self._positions - self._before] = k[:, :, 0]
         values[self._rows, :, self._positions - self._before] = v[:, :, 0]
         grouped = q.reshape(rows, k.shape[1], -1, dim)
@@ -342,12 +348,14 @@ class Branches:
     def _of_beginnings(self, layer: int, q: Tensor, unseen: Tensor, how: Attending) -> "tuple[Tensor, Tensor, Tensor]":
         """Queries put side by side by their beginning, and what they found given back to their rows."""
         count = len(self._lengths)
+        # One line more than slots: all rows that share nothing put their queries there, and nobody reads it.
         placed = q.new_zeros(self._most + 1, *q.shape[1:])
         placed[self._slots] = q
         beside = placed[:-1].unflatten(0, (count, -1)).transpose(1, 2)
         keys, values = (kept[layer][:count, :, : self._span] for kept in (self._prompts.keys, self._prompts.values))
         found = _weighed(beside.flatten(2, 3), keys, values, unseen, how)
         back = [one.unflatten(2, beside.shape[2:4]).transpose(1, 2).flatten(0, 1) for one in found]
+        # For those rows the part of the beginning has no weight.
         nothing = (LEAST, 0.0, 0.0)
         whole = [
             torch.cat((one, torch.full_like(one[:1], no)))[self._slots] for one, no in zip(back, nothing, strict=True)
@@ -373,6 +381,7 @@ class Branches:
         unseen = (places >= lengths[:, None])[:, None, None]
         if window is None:
             return unseen
+        # Rows of one beginning are at different positions, and a window hides more of it from those that are farther.
         at = lengths.new_zeros(self._most + 1)
         at[self._slots] = self._positions
         heads = self._cache.shape.heads // self._cache.shape.kv_heads
@@ -387,6 +396,7 @@ def _weighed(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor, how: Attending) ->
     if how.cap is not None:
         scores = scores.div_(how.cap).tanh_().mul_(how.cap)
     scores = scores.masked_fill_(unseen, -torch.inf)
+    # A row that sees nothing here has only -inf. Less itself that is no number, which would reach the sum.
     top = scores.amax(-1, keepdim=True).clamp(min=LEAST)
     weights = (scores - top).exp_()
     return top, weights.sum(-1, keepdim=True), (weights.to(q.dtype) @ v).float()

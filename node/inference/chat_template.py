@@ -40,6 +40,7 @@ def load_template(directory: Path) -> Render:
     try:
         text, tokens = stated(directory) or _asked_for(directory)
         template = compiled(text)
+    # A template is a stranger's: brackets without end are an error of it like any other.
     except (TemplateError, RecursionError) as error:
         raise _unusable(
             f"{directory}: {error}",
@@ -56,6 +57,7 @@ def stated(directory: Path) -> ChatTemplate | None:
 
     settings = _read(directory / SETTINGS)
     text = _only_template(directory, settings)
+    # Settings that cannot be read may name tokens. transformers is asked then, and says what is wrong.
     if text is None or (not settings and (directory / SETTINGS).exists()):
         return None
     tokens = _special_tokens(directory, settings, names(text))
@@ -92,6 +94,7 @@ def _special_tokens(directory: Path, settings: Mapping[str, Any], asked: set[str
         return None
     tokens = {name: _text_of(settings.get(name)) for name in asked if name.endswith("_token")}
     known = {name: text for name, text in tokens.items() if text is not None}
+    # special_tokens_map.json may name others than the settings do: which of them count only transformers knows.
     if len(known) < len(tokens) or (known and (directory / _MORE_TOKENS).exists()):
         return None
     return known

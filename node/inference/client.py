@@ -114,6 +114,7 @@ class EngineProcess:
             try:
                 await self._run_child(task_status)
             except EngineError as error:
+                # Only a child that was never ready ends the service: one that was may have met what passes.
                 hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= START_TRIES
                 if self.ready is None and hopeless:
                     raise
@@ -189,12 +190,14 @@ class EngineProcess:
             assert isinstance(ready, Ready)  # noqa: S101 - the link checks the type
             first, self.ready = self.ready is None, ready
             if self._rules is not None:
+                # Each child says its class anew: its program or the machine may have changed since the last one.
                 self.check_permitted(self._rules, self._role)
         except trio.TooSlowError:
             return EngineCrashed("the engine did not start", "no answer to Prepare", "see the engine's log")
         except EngineError as error:
             return error
         log.info("engine.ready", engine=ready.engine, device=ready.device, parameters=ready.parameters)
+        # Not before: no request may reach a child that computes as the run does not admit.
         self._link = link
         self._ready.set()
         self._ready = trio.Event()  # for the next child
@@ -217,6 +220,7 @@ async def _kill(process: Child) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         log.debug("engine.already_gone", pid=process.pid)
+    # A node that is being cancelled still waits for the killed child: else its process and pipes would stay.
     with trio.CancelScope(shield=True):
         await process.wait()
         for stream in (process.stdin, process.stdout):

@@ -153,11 +153,13 @@ class TorchDecoder:
             raise EngineError("too many requests", f"{len(self)} are in flight", "submit more when some have finished")
         if not len(request.prompt) or not len(request.uniforms):
             raise EngineError("a request cannot be served", "it has no prompt or no tokens to draw", "report this")
+        # On a GPU such a token is an error of the device, after which the whole process is lost.
         if min(request.prompt) < 0 or max(request.prompt) >= self._model.vocabulary:
             raise EngineError("a request cannot be served", "it has tokens outside the vocabulary", "report this")
         if request.experts is not None and len(request.experts) > len(request.prompt):
             raise EngineError("a request cannot be served", "it has experts of more tokens than it has", "report this")
 
+    # The last row takes the place of this one, which writes the cache: torch allows that in this mode only.
     @torch.inference_mode()
     def cancel(self, number: int) -> None:
         self._waiting = deque(one for one in self._waiting if one.number != number)
@@ -184,6 +186,7 @@ class TorchDecoder:
     def step(self) -> list[tuple[int, Completion]]:
         while len(self):
             try:
+                # Nothing is recorded before a step's end, so one that ran out of memory is made again, by fewer.
                 return self._step()
             except (RuntimeError, MemoryError) as error:
                 if not ran_out(error):
@@ -193,6 +196,7 @@ class TorchDecoder:
 
     def _step(self) -> list[tuple[int, Completion]]:
         self._make_room()
+        # Rows that go on come before those that enter, as in `_rows`: tokens are dealt out by place.
         parts = [self._go_on(), self._enter(self._next())]
         hidden = torch.cat([part for part in parts if part is not None])
         due = np.array([one.number_due for one in self._rows])
@@ -220,6 +224,7 @@ class TorchDecoder:
         self._rows.pop()
         if left.shared:
             left.shared.users -= 1
+            # The last row that has it goes, and others need the room.
             if not left.shared.users:
                 self._forget(left.shared)
         return left
@@ -288,6 +293,7 @@ class TorchDecoder:
         """Begin all rows anew, half as many at a time; a single one in a cache that has no rows for others. Raises
         EngineError if it had none."""
         self._most = smaller(self._tried if self._tried > 1 else self._cache.rows, "sequences", error)
+        # From the last on, so that they wait in the order that they had.
         while self._rows:
             self._put_back(len(self._rows) - 1)
         # All memory is given back first: what ran out may have been taken by the caches themselves.
@@ -320,6 +326,7 @@ class TorchDecoder:
             if before:
                 held[one.begun] = before
             rows = len(self._rows) + len(chosen) + 1
+            # Each takes the room of the longest, as rows of one cache do.
             beginnings = math.prod(self._held(held.values()))
             too_wide = rows > self._most or rows * longest > self._budget - beginnings
             if (rows > 1 and too_wide) or (chosen and sum(prompts.values()) > self._model.pass_tokens):
@@ -337,6 +344,7 @@ class TorchDecoder:
         beginnings = self._begin(branching)
         whole = [one for one in fresh if one.begun not in sharing]
         self._provide(self._tried, max(self._longest, 1, *(len(one.tokens) for one in whole)))
+        # A row keeps the tokens that it began with, however far it is: who begins with the same ones copies them.
         places = {one.begun: row for row, one in enumerate(self._rows)}
         new = {one.begun: one for one in whole if one.begun not in places}
         originals = sorted(new.values(), key=lambda one: len(one.tokens))
@@ -353,6 +361,7 @@ class TorchDecoder:
         for one in branching:
             self._branch(one, beginnings[one.begun])
         self._rows = entered
+        # Only now: had memory run out in a pass, they would still wait.
         for _ in fresh:
             self._waiting.popleft()
         return torch.stack([one.last for one in entered[first:]])

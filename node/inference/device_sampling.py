@@ -46,6 +46,7 @@ def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
     aim = u * table.total
     tokens = table.find(aim)
     lo, hi = table.edges(tokens)
+    # Before the first token and behind the last there is no other token to confuse them with.
     near = ((aim - lo < table.doubt) & (tokens > 0)) | ((hi - aim < table.doubt) & (tokens < logits.shape[1] - 1))
     return tokens.masked_fill_(near, OPEN).masked_fill_(~table.finite, BROKEN)
 
@@ -98,7 +99,9 @@ class _Table:
 
     def find(self, aim: Tensor) -> Tensor:
         """The first token at which the running sum reaches float64[n]."""
+        # A number of 0 lies before every sum, and belongs to the first token.
         block = ((self.before < aim[:, None]).sum(1) - 1).clamp(min=0)
+        # Where the two sums disagree at a block's end this is its last token: so near an edge the reference decides.
         inside = ((self._running(block) < aim[:, None]).sum(1)).clamp(max=BLOCK - 1)
         return (block * BLOCK + inside).clamp(max=self.logits.shape[1] - 1)
 
@@ -135,6 +138,7 @@ def _block_sums(logits: Tensor, top: Tensor, temperature: float) -> Tensor:
     count, vocabulary = logits.shape
     blocks, rows = -(-vocabulary // BLOCK), _rows_at_once(logits)
     sums = torch.empty(count, blocks, dtype=torch.float64, device=logits.device)
+    # Places behind the vocabulary stay zero: they fill the last block up and weigh nothing.
     room = torch.zeros(min(rows, count), blocks * BLOCK, dtype=torch.float64, device=logits.device)
     for at in range(0, count, rows):
         some = logits[at : at + rows]

@@ -81,6 +81,7 @@ def load_start(engine: Engine, directory: Path) -> None:
 
     weights = StartWeights(directory)
     weights.check(image_names(build_model(directory, "meta")))
+    # Not before all shapes fit: a load that fails half-way leaves an engine without weights.
     engine.load(weights)
 
 

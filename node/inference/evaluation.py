@@ -102,6 +102,7 @@ class Evaluation:
             Request(self._prompt(environment, problem, target), numbers[: output_limit(self._run, target)])
             for problem, target, numbers in zip(problems, targets, drawn, strict=True)
         ]
+        # All adapters in one call: their requests share a decoder, row beside row.
         asked, everyone = problems * len(adapters), [replace(one, adapter=a) for a in adapters for one in requests]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
         rollouts = play(self._generate, environment, asked, everyone, temperature, bounds, keep=unproven)

@@ -101,6 +101,7 @@ class FixedModel(LanguageModel):
         routes: Routes | None = None,
         shared: Beginnings | None = None,
     ) -> Tensor:
+        # Not left to the transformer: only a tile's routes let all experts compute all tokens.
         rows, routes = np.arange(len(tokens)), routes or self.routes([[one] for one in tokens])
         return self._computed(cache, np.asarray(tokens), rows, np.asarray(places), routes, rows, len(rows))
 
@@ -120,6 +121,7 @@ class FixedModel(LanguageModel):
 
     def _pass(self, cache: KVCache, tokens: I64, rows: I64, places: I64, routes: Routes | None) -> Tensor:
         used = len(tokens)
+        # Slots that are filled up read place 0 of row 0, and what they compute is written nowhere.
         whole = np.zeros((3, self.tile), dtype=np.int64)
         whole[:, :used] = tokens, rows, places
         fed, at_rows, at_places = self.numbers(whole)

@@ -62,6 +62,7 @@ class Captured:
     def feed(self, numbers: NDArray[np.int64], lengths: Sequence[int] = ()) -> None:
         whole = np.repeat(self._fill, self._fed.shape[1], 1)
         whole[:, : numbers.shape[1]] = numbers
+        # Into the tensors that were captured: a replay reads no others.
         self._fed.copy_(sent(whole, self._fed.device))
         for kept in self._lengths:
             padded = np.zeros(len(kept), dtype=np.int64)
@@ -99,6 +100,7 @@ class Graphs:
 
     def __init__(self, transformer: Transformer, kernel: Kernel, device: str, adapters: Adapters | None = None) -> None:
         self._transformer, self._kernel, self._device, self._adapters = transformer, kernel, device, adapters
+        # Weak: a captured step goes with the cache that it reads.
         self._alive = WeakSet[Captured]()
         self.works = torch.device(device).type == "cuda"
 
@@ -116,7 +118,10 @@ class Graphs:
         end = span_bucket(int((numbers[1] - numbers[2]).max()) + 1, cache.span)
         span = span_bucket(max(shared.lengths), shared.cache.span)
         compute = partial(self._compute_branches, cache, shared.cache, slots, span, end)
+        # Kept with the beginnings' cache, it reads the rows' cache, too: the number says whether that is still the
+        # same.
         key = rows, end, count, slots, span, cache.number
+        # Rows that are filled up stand behind all slots: they share no beginning.
         fill, kept = (0, 0, 0, count * slots), shared.cache
         return self._replayed(kept, key, compute, span + end, numbers, fill=fill, lengths=shared.lengths, count=count)
 
@@ -134,6 +139,7 @@ class Graphs:
     ) -> Tensor | None:
         """The step of this key, which `kept` keeps, of positions below `end`; captured if it was not yet."""
         if self._adapters is not None:
+            # Adapters that were made anew are other tensors, so the step is captured again.
             key, fill = (*key, self._adapters.version), (NOBODY, *fill)
             compute, numbers = partial(self._adapted, compute), np.stack((self._adapters.chosen, *numbers))
         captured = kept.captured.get(key)
@@ -152,6 +158,7 @@ class Graphs:
             shared = next((one.pool for one in self._alive), None)
             step.capture(shared or torch.cuda.graph_pool_handle())
         except RuntimeError as error:
+            # Memory that runs out is such an error, too: the same step may fit without a graph.
             self.works = False
             kept.captured.clear()
             _log.warning("engine.no_graphs", rows=key[0], end=key[1], reason=str(error)[:300])
@@ -168,6 +175,7 @@ class Graphs:
         return compute(*numbers)
 
     def _compute(self, cache: KVCache, end: int, tokens: Tensor, places: Tensor) -> Tensor:
+        # A graph is replayed for other places, so it never knows that all rows are at the same one.
         attend = Step(self._kernel, cache, places, end, level=False)
         return self._transformer(tokens[:, None], places[:, None], end, attend)[:, 0]
 

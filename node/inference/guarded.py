@@ -32,6 +32,7 @@ class Guarded:
         self._idle = [within]
         self._most = MOST_LANES if hasattr(within, "another") else 1
         self._freed = threading.Condition()
+        # Over the list and not a method: a reference to this object would keep it from ever being closed.
         self._closer = weakref.finalize(self, _close, self._lanes)
 
     @property
@@ -91,6 +92,7 @@ class Guarded:
 
     def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
         with self._lane() as lane:
+            # The lane is ours alone here, so what it adds is of this call.
             before = lane.gave_up
             scores = lane.score(problems, transcripts)
             self._own.gave_up = self.gave_up + lane.gave_up - before

@@ -28,6 +28,7 @@ class Head:
 
     def load(self) -> None:
         """The values of `weight` have changed."""
+        # In float32 the copy is the weight itself.
         if self._copy is not self._weight:
             self._copy.copy_(self._weight)
 

@@ -60,6 +60,7 @@ class Benches:
 
     def open(self, run: RunSpec, assets: Path, factory: EngineFactory) -> Session:
         """A session of a run. Raises EngineError, ModelError."""
+        # A session that has left its bench has ended, and no longer takes a run's room.
         self._open = [one for one in self._open if one[2] in one[1].kept]
         others = [one for one, _, _ in self._open if one != run]
         if len(dict.fromkeys(map(encode_run, others))) >= self._runs:
@@ -75,6 +76,7 @@ class Benches:
         if bench is None or not bench.kept:  # one that nobody had any more is closed
             bench = Bench(*factory(assets / MODEL))
         session = Session(run, assets, factory, bench)
+        # Only now: a session that cannot be made must not keep the engine that was made for it.
         self._benches[key] = bench
         self._open.append((run, bench, session.policies))
         return session
@@ -92,6 +94,7 @@ class _Unblocked:
         try:
             self._frames.put_nowait(frame)
         except queue.Full:
+            # An OSError, as of a pipe that is closed: this conversation ends by it, and no other waits.
             raise OSError("the daemon does not read") from None
 
     def flush(self) -> None:
@@ -129,6 +132,7 @@ class Host:
         """Until nobody comes any more, which ends the process."""
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(self._path))
+            # Before it listens: whoever may connect commands the engine.
             self._path.chmod(0o600)
             listening.listen()
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
@@ -158,9 +162,11 @@ class Host:
         while True:
             time.sleep(min(1.0, self._linger))
             now, owner = time.monotonic(), self._owner
+            # This thread hears itself: of its own process only the engine's thread can hang.
             dog.heard(now)
             dog.pong(now, owner.beats, owner.busy)
             if hangs := dog.look(now, cpu_seconds(os.getpid()) if dog.doubts(now) else None):
+                # Nothing can be closed in good order: that is the work of the thread that hangs.
                 log("host.ends", why=hangs)
                 os._exit(1)
             if not self._conversations and now - self._alone_since > self._linger:
@@ -173,6 +179,7 @@ class Host:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
+            # Looked at again under the lock: a daemon may have come in the meantime.
             if not self._conversations:
                 self._path.unlink(missing_ok=True)
                 os._exit(0)

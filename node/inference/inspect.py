@@ -107,6 +107,7 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     environment said stands before the prefill: that fault is objective, and all validators must see it, whatever
     groups they drew and whatever arithmetic found besides.
     """
+    # Later checks rely on earlier ones: of a stranger's bytes nothing is believed that was not checked by then.
     batch = _parse(session, order, data)
     if isinstance(batch, Fault):
         return batch
@@ -184,6 +185,7 @@ def score_groups(
             # Short of rewards: its group was undecided already, or it is too late.
             if len(found) < min(start + SCORED_TOGETHER, len(transcripts)) or environment.gave_up != before:
                 undecided.add(group)
+        # Zeros keep the places of an undecided group, whose rewards nobody uses.
         rewards += found + [0.0] * (len(transcripts) - len(found))
     return rewards, undecided
 
@@ -272,6 +274,7 @@ def _check_numbers(
     distances = _distances(session, order, found)
     mean, outside = checks.sampling_statistics(distances)
     found.statistics |= {"sampling_mean": mean, "sampling_outside": outside, **_worst(errors)}
+    # Before any cut decides: what a refused file measured counts in the worker's record, too.
     found.evidence = _evidence(session.run.verification, worker, found, errors, distances)
     short = [prefill.routing for prefill in found.prefills if prefill.routing is not None]
     found.statistics |= _routes(session, found, short)

@@ -46,6 +46,7 @@ class LanguageModel:
     ) -> None:
         self.adapters = Adapters(device, dtype) if attention == LORA else None
         self._transformer = Transformer(model, device, dtype, self.adapters)
+        # That kernel's name says how adapters are added; attention is what it is under sdpa.
         self._kernel = KERNELS["sdpa" if attention == LORA else attention]
         self._head = Head(self._transformer.head)
         self._divisor, self._cap = logit_divisor(model.config), logit_cap(model.config)
@@ -82,6 +83,7 @@ class LanguageModel:
         given = np.full((len(batch), max(map(len, batch)), self.routing.width), -1, dtype=np.int16)
         for line, one in zip(given, known, strict=True):
             if one is not None:
+                # A record may reach beyond the tokens of this pass.
                 line[: len(one)] = one[: len(line)]
         return Routes(self.routing, sent(given.reshape(-1, self.routing.width), self._device))
 
@@ -115,6 +117,7 @@ class LanguageModel:
         if shared is not None:
             return self._branched(cache, tokens, places, routes, shared)
         (fed, positions), end = self.numbers([tokens, places]), max(places) + 1
+        # Told from the numbers here: asked of the tensor, it would be one more wait for a GPU in each step.
         attend = Step(self._kernel, cache, positions, end, level=end == min(places) + 1)
         return self._transformer(fed[:, None], positions[:, None], end, attend, routes)[:, 0]
 
@@ -139,6 +142,7 @@ class LanguageModel:
         bits, tokens = fetched(as_bf16(hidden), torch.cat(drawn))
         for number, some in enumerate(parts):
             cut = slice(number * rows, (number + 1) * rows)
+            # The reference seldom decides. Its logits are computed again then: kept ones would be those of all rows.
             tokens[cut] = device_sampling.settle(tokens[cut], partial(self._logits, some), u[cut], temperature)
         return tokens, bits.view(np.uint16)
 

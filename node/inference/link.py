@@ -108,6 +108,7 @@ class Link:
         Cancelling it cancels the request.
         """
         if self._why is not None:
+            # It had ended before this request came, which cannot be why.
             raise self._crash(blameless=True)
         number = next(self._numbers)
         awaited = self._awaited[number] = _Awaited(request, told)
@@ -117,6 +118,7 @@ class Link:
         finally:
             del self._awaited[number]
             if not awaited.answered.is_set():
+                # Kept until it is answered, so that the late reply is known and one that never comes is missed.
                 self._cancelled[number] = time.monotonic()
                 self._say(Cancel(which=number))
         return self._judged(number, awaited)
@@ -124,6 +126,7 @@ class Link:
     async def hold(self, policy: LoadPolicy) -> None:
         """See that the child has a policy. It is asked each time: which ones it keeps follows from its jobs, and one
         that it has is not loaded again."""
+        # One at a time: two that want a policy at once would have the child read its image twice.
         async with self._loading:
             await self.exchange(policy)
 
@@ -176,12 +179,14 @@ class Link:
             self._break(reply.what, reply.why, reply.remedy)
         elif isinstance(reply, Progress):
             awaited = self._awaited.get(reply.id)
+            # Of a request that was cancelled some may still be on the way.
             if awaited is not None and awaited.told is not None:
                 awaited.told(reply)
         else:
             self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
+        # The reply to what was given up, or one that crossed our Cancel: nobody waits for it.
         if self._cancelled.pop(reply.id, None) is not None:
             return
         awaited = self._awaited.get(reply.id)
@@ -215,6 +220,7 @@ class Link:
             await trio.sleep(PING_EVERY)
             used, now = None, time.monotonic()
             if self._dog.doubts(now):
+                # In a thread: psutil reads /proc of every process of the machine for this.
                 used = await trio.to_thread.run_sync(cpu_seconds, self._computing)
             hangs = self._dog.look(now, used) or self._overdue()
             if hangs:

@@ -40,6 +40,7 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """
     right = a.to(weight.device, torch.float64) * scale
     rows = max(1, CELLS // max(weight.shape[1], 1))
+    # Of float32 `float` gives the tensor itself, and the start model's own must not change.
     whole = weight.float() if weight.dtype != torch.float32 else weight.clone()
     for at in range(0, len(weight), rows):
         left = b[at : at + rows].to(weight.device, torch.float64)
@@ -98,6 +99,7 @@ def expected_tensors(
             raise _unusable(f"the adapter belongs to {weight[:100]!r}, which is no linear layer of the model")
         rows, columns = parameters[weight].shape
         a, b = tensors_of(weight)
+        # A stranger's tensor may have no dimensions at all.
         rank = found[a][0] if found.get(a) else 0
         if not 1 <= rank <= MAX_RANK:
             raise _unusable(f"{weight.removesuffix(WEIGHT)[:100]}{LORA_A} is missing or has not 1 to {MAX_RANK} rows")
@@ -120,6 +122,8 @@ def read_peft(
             shapes = {str(ours): tuple(file.get_slice(theirs).get_shape()) for ours, theirs in names.items()}
             if wrong := [name for name, shape in expects(shapes).items() if shapes.get(name) != shape]:
                 raise _unusable(f"{path}: {wrong[0][:100]!r} has another shape than the model's layer, or is missing")
+            # The scale follows from the rank of the configuration: a tensor of another one would count otherwise than
+            # it was trained.
             if wrong := [name for name, shape in shapes.items() if name.endswith(LORA_A) and shape[0] != rank]:
                 raise _unusable(f"{path}: {wrong[0][:100]!r} is of rank {shapes[wrong[0]][0]}, not {rank}")
             tensors = {str(ours): file.get_tensor(theirs).float() for ours, theirs in names.items()}

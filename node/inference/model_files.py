@@ -25,6 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
+    # A stranger's config.json may be brackets without end, which json follows until Python's limit of recursion.
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             "the model cannot be loaded",

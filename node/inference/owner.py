@@ -228,6 +228,7 @@ class Owner:
 
     def turn(self) -> None:
         """Take in what came, and do one thing. Waits if there is nothing to do."""
+        # What was cancelled goes before anything is chosen: the engine computes nothing that nobody waits for.
         self._take_in()
         self._forget_cancelled()
         if self._works:
@@ -260,6 +261,7 @@ class Owner:
                 self._works.setdefault(work.ticket.share, deque()).append(work)
 
     def _forget_cancelled(self) -> None:
+        # A list of its own: `_end` takes works out of those that are looked through.
         for work in [work for works in self._works.values() for work in works if work.ticket.cancelled]:
             self._end(work, error=Cancelled())
 
@@ -270,6 +272,7 @@ class Owner:
     def _fits(self, work: Work) -> bool:
         if self._lane is None or self._lane.takes(work):
             return True
+        # A draw that this decoder does not take needs one of its own, and there is one at a time.
         return self._lane.bears(work) and not isinstance(work, Draw)
 
     def _waited_enough(self, work: Work) -> bool:
@@ -291,6 +294,7 @@ class Owner:
                 self._load(work.policy)
             self.busy = work.what
             result = work.do()
+        # Whatever it is, the job that waits has to hear it: this thread must go on for all others.
         except Exception as error:
             self._failed([work], error)
         else:
@@ -324,6 +328,7 @@ class Owner:
         try:
             if not self._closing:
                 self._fill(lane)
+            # Before the step: whoever ends in it has used its place, too.
             places = lane.places()
             finished = lane.decoder.step()
         except Exception as error:
@@ -354,6 +359,7 @@ class Owner:
         self.busy = "sampling"
         try:
             number = lane.decoder.submit(draw.policy.request(draw.requests[draw.asked]))
+        # Only what the request is to blame for. Anything else is the decoder's fault and fails all in flight (`_step`).
         except EngineError as error:
             self._end(draw, error=error)
         else:

@@ -33,6 +33,7 @@ class _Work:
         self.logprobs: F32 = np.empty(count, dtype=np.float32)
         self.heads: U16 = np.empty((count, model.hidden), dtype=np.uint16)
         self.given, self.adapter = sequence.experts, sequence.adapter
+        # A stranger's record chooses experts by their number: it is checked before anything is computed with it.
         if self.given is not None and (why := objection(self.given.tobytes(), len(self.fed), model.routing)):
             raise EngineError("a sequence cannot be checked", why, "reject it")
         self.experts: U8 | None = None
@@ -45,6 +46,7 @@ class _Work:
         return None if self.given is None else self.given[start:]
 
     def _check(self, vocabulary: int) -> None:
+        # The last token goes through no pass, but it is looked up among the logits.
         tokens = np.asarray([*self.fed, *self.drawn[-1:]], dtype=np.int64)
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
@@ -70,6 +72,7 @@ class Prefiller:
     def prefill(self, sequences: Sequence[Finished], temperature: float) -> list[Prefill]:
         """In order. Raises EngineError."""
         all_work = [_Work(sequence, self.model) for sequence in sequences]
+        # By length: a pass is padded to its longest, and padding is computed in vain.
         waiting = sorted(all_work, key=lambda one: len(one.fed))
         while waiting:
             batch = next(batches(waiting, self.pass_tokens, lambda one: len(one.fed)))
@@ -98,6 +101,7 @@ class Prefiller:
             _note_routes(batch, routes, 0, length)
             yield 0, hidden
             return
+        # A sequence longer than a pass is alone in its batch (`batches`).
         cache, size = self.model.cache(), min(CHUNK_TOKENS, self.pass_tokens)
         cache.resize(1, length, 0, 0)
         for start in range(0, length, size):

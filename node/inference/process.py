@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import BinaryIO, Protocol
 
+# Before torch is imported, which reads them once. One thread each: several nodes share a machine.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -107,6 +108,7 @@ class Conversation:
     def close(self) -> None:
         """Give up what is at work, wait for it, and let go of the engine."""
         self._jobs.close(self._owner.wake)
+        # In the owner's thread, like all that touches an engine.
         self._owner.alone(Ticket(0, "rollout"), self._server.close)
 
     def _hear(self, body: bytes) -> None:
@@ -148,6 +150,7 @@ def end_if_fatal(conversations: Collection[Conversation], error: Exception, duri
     reason = reason_to_end(error)
     if reason is not None:
         log("engine.ends", what=reason.what, why=reason.why)
+        # A list of its own: daemons of a host come and go meanwhile, in threads of theirs.
         for one in list(conversations):
             one.tell_end(reason, during)
         os._exit(_UNUSABLE)
@@ -174,6 +177,7 @@ def main(session_type: SessionType = Session, factory: EngineFactory | None = No
     server = Server(
         lambda run: factory or functools.partial(make_engine, settings=settings_for(wish, run)), session_type
     )
+    # A conversation ends in any thread, where sys.exit would end that thread alone.
     conversations.append(Conversation(source, sink, server, owner, ended=os._exit))
     threading.Thread(target=conversations[0].read, daemon=True).start()
     owner.serve()
@@ -239,6 +243,7 @@ class Jobs:
             if ticket is not None:
                 ticket.cancelled = True
             for share, waiting in list(self._waiting.items()):
+                # Only those that wait are answered here; one at work ends by itself, and its job answers.
                 for item in [item for item in waiting if item[1].cancelled]:
                     waiting.remove(item)
                     del self._tickets[item[0].id]
@@ -285,6 +290,7 @@ class Jobs:
             del self._tickets[request.id]
             if share is not None:
                 self._running[share] -= 1
+            # Under the lock: who waits in `close` until no ticket is left knows that all replies were said.
             self._say(reply)
             self._begin()
             self._lock.notify_all()

@@ -38,6 +38,7 @@ def produce(session: Session, order: Produce) -> Produced:
     root, engine = order.policy_root.hex(), session.engine.name
     header = RolloutHeader(order.pool, node, root, order.index, capacity=order.capacity, engine=engine)
     rows = tuple(_rows(session, header, tasks, rollouts))
+    # The rows choose which bytes of the policy are asked for: nobody can answer before they are fixed.
     key = freshness.challenge(order.policy_root, node, order.index, freshness.content_digest(rows))
     rewards = _rewards(session, tasks, groups, rollouts)
     told = heard(tasks.witnessed(session.environment), rewards, session.run.rollout.group_size)
@@ -60,6 +61,7 @@ def _rewards(session: Session, tasks: Tasks, groups: Sequence[int], rollouts: Se
     """By this node's own reckoning. Raises EngineError where a server did not say them: the file could not tell what it
     paid, so nobody would take it."""
     environment = session.environment
+    # Counted for this thread (node.inference.guarded): other jobs' undecided answers are not this file's.
     before = environment.gave_up
     rewards = tasks.rewards(environment, groups, [rollout.transcript for rollout in rollouts])
     if environment.gave_up != before and tasks.witnessed(environment):
@@ -140,6 +142,7 @@ def _rows(session: Session, header: RolloutHeader, tasks: Tasks, rollouts: Seque
         experts = b"" if one.experts is None else one.experts.tobytes()
         said = one.output, one.finished, proofs[i], one.segments, states, experts
         bare = SampleRow(group, sample, problem.problem_id, prompt, *said)
+        # The envelope says nothing of freshness and of what servers paid: the header has neither yet.
         sealed = seal(bare.proofs, subject_of(header, bare), cuts.toploc_k, cuts.toploc_batch)
         rows.append(msgspec.structs.replace(bare, proofs=sealed))
     return rows

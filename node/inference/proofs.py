@@ -47,6 +47,7 @@ class Rows:
         del self._open[max(0, at) :]
         if place:
             self._open.append(head.copy())  # a view would keep those of all rollouts of its step
+        # Only the oldest: a place that is drawn again must still have its row.
         if len(self._open) >= _BEHIND * self.batch:
             first, self._open = self._open[: self.batch], self._open[self.batch :]
             positions, bits = next(top_points([np.stack(first)], self.k))
@@ -87,6 +88,7 @@ def prove_all(samples: Sequence[U16 | Rows], k: int, batch: int) -> list[bytes]:
 
     Short answers to one problem are often equal, and so are their rows, bit for bit; those are proven once.
     """
+    # Of rows that were kept as points only the newest are left to prove.
     whole = [one.open if isinstance(one, Rows) else one for one in samples]
     first: dict[bytes | int, int] = {}
     which = [first.setdefault(_content(rows, i), i) for i, rows in enumerate(whole)]

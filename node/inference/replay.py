@@ -40,6 +40,7 @@ def replay_turns(
     if session.bounds.turns == 1:
         return None, set()
     groups, size = range(len(tasks.problems)), session.run.rollout.group_size
+    # Somebody's opinion follows from no bytes: what this machine would say proves nothing.
     if session.environment.determinism == "judged":
         return None, set(groups)
     unreplayed: set[int] = set()
@@ -55,6 +56,7 @@ def replay_turns(
             found = next((one.found for one in replays if one.row.group == group and one.found), None)
             if isinstance(found, Fault) and session.environment.is_witnessed(tasks.problems[group]):
                 found = Fault(Reason.HEARD_OTHERWISE, found.detail, group)
+            # A forged turn is proven: nothing else in the file changes that.
             if isinstance(found, Fault) and found.outcome is Outcome.SLASH:
                 return found, unreplayed
             if isinstance(found, Fault):

@@ -108,6 +108,7 @@ def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool =
     weights = size * model.parameters + (4 * model.vocabulary * model.hidden if wide_head else 0)
     left = usable - weights
     pass_tokens = _pass_tokens(model, left, size, gpu=gpu)
+    # Of four bytes each: a table of logits takes at most a sixteenth of what the weights leave, or one row.
     cells = max(model.vocabulary, min(ROWS * model.vocabulary, left // 64) if gpu else CPU_CELLS)
     passes, logits = pass_tokens * model.widest * size, 4 * cells
     of_token = size * model.cached

@@ -112,6 +112,7 @@ class Session:
         self._evaluated: dict[str, Environment] = {}
         self._making = threading.Lock()
         self._computing: Computing = _AtOnce()
+        # Last: a session that cannot be made would never leave again, and its engines would never end.
         self._bench.kept.append(self.policies)
 
     def _load(self, environment: EnvironmentSettings) -> Environment:
@@ -125,6 +126,7 @@ class Session:
         """
         if order is None and computing is None:
             return self
+        # Shallow: policies, teacher and locks are the session's own.
         view = copy(self)
         view._computing = computing or self._computing
         if order is not None:
@@ -161,6 +163,7 @@ class Session:
         """What the run's teacher finds of finished sequences. Raises EngineError."""
         if self.run.distill is None:
             raise EngineError("nobody can be taught", "the run has no teacher", "report this: the daemon asked for it")
+        # Two jobs may ask first: without the lock each would make a teacher, and one would stay in memory unused.
         with self._making:
             if not self._teacher:
                 directory = self._assets / TEACHER
@@ -201,6 +204,7 @@ class Session:
         """An engine for the first of these ways to compute that this machine has and the run can judge by; the own one
         if there is none."""
         for way in ways:
+            # Asked before one is made: an engine takes the memory of a whole model.
             if not self.run.verification.judges(engine_class, with_arithmetic(self.engine.name, way)):
                 continue
             if sibling := self._bench.sibling(way):
@@ -241,6 +245,7 @@ class Session:
 
     def _policy(self, root: bytes) -> bytes:
         """The policy that a submission is about: a task's names its own."""
+        # A shard's orders name its task where a rollout's name the policy: the root that comes here is no policy's.
         return self._shard.policy_root if self._shard is not None else root
 
     def tasks(self, policy_root: bytes, node: Address, index: int, capacity: int) -> Tasks:
@@ -295,6 +300,7 @@ class PolicyImage:
         try:
             with Path(path).open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # mmap raises ValueError for a file that is empty.
         except (OSError, ValueError) as error:
             raise EngineError("the policy's file cannot be read", str(error), "check the disk") from None
         self._start = _HEADER + int.from_bytes(self._map[:_HEADER], "little")
@@ -344,8 +350,10 @@ class KeptPolicies:
 
     def keep(self, root: bytes, path: str) -> None:
         """Read a policy; the oldest ones that nobody uses are forgotten. Raises EngineError."""
+        # Read outside of the lock: a load may wait for a disk, and jobs begin and end meanwhile.
         policy = self._kept.get(root) or KeptPolicy(self._read(path), PolicyImage(path))
         with self._lock:
+            # Taken out and put in again it is the newest, and the oldest are forgotten first.
             self._kept.pop(root, None)
             self._kept[root] = policy
             self._forget()

@@ -55,6 +55,7 @@ def host_socket(options: Sequence[str]) -> Path:
     told = "\0".join([sys.executable, str(Path(__file__).resolve().parent), *options])
     path = runtime_socket(f"engine-{hashlib.sha256(told.encode()).hexdigest()[:20]}")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Without a runtime directory this lies in /tmp: whoever made it first could listen in the engine's place.
     if path.parent.stat().st_uid != os.getuid():
         sys.exit(f"{path.parent} belongs to somebody else: set XDG_RUNTIME_DIR to a directory of yours")
     return path
@@ -115,6 +116,7 @@ def _started(path: Path, options: Sequence[str]) -> socket.socket:
     command = [sys.executable, "-m", "node.inference.host", str(path), *options]
     with said.open("wb") as log:
         os.chmod(said, 0o600)
+        # A session of its own: a daemon kills its child's process group, and the engine is others', too.
         host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     limit = time.monotonic() + START_SECONDS
     while host.poll() is None and time.monotonic() < limit:

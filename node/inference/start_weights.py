@@ -51,6 +51,7 @@ class StartWeights(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         inside = {part for parts in self._stacks.values() for one in parts for part in one}
         inside |= {name + part for name in self._small for part in (_BLOCKS, _SCALES)}
+        # What a stack or a tensor of four bits is made of has no name of its own in the model.
         return iter([*(name for name in self._files if name not in inside), *self._stacks, *self._small])
 
     def __len__(self) -> int:
@@ -84,6 +85,7 @@ class StartWeights(Mapping[str, Tensor]):
                 if (found := file.get_slice(part).get_dtype()) != "U8":
                     raise _unusable(self._files[part], f"tensor {part!r} is of type {found}, not of bytes (U8)")
         blocks, scales = self.shape(name + _BLOCKS), self.shape(name + _SCALES)
+        # 16 bytes are the 32 numbers that share a scale.
         if len(blocks) != 4 or blocks[3] != 16 or blocks[:3] != scales:
             raise _unusable(self._files[name + _BLOCKS], f"blocks of {name!r} have shape {blocks}, scales {scales}")
         return blocks[0], 32 * blocks[2], blocks[1]
@@ -118,6 +120,7 @@ def _stacks(names: Iterable[str]) -> dict[str, list[list[str]]]:
 def _widened(blocks: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
     """bf16[experts, in, out] of uint8[experts, out, in / 32, 16] and uint8[experts, out, in / 32]."""
     whole = torch.empty(shape[0], shape[2], shape[1], dtype=torch.bfloat16)
+    # One expert at a time: as int32 its numbers take eight times the bytes of the file.
     for one, block, scale in zip(whole, blocks, scales, strict=True):
         pairs = torch.stack((block & 15, block >> 4), -1).flatten(-2).int()
         power = torch.exp2(scale[..., None].float() - 127).to(torch.bfloat16)

@@ -79,6 +79,7 @@ def deal(
     if targets:
         budget = run.length_budget
         asked = [
+            # The target is in what the model reads only. Scorers get the problem as it is.
             replace(problem, prompt=told(budget, problem.prompt, target))
             for problem, target in zip(problems, targets, strict=True)
         ]
@@ -161,6 +162,7 @@ class Shards:
     def _environment(self, id: TaskId, spec: TaskSpec, order: ShardOrder) -> Environment:
         if spec.environment is None and spec.kind != "judge":
             return self._own
+        # Taken out and put in again it is the newest: the one that was used longest ago goes first.
         known = self._kept.pop(id, None)
         self._kept[id] = known or self._load(spec, Path(order.assets_dir))
         while len(self._kept) > KEPT:

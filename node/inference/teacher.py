@@ -35,6 +35,7 @@ def teach(session: Session, order: Teach) -> Taught:
 def _read(session: Session, order: Teach) -> RolloutBatch:
     with open(order.path, "rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
+    # What is found is bound to this root: of other bytes it would be a result that no validator comes to.
     if describe(data).root != order.file_root:
         raise EngineError("a file cannot be taught about", "its bytes are not those that are named", "fetch it again")
     return decode(data, session.run.rollout.samples_per_file)

@@ -54,6 +54,7 @@ class LocalTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
+        # A chat template writes its special tokens itself: the tokenizer would put some of them there twice.
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -87,6 +88,7 @@ class LocalTokenizer:
         ModelError if the model has no chat template, or one that drops the assistant's turns.
         """
         rendered = self.render([("user", _SAID), ("assistant", _SAID), ("user", text)])
+        # Twice at most: what the environment says may hold these words, too.
         parts = rendered.split(_SAID, 2)
         if len(parts) != 3:
             raise ModelError(
@@ -120,6 +122,7 @@ class LocalTokenizer:
 
 
 def _eos_ids(model_dir: Path) -> list[int]:
+    # First the file that generation goes by: chat models name their end of turn there.
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         if name == "generation_config.json" and not path.exists():

@@ -124,6 +124,7 @@ class TorchEngine:
         self._model = model_for(shell, settings.device, getattr(torch, settings.dtype), settings.attention, **limits)
         self._batch_tokens = settings.batch_tokens or fits.batch_tokens
         self._prefiller = Prefiller(self._model, min(fits.pass_tokens, self._batch_tokens))
+        # Weak: a decoder that its user has dropped must not keep other weights out for ever.
         self._decoders: WeakSet[TorchDecoder] = WeakSet()
         self._on_start = False
         self.device = settings.device
@@ -140,6 +141,7 @@ class TorchEngine:
         return self._tokenizer
 
     def _for_adapters(self, settings: EngineSettings) -> int:
+        # Of all layers, though an adapter may have a part in few of them: what is needed at most.
         shapes = [tensor.shape for name, tensor in self._names.items() if name.endswith(WEIGHT)]
         return room_for_adapters(shapes, settings.columns, settings.dtype) if settings.attention == LORA else 0
 
@@ -176,9 +178,12 @@ class TorchEngine:
             self._model.load(whole_weights(self._model_dir, weights, self.device))
         elif is_adapter(weights):
             self._begin()
+            # Under no name: requests that name no policy compute with it.
             adapters.hold(b"", weights)
         else:
+            # First of all: a load that fails leaves weights that are nobody's.
             self._on_start = False
+            # Adapters are to the start model, which these weights replace.
             for name in adapters.names:
                 adapters.drop(name)
             self._model.load(weights)
@@ -197,6 +202,7 @@ class TorchEngine:
         if name in adapters.names:
             return
         self._begin()
+        # Requests in flight compute with theirs to the end, though its policy is kept no longer.
         needed = {*others, *(one for decoder in self._decoders for one in decoder.adapters)}
         for one in set(adapters.names) - needed:
             adapters.drop(one)

@@ -40,4 +40,5 @@ def stretches(tensor: Tensor) -> Iterator[memoryview]:
         return
     room = torch.empty(min(STRETCH, len(flat)), dtype=torch.uint8, pin_memory=True)
     for part in flat.split(STRETCH):
+        # This copy is waited for: the same memory takes the next part.
         yield room[: len(part)].copy_(part).numpy().data

@@ -128,6 +128,7 @@ class Fused:
         rows = list(repeats) or [shape[0] for shape in shapes]
         size = sum(rows), *(shapes[0] if repeats else shapes[0][1:])
         whole = torch.empty(size, dtype=self._dtype, device=self._device)
+        # Views: what is copied into them is in the one tensor that passes read.
         self._parts |= dict(zip(names, whole.split(rows), strict=True))
         return whole
 
@@ -168,6 +169,7 @@ class Norm:
         normed = rms_norm(x.float(), x.shape[-1:], eps=self._eps)
         if self._gain is Gain.ONE_MORE:
             return normed.mul_(1 + self._weight.float()).to(x.dtype)
+        # In float32 nothing is rounded before the product: both orders give the same bits, and this one needs no copy.
         if x.dtype == torch.float32 or self._gain is Gain.PRODUCT:
             return normed.mul_(self._weight).to(x.dtype)
         return self._weight * normed.to(x.dtype)
@@ -177,6 +179,7 @@ class Rotation:
     """Rotary positions: tables that grow as positions do. kind: which of the model's, where it has several."""
 
     def __init__(self, model: Any, kind: str, device: str, dtype: torch.dtype) -> None:
+        # A new one: that of a model on the meta device has no numbers.
         rotary = type(model.base_model.rotary_emb)(config=model.config)
         self._frequencies = getattr(rotary, f"{kind}inv_freq").float().cpu()
         self._scale = float(getattr(rotary, f"{kind}attention_scaling"))
@@ -191,10 +194,12 @@ class Rotation:
     def tables(self, end: int) -> tuple[Tensor, Tensor]:
         """(cos, sin) [at least end, D]; others take their place when positions grow."""
         if len(self._cos) < end:
+            # Twice what is needed: tables are seldom made anew, and each captured step keeps those that it reads.
             self._grow(max(1024, 2 * end))
         return self._cos, self._sin
 
     def _grow(self, count: int) -> None:
+        # In float32 whatever the layers compute in: bf16 cannot hold a position beyond 256 exactly.
         angles = torch.arange(count).float()[:, None] * self._frequencies
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         self._cos = torch.cat((cos, cos), 1).to(self._device, self._dtype)
@@ -234,6 +239,7 @@ class Routes:
         if self._given is not None:
             given = self._given[:, at : at + self._routing.chosen].long()
             chosen = torch.where(given < 0, chosen, given)
+        # Ascending, as a record has them: shares are then summed in one order, whether experts are given or chosen.
         chosen = chosen.sort(-1).values
         self._short.append(likeliest.values[:, -1] - scores.gather(1, chosen).amin(-1))
         self._chosen.append(chosen.to(torch.uint8))
@@ -297,6 +303,7 @@ class Experts:
         """Each expert over its own tokens; a token's are added up in their order."""
         summed, shares = torch.zeros_like(x), shares.flatten()
         order = chosen.flatten().argsort(stable=True)
+        # The numbers come to the CPU here, which waits for a GPU. So layers with experts are in no graph.
         counts: list[int] = chosen.flatten().bincount(minlength=len(self._router)).tolist()
         for expert, places in enumerate(order.split(counts)):
             if len(places):
@@ -429,6 +436,7 @@ class Transformer:
         self.device, self.dtype = device, dtype
         self._embedding = fused.required("model.embed_tokens.weight")
         scale = embedding_scale(config)
+        # Gemma rounds this factor to the type of its embeddings before it multiplies.
         self._scale = float(torch.tensor(scale, dtype=dtype)) if row.root_scale else scale
         self.routing, routed = routing_of(config), expert_layers(config)
         places = [(f"model.layers.{i}", i in routed) for i in range(self.shape.layers)]
@@ -456,6 +464,7 @@ class Transformer:
         """Inputs of the output head [B, T, hidden]. tokens: int64[B, T]; positions: [B, T] or [T], all below `end`;
         routes: of the same tokens, row by row, where somebody gives or wants experts.
         Raises EngineError where `attend` does not know what the architecture needs."""
+        # A way to attend that knows no windows would compute another model, and nobody would see it.
         if not self.shape.plain and not getattr(attend, "by_shape", False):
             why = "its attention has windows, caps or a scale of its own"
             raise EngineError("this model cannot be computed this way", why, "use --attention sdpa or eager")

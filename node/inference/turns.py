@@ -100,6 +100,7 @@ class Due:
 def replies(environment: Environment, due: Sequence[Due], bounds: Bounds) -> list[Reply]:
     """What `reply` says of each, in one pass; one that the environment cannot tell hinders no other."""
     found: list[Reply] = [None] * len(due)
+    # What was sampled and what was said take turns, so half of a transcript's segments are answers behind the first.
     asked = [i for i, one in enumerate(due) if len(one.transcript) // 2 + 1 < bounds.turns and one.room >= 1]
     if not asked:
         return found
@@ -148,6 +149,7 @@ class _Play:
         elif completion.kept is not None:
             self.kept = completion.kept
         else:
+            # vLLM keeps rows so in the first answer only; those of later ones come whole.
             self.kept.extend(completion.heads)
         self.finished = completion.finished
         self.experts = completion.experts
@@ -181,6 +183,7 @@ def play(
     while going:
         for one, completion in zip(going, generate([one.next() for one in going], temperature), strict=True):
             one.answered(completion)
+        # An answer that was cut off ends its rollout: nobody is asked about it, here and in the replay.
         going = _going_on(environment, [one for one in going if one.finished], bounds, strict)
     return [one.whole() for one in plays]
 

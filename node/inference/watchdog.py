@@ -60,6 +60,7 @@ class Watchdog:
 
     def pong(self, now: float, beats: int, busy: str) -> None:
         """What the child said of its engine's thread."""
+        # An engine without work has nothing to end, and one that says something new has begun with it.
         if beats != self._beats or not busy or busy != self._busy:
             self._beat = _Since(now)
         self._beats, self._busy = beats, busy

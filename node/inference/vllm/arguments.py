@@ -118,4 +118,5 @@ def share(model: ModelSize, settings: EngineSettings, cards: Cards, size: int) -
     usable = int(SHARE * cards.free) - settings.leave
     if usable < needs(model, settings.dtype, size):
         return None
+    # Rounded down: vLLM does not start where its share is more than what is free.
     return math.floor(1000 * (usable - own) / cards.total) / 1000

@@ -123,6 +123,7 @@ class VllmEngine:
     # Weights
 
     def read(self, path: str) -> Weights:
+        # Names and shapes are checked here. Its processes open the file for themselves.
         read_image(path, self._names)
         return ImageFile(Path(path))
 
@@ -229,6 +230,7 @@ class VllmEngine:
                 for name, tokens in zip(names, drawn, strict=True)
             ]
         finally:
+            # Also after an error: rows that were kept, and requests that still run, would be found by the next look.
             self._core.everywhere("intellect_unwatch")
             self._core.abort([*self._looks])
             self._looks.clear()

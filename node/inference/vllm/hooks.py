@@ -105,6 +105,7 @@ class Recorder:
         if len(taken.loads) < count:
             raise ValueError(f"request {number} has {len(taken.loads)} rows for {count} tokens")
         if taken.kept is None or taken.broken:
+            # Points cannot mark a row without numbers. Such a request answers with one marked row instead of them.
             return np.stack(taken.rows[:count] or [np.array([NOT_A_NUMBER], dtype=np.uint16)]), taken.loads[:count]
         taken.kept.cut(count)
         return taken.kept, taken.loads[:count]
@@ -159,6 +160,7 @@ class Hooks:
         uniforms = sent(np.array(drawn, dtype=np.float64), logits.device)
         temperatures = np.array([draw.temperature for draw in draws])
         there = self._drawn(mine, uniforms, temperatures)
+        # Copies: on a CPU these are the memory of the tensors themselves, and both are written to.
         bits, found = (part.copy() for part in fetched(as_bf16(hidden), there))  # the one wait of a step
         bits = bits.view(np.uint16)
         try:

@@ -25,9 +25,11 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor], seed: int) ->
     Of weights that are no numbers nothing can be read back: logits will tell.
     """
     random = torch.Generator().manual_seed(seed)
+    # vLLM joins matrices of one input. This says which of the file's matrices such a layer is made of.
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     for name, module in model.named_modules():
         for what, found, wanted in _read(name, module, weights, packed, random):
+            # Equal to the bit: a 1 times a weight and zeros round nothing.
             if torch.isfinite(found).all() and not torch.equal(found.cpu(), wanted.to(found.dtype).cpu()):
                 raise EngineError(
                     "the weights were not taken over",

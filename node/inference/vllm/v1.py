@@ -25,6 +25,7 @@ class ReplayableSampler(LogitsProcessor):
         self._draws: dict[int, Draw] = {}
 
     def is_argmax_invariant(self) -> bool:
+        # True would let vLLM leave it out for greedy requests, and all of ours are greedy.
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

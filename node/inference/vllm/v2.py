@@ -27,6 +27,7 @@ class ReplayableSampler(LogitsProcessor):
         self._draws: dict[int, Draw] = {}
 
     def add_request(self, req_idx: int, sampling_params: "SamplingParams") -> bool:
+        # A slot is given on, perhaps to a request that brings no draws.
         self._draws.pop(req_idx, None)
         draw = draw_of(sampling_params.extra_args)
         if draw is not None:

@@ -52,6 +52,7 @@ class WorkerExtension:
         weights = whole_weights(Path(model_dir), policy)
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=weights.items())
+            # The load's number is the seed: each load is asked for other columns.
             check_weights(self.model_runner.get_model(), weights, seed=load)
         head = next(weights[name] for name in HEADS if name in weights)
         bias = weights.get("lm_head.bias")
