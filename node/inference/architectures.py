@@ -99,6 +99,9 @@ class Attending:
         return self.scale is None and self.window is None and self.cap is None and not self.sinks
 
 
+PLAIN = Attending()
+
+
 def unsupported(config: Any) -> str | None:
     """What in a transformers configuration no row describes; None if the model can be computed."""
     if config.model_type not in ARCHITECTURES:

@@ -18,7 +18,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from node.inference.architectures import Attending
+from node.inference.architectures import PLAIN, Attending
 from node.inference.transformer import Shape
 
 _numbers = count(1)
@@ -53,10 +53,10 @@ class KVCache:
                 new[:kept_rows, :, :kept_span] = old[:kept_rows, :, :kept_span]
                 kept[layer] = new
 
-    def copy(self, source: int, target: int, length: int, count: int = 1) -> None:
-        """The first positions of a row, into `count` others."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first positions of a row, into another."""
         for kept in (*self.keys, *self.values):
-            kept[target : target + count, :, :length] = kept[source, :, :length]
+            kept[target, :, :length] = kept[source, :, :length]
 
     def _empty(self, rows: int, span: int) -> Tensor:
         """Zeros: a masked position must hold no NaN, which a weight of 0 would not remove."""
@@ -68,9 +68,6 @@ class KVCache:
 
 Mask = Tensor | None
 """[T, S] or [B, 1, 1, S]: bool, true where something is seen, or what is added to the scores; None: all is seen."""
-
-
-PLAIN = Attending()
 
 
 class Kernel(Protocol):
@@ -316,9 +313,8 @@ class Branches:
         """numbers: int64[rows] each, positions of the new tokens and `Beginnings.places`; lengths: int64[beginnings]
         of those in the first rows of `prompts`, at most `span`; end: behind the last place of the rows' own parts."""
         self._cache, self._prompts, self._lengths, self._span, self._end = cache, prompts, lengths, span, end
-        positions, before, self._slots = numbers
-        self._positions, self._before = positions, before
-        self._rows = torch.arange(len(positions), device=positions.device)
+        self._positions, self._before, self._slots = numbers
+        self._rows = torch.arange(len(self._positions), device=self._positions.device)
         self._most = len(lengths) * slots
         self._unseen: dict[int | None, tuple[Tensor, Tensor]] = {}
 

@@ -89,22 +89,15 @@ class _Sequence:
         return tokens if self.known is None else tokens + self.known.tobytes()
 
     def add(self, head: U16, token: int) -> None:
-        self._keep(head)
-        self.tokens.append(token)
-        self.output += 1
-
-    def _keep(self, head: U16) -> None:
         if self.request.rows is not None:
             self.request.rows.put(self.earlier + self.output, head)
-            return
-        if self.output == len(self.heads):
-            rows = min(2 * self.output, len(self.request.uniforms))
-            self.heads.resize((rows, self.heads.shape[1]), refcheck=False)
-        self.heads[self.output] = head
-
-    @property
-    def number_due(self) -> float:
-        return float(self.request.uniforms[self.output])
+        else:
+            if self.output == len(self.heads):
+                rows = min(2 * self.output, len(self.request.uniforms))
+                self.heads.resize((rows, self.heads.shape[1]), refcheck=False)
+            self.heads[self.output] = head
+        self.tokens.append(token)
+        self.output += 1
 
     def expected(self, reach: float) -> int:
         """Tokens in the end, if it is given `reach` tokens of output or has them already."""
@@ -199,7 +192,7 @@ class TorchDecoder:
         # Rows that go on come before those that enter, as in `_rows`: tokens are dealt out by place.
         parts = [self._go_on(), self._enter(self._next())]
         hidden = torch.cat([part for part in parts if part is not None])
-        due = np.array([one.number_due for one in self._rows])
+        due = np.array([float(one.request.uniforms[one.output]) for one in self._rows])
         return self._record(*self._model.choose(hidden, due, self._temperature))
 
     def _record(self, tokens: np.ndarray, heads: U16) -> list[tuple[int, Completion]]:
@@ -247,11 +240,8 @@ class TorchDecoder:
             return None
         self._model.of([one.request.adapter for one in self._rows])
         tokens, places = [one.tokens[-1] for one in self._rows], [len(one.tokens) - 1 for one in self._rows]
-        shared = self._beginnings()
-        if self._model.routing is None:
-            return self._model.step(self._cache, tokens, places, None, shared)
         routes = self._model.routes([[token] for token in tokens])
-        hidden = self._model.step(self._cache, tokens, places, routes, shared)
+        hidden = self._model.step(self._cache, tokens, places, routes, self._beginnings())
         _note(routes, [(one, 1) for one in self._rows], 1)
         return hidden
 
@@ -419,8 +409,6 @@ class TorchDecoder:
         self, batch: Sequence[_Sequence], parts: Sequence[Sequence[int]], cache: KVCache, row: int, start: int
     ) -> Tensor:
         self._model.of([one.request.adapter for one in batch])
-        if self._model.routing is None:
-            return self._model.chunk(cache, row, start, parts)
         known = [None if one.known is None else one.known[start:] for one in batch]
         routes = self._model.routes(parts, known)
         hidden = self._model.chunk(cache, row, start, parts, routes)
@@ -436,9 +424,10 @@ def _whole(known: U8 | None) -> U8:
 def _note(routes: Routes | None, rows: Sequence[tuple[_Sequence, int]], width: int, start: int | None = None) -> None:
     """Write down the experts of a pass over so many tokens of each row, padded to `width`, that begin at `start` or
     behind all that is known; those that were known stay."""
-    assert routes is not None  # noqa: S101 - of a model with experts
+    if routes is None:
+        return
     (chosen,) = fetched(routes.chosen)
     for (one, fed), lines in zip(rows, chosen.reshape(len(rows), width, -1), strict=True):
-        assert one.experts is not None  # noqa: S101 - as above
+        assert one.experts is not None  # noqa: S101 - of a model with experts
         skipped = 0 if start is None else sum(map(len, one.experts)) - start
         one.experts.append(lines[skipped:fed])

@@ -136,7 +136,8 @@ def _tabulate(logits: Tensor, temperature: float) -> _Table:
 def _block_sums(logits: Tensor, top: Tensor, temperature: float) -> Tensor:
     """float64[n, blocks], a few rows at a time, so that their weights stay in a cache."""
     count, vocabulary = logits.shape
-    blocks, rows = -(-vocabulary // BLOCK), _rows_at_once(logits)
+    cells = CACHED_CELLS if logits.device.type == "cpu" else DEVICE_CELLS
+    blocks, rows = -(-vocabulary // BLOCK), max(1, cells // vocabulary)
     sums = torch.empty(count, blocks, dtype=torch.float64, device=logits.device)
     # Places behind the vocabulary stay zero: they fill the last block up and weigh nothing.
     room = torch.zeros(min(rows, count), blocks * BLOCK, dtype=torch.float64, device=logits.device)
@@ -151,11 +152,6 @@ def _weights(logits: Tensor, top: Tensor, temperature: float, out: Tensor) -> Te
     """exp((logit - top) / temperature), in `out`."""
     out.copy_(logits).sub_(top)
     return (out if temperature == 1 else out.mul_(1 / temperature)).exp_()
-
-
-def _rows_at_once(logits: Tensor) -> int:
-    cells = CACHED_CELLS if logits.device.type == "cpu" else DEVICE_CELLS
-    return max(1, cells // logits.shape[1])
 
 
 def not_finite() -> EngineError:

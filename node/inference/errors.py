@@ -1,7 +1,5 @@
 """What can be wrong with an engine, its model or its process."""
 
-from dataclasses import dataclass
-
 from protocol.errors import IntellectError
 
 
@@ -36,23 +34,17 @@ NO_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory"
 workspaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    what: str
-    why: str
-    remedy: str
-
-
-def reason_to_end(error: Exception) -> Reason | None:
+def reason_to_end(error: Exception) -> EngineError | None:
     """None if the process can go on with other requests. Torch's errors are known by name and text: it is not loaded
     for this."""
     names = [kind.__name__ for kind in type(error).__mro__]
     text = f"{type(error).__name__}: {error}"[:300]
     if any(name in _NO_MEMORY for name in names) or _says(error, text, NO_MEMORY_TEXTS):
         remedy = "give the engine a smaller --batch-tokens, or the machine more memory or less else to do"
-        return Reason("the engine ran out of memory", text, remedy)
+        return EngineError("the engine ran out of memory", text, remedy)
     if _says(error, text, _LOST):
-        return Reason("the engine lost its GPU", text, "see dmesg and nvidia-smi; a driver that hangs needs a restart")
+        remedy = "see dmesg and nvidia-smi; a driver that hangs needs a restart"
+        return EngineError("the engine lost its GPU", text, remedy)
     return None
 
 

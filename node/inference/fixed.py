@@ -55,7 +55,7 @@ class FixedModel(LanguageModel):
         super().load(weights)
         tokens = np.random.default_rng(0).integers(self.vocabulary, size=(2, self.tile))
         first, turned = self._tried(tokens), self._tried(np.roll(tokens, 1, axis=1))
-        if not _same_bits(first.roll(1, 0), turned):
+        if not torch.equal(first.roll(1, 0).view(torch.int32), turned.view(torch.int32)):
             raise EngineError(
                 "this device does not compute alike for every row of a batch",
                 "the same tokens in another order gave other bits, so its kernels are not batch-invariant",
@@ -142,10 +142,6 @@ def _filled(rows: Tensor, count: int) -> Tensor:
     whole = rows.new_zeros(count, *rows.shape[1:])
     whole[: len(rows)] = rows
     return whole
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return bool((one.view(torch.int32) == other.view(torch.int32)).all().item())
 
 
 class Blocks:

@@ -145,11 +145,9 @@ class Graphs:
         captured = kept.captured.get(key)
         if captured is None:
             captured = Captured(compute, key[0], self._device, self._transformer.tables(end), fill, count)
-            captured.feed(numbers, lengths)
-            if not self._capture(captured, kept, key):
-                return None
-        else:
-            captured.feed(numbers, lengths)
+        captured.feed(numbers, lengths)
+        if key not in kept.captured and not self._capture(captured, kept, key):
+            return None
         return captured.replay()[: numbers.shape[1]]
 
     def _capture(self, step: Captured, kept: KVCache, key: tuple[int, ...]) -> bool:

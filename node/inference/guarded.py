@@ -26,6 +26,9 @@ class Guarded:
 
     def __init__(self, within: Environment) -> None:
         self.within = within
+        self.name, self.size, self.held_back = within.name, within.size, within.held_back
+        self.determinism: Determinism = within.determinism
+        self.turns = within.turns
         self._lock = threading.RLock()
         self._own = threading.local()
         self._lanes = [within]
@@ -34,26 +37,6 @@ class Guarded:
         self._freed = threading.Condition()
         # Over the list and not a method: a reference to this object would keep it from ever being closed.
         self._closer = weakref.finalize(self, _close, self._lanes)
-
-    @property
-    def name(self) -> str:
-        return self.within.name
-
-    @property
-    def size(self) -> int:
-        return self.within.size
-
-    @property
-    def held_back(self) -> int:
-        return self.within.held_back
-
-    @property
-    def determinism(self) -> Determinism:
-        return self.within.determinism
-
-    @property
-    def turns(self) -> int:
-        return self.within.turns
 
     @property
     def gave_up(self) -> int:

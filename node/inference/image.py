@@ -2,7 +2,7 @@
 them back."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,14 @@ from protocol.policy import MalformedPolicy, decode_image, describe_tensors, wei
 
 # The processes of a tensor-parallel engine each open the file for themselves, so a path goes to them and not tensors;
 # the digest shows each of them that it reads what the daemon checked.
-class ImageFile(Mapping[str, Tensor]):
+class ImageFile(dict[str, Tensor]):
     """bf16 tensors by name, views of the file. Raises ModelError for a file that is no canonical image."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         bits = open_image(str(path))
         self.digest = weights_root(describe_tensors(bits))
-        self._tensors = as_tensors(bits)
+        super().__init__(as_tensors(bits))
 
     @classmethod
     def checked(cls, path: Path, digest: bytes) -> "ImageFile":
@@ -33,15 +33,6 @@ class ImageFile(Mapping[str, Tensor]):
         if image.digest != digest:
             raise unusable(str(path), f"its weights are {image.digest.hex()[:16]}, and {digest.hex()[:16]} was checked")
         return image
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def read_image(path: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,7 +46,9 @@ def read_image(path: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]
 def open_image(path: str) -> dict[str, NDArray[np.uint16]]:
     """bf16 bits by name, views of the file. Raises ModelError for a file that is no canonical image."""
     try:
-        return decode_image(_mapped(path).numpy().data)
+        # Not shared: what is written there would stay with this process.
+        whole = torch.from_file(path, shared=False, size=os.stat(path).st_size, dtype=torch.uint8)
+        return decode_image(whole.numpy().data)
     except (OSError, ValueError, RuntimeError, MalformedPolicy) as error:
         raise unusable(path, str(error)) from None
 
@@ -63,11 +56,6 @@ def open_image(path: str) -> dict[str, NDArray[np.uint16]]:
 def as_tensors(image: Mapping[str, NDArray[np.uint16]]) -> dict[str, Tensor]:
     """The same bits as bf16 tensors."""
     return {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in image.items()}
-
-
-def _mapped(path: str) -> Tensor:
-    """uint8[bytes of the file], of which writes would stay with this process."""
-    return torch.from_file(path, shared=False, size=os.stat(path).st_size, dtype=torch.uint8)
 
 
 def _check(path: str, tensors: Mapping[str, np.ndarray], parameters: Mapping[str, Tensor]) -> None:

@@ -91,7 +91,7 @@ class LanguageModel:
         """Whole sequences, padded on the right, where a causal model cannot see it: [B, T, hidden]."""
         tokens = self.padded(batch)
         end, attend = tokens.shape[1], Causal(self._kernel, self._transformer.shape)
-        return self._transformer(tokens, self._range(0, end), end, attend, routes)
+        return self._transformer(tokens, torch.arange(end, device=self._device), end, attend, routes)
 
     def chunk(
         self, cache: KVCache, first: int, start: int, batch: Sequence[Sequence[int]], routes: Routes | None = None
@@ -100,7 +100,7 @@ class LanguageModel:
         tokens = self.padded(batch)
         end = start + tokens.shape[1]
         attend = Chunk(self._kernel, cache, first, start)
-        return self._transformer(tokens, self._range(start, end), end, attend, routes)
+        return self._transformer(tokens, torch.arange(start, end, device=self._device), end, attend, routes)
 
     def step(
         self,
@@ -171,9 +171,6 @@ class LanguageModel:
 
     def numbers(self, values: Sequence[int] | Sequence[Sequence[int]] | I64) -> Tensor:
         return sent(np.asarray(values, dtype=np.int64), self._device)
-
-    def _range(self, start: int, end: int) -> Tensor:
-        return torch.arange(start, end, device=self._device)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden)

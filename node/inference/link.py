@@ -162,7 +162,8 @@ class Link:
     async def _listen(self) -> None:
         try:
             while True:
-                reply = decode_reply(await self._receive())
+                length = body_length(await self._take(HEADER.size))
+                reply = decode_reply(await self._take(length))
                 self._dog.heard(time.monotonic())
                 self._hear(reply)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -195,11 +196,7 @@ class Link:
         else:
             awaited.settle(reply)
 
-    async def _receive(self) -> bytes:
-        length = body_length(bytes(await self._take(HEADER.size)))
-        return bytes(await self._take(length))
-
-    async def _take(self, size: int) -> bytearray:
+    async def _take(self, size: int) -> bytes:
         source = self._process.stdout
         assert source is not None  # noqa: S101 - the starter makes a pipe
         while len(self._buffer) < size:
@@ -207,7 +204,7 @@ class Link:
             if not data:
                 raise trio.BrokenResourceError("its output ended")
             self._buffer += data
-        taken = self._buffer[:size]
+        taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
 

@@ -334,7 +334,9 @@ class Owner:
         except Exception as error:
             self._failed(list(dict.fromkeys(draw for draw, _ in lane.flying.values())), error)
         else:
-            self._charge(places, self._now() - began)
+            seconds = self._now() - began
+            for share, count in places.items():
+                self.clock.charge(share, seconds * count / places.total())
             self._hand_out(lane, finished)
 
     def _fill(self, lane: _Lane) -> None:
@@ -375,10 +377,6 @@ class Owner:
                     found[share] = work
                     break
         return found
-
-    def _charge(self, places: Counter[Share], seconds: float) -> None:
-        for share, count in places.items():
-            self.clock.charge(share, seconds * count / places.total())
 
     def _hand_out(self, lane: _Lane, finished: Sequence[tuple[int, Completion]]) -> None:
         for number, completion in finished:

@@ -77,7 +77,8 @@ class Prefiller:
         while waiting:
             batch = next(batches(waiting, self.pass_tokens, lambda one: len(one.fed)))
             try:
-                self._run(batch, temperature)
+                for start, hidden in self._passes(batch):
+                    self._look(batch, start, hidden, temperature)
             except (RuntimeError, MemoryError) as error:
                 if not ran_out(error):
                     raise
@@ -85,10 +86,6 @@ class Prefiller:
             else:
                 waiting = waiting[len(batch) :]
         return [one.result for one in all_work]
-
-    def _run(self, batch: Sequence[_Work], temperature: float) -> None:
-        for start, hidden in self._passes(batch):
-            self._look(batch, start, hidden, temperature)
 
     def _passes(self, batch: Sequence[_Work]) -> Iterator[tuple[int, Tensor]]:
         """(first position, inputs of the output head) of each pass over a batch."""
@@ -119,14 +116,11 @@ class Prefiller:
         places = np.concatenate([one.places[part] for one, part in zip(batch, parts, strict=True)]) - start
         rows, columns = self.model.numbers(np.stack([np.repeat(np.arange(len(batch)), counts), places]))
         drawn = np.concatenate([one.drawn[part] for one, part in zip(batch, parts, strict=True)])
-        self._note(batch, parts, self.model.intervals(hidden[rows, columns], drawn, temperature))
-
-    @staticmethod
-    def _note(batch: Sequence[_Work], parts: Sequence[slice], columns: Sequence[np.ndarray]) -> None:
+        found = self.model.intervals(hidden[rows, columns], drawn, temperature)
         at = 0
         for one, part in zip(batch, parts, strict=True):
             cut = slice(at, at := at + part.stop - part.start)
-            one.lo[part], one.hi[part], one.logprobs[part], one.heads[part] = (column[cut] for column in columns)
+            one.lo[part], one.hi[part], one.logprobs[part], one.heads[part] = (column[cut] for column in found)
 
 
 def _note_routes(batch: Sequence[_Work], routes: Routes | None, start: int, width: int) -> None:

@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from node.inference.engines import EngineFactory, make_engine  # noqa: E402
-from node.inference.errors import Reason, reason_to_end  # noqa: E402 - the environment must be set before torch loads
+from node.inference.errors import EngineError, reason_to_end  # noqa: E402 - the environment must be set before torch loads
 from node.inference.owner import Cancelled, Owner, Share, Ticket, emptiest  # noqa: E402
 from node.inference.room import adapter_columns, room_for  # noqa: E402
 from node.inference.server import Server, SessionType, log  # noqa: E402
@@ -77,10 +77,7 @@ class Conversation:
         self._owner = owner
         self._ended = ended
         self._writing = threading.Lock()
-        self._jobs = Jobs(self._answer, self._say)
-
-    def _answer(self, request: Request, ticket: Ticket) -> Reply:
-        return self._server.answer(request, ticket, self._owner)
+        self._jobs = Jobs(lambda request, ticket: server.answer(request, ticket, owner), self._say)
 
     def _say(self, reply: Reply) -> None:
         frame = encode(reply)
@@ -139,7 +136,7 @@ class Conversation:
 
         return tell
 
-    def tell_end(self, reason: Reason, during: Collection[Ticket]) -> None:
+    def tell_end(self, reason: EngineError, during: Collection[Ticket]) -> None:
         """The last word. during: what the engine was at, of whatever conversation."""
         numbers = self._jobs.numbers(during)
         self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from node.environments.base import Environment, Problem, Reply, Segment, Transcript
 from node.environments.errors import Undecided
 from node.inference.session import Session
-from node.inference.tasks import Tasks, sampled_tokens
-from node.inference.turns import Due, replies
+from node.inference.tasks import Tasks
+from node.inference.turns import Due, replies, sampled_tokens
 from protocol.checks import Fault, Reason, check_states, check_turn
 from protocol.rollout import RolloutBatch, SampleRow
 from protocol.segments import pieces

@@ -107,7 +107,9 @@ def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool =
     usable = int((SHARE if gpu else CPU_SHARE) * max(0, free - leave)) - (CONTEXT if gpu else 0)
     weights = size * model.parameters + (4 * model.vocabulary * model.hidden if wide_head else 0)
     left = usable - weights
-    pass_tokens = _pass_tokens(model, left, size, gpu=gpu)
+    # A pass takes an eighth of what the weights leave, or as little as a chunk does.
+    fitting = max(CHUNK_TOKENS, min(PASS_TOKENS, left // 8 // (model.widest * size)))
+    pass_tokens = fitting if gpu else CPU_PASS_TOKENS
     # Of four bytes each: a table of logits takes at most a sixteenth of what the weights leave, or one row.
     cells = max(model.vocabulary, min(ROWS * model.vocabulary, left // 64) if gpu else CPU_CELLS)
     passes, logits = pass_tokens * model.widest * size, 4 * cells
@@ -117,13 +119,6 @@ def plan(model: ModelSize, free: int, dtype: str, *, leave: int = 0, gpu: bool =
     if tokens < LEAST_TOKENS:
         raise _too_little(weights + passes + logits + LEAST_TOKENS * of_token, free, leave, usable)
     return Plan(weights, passes, logits, tokens * of_token, tokens, pass_tokens, cells)
-
-
-def _pass_tokens(model: ModelSize, left: int, size: int, *, gpu: bool) -> int:
-    """A pass takes an eighth of what the weights leave, or as little as a chunk does."""
-    if not gpu:
-        return CPU_PASS_TOKENS
-    return max(CHUNK_TOKENS, min(PASS_TOKENS, left // 8 // (model.widest * size)))
 
 
 def room_for(files: int, dtype: str) -> int:

@@ -75,28 +75,22 @@ class Server:
     def _serve(self, request: Request, ticket: Ticket, owner: Owner) -> Reply:
         if isinstance(request, Prepare):
             return owner.alone(ticket, lambda: self._prepare(request))
-        session = self._prepared()
+        if (session := self._session) is None:
+            raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
         if isinstance(request, LoadPolicy):
             started = time.monotonic()
             session.keep(request.policy_root, request.path)
             return Loaded(id=request.id, seconds=time.monotonic() - started)
+        desk = Desk(owner, ticket)
         if isinstance(request, Teach):
-            return teach(session.at(None, 0, Desk(owner, ticket)), request)
+            return teach(session.at(None, 0, desk), request)
         assert isinstance(request, Produce | Inspect | Evaluate)  # noqa: S101 - the others never get here
         task = None if isinstance(request, Evaluate) else request.task
         with session.working_with(request.policy_root, task):
-            return self._work(session, request, Desk(owner, ticket))
-
-    def _work(self, session: Session, request: Produce | Inspect | Evaluate, desk: Desk) -> Reply:
-        if isinstance(request, Evaluate):
-            return evaluate(session.at(None, 0, desk), request)
-        view = session.at(request.task, request.index, desk)
-        return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
-
-    def _prepared(self) -> Session:
-        if self._session is None:
-            raise EngineError("the engine is not ready", "no run was prepared", "send Prepare first")
-        return self._session
+            if isinstance(request, Evaluate):
+                return evaluate(session.at(None, 0, desk), request)
+            view = session.at(task, request.index, desk)
+            return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
 
     def close(self) -> None:
         """Nothing is asked of it any more, and nothing is at work; for the owner's thread."""

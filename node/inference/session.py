@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -78,20 +78,6 @@ class Bench:
                 engine.close()
 
 
-class _Teacher:
-    """The second engine of a run that distils. Its weights stay."""
-
-    def __init__(self, engine: Engine, directory: Path) -> None:
-        self.engine = engine
-        self._directory = directory
-        self._loaded = False
-
-    def put(self) -> None:
-        if not self._loaded:
-            load_start(self.engine, self._directory)
-            self._loaded = True
-
-
 class Session:
     """A run being worked on. Raises EngineError for requests that it cannot serve.
 
@@ -106,7 +92,7 @@ class Session:
         self.engine, self._tokenizer = self._bench.engine, self._bench.tokenizer
         self.environment: Environment = self._load(run.environment)
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
-        self._teacher: list[_Teacher] = []  # one, once it was asked; views share it
+        self._teacher: list[EnginePolicy] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self._shard: Shard | None = None
         self._evaluated: dict[str, Environment] = {}
@@ -167,10 +153,11 @@ class Session:
         with self._making:
             if not self._teacher:
                 directory = self._assets / TEACHER
-                self._teacher.append(_Teacher(teacher_beside(self.engine, directory, self._assets / MODEL), directory))
+                engine = teacher_beside(self.engine, directory, self._assets / MODEL)
+                put = cache(partial(load_start, engine, directory))  # its weights stay
+                self._teacher.append(EnginePolicy(engine, b"", put))
         (teacher,) = self._teacher
-        where = EnginePolicy(teacher.engine, b"", teacher.put)
-        return self._computing.look(where, sequences, self.run.rollout.temperature)
+        return self._computing.look(teacher, sequences, self.run.rollout.temperature)
 
     def _in(self, engine: Engine, policy_root: bytes) -> EnginePolicy:
         root = self._policy(policy_root)

@@ -47,7 +47,10 @@ def main() -> None:
         if connection is None:
             path.unlink(missing_ok=True)  # of one that was killed
             connection = _started(path, [*own, *engine])
-    _bridge(connection)
+    threading.Thread(target=_speak, args=(connection,), daemon=True).start()
+    while data := connection.recv(READ_SIZE):
+        while data:
+            data = data[os.write(1, data) :]
 
 
 def host_socket(options: Sequence[str]) -> Path:
@@ -128,12 +131,6 @@ def _started(path: Path, options: Sequence[str]) -> socket.socket:
     sys.exit(f"the shared engine does not start; see {said}")
 
 
-def _bridge(connection: socket.socket) -> None:
-    threading.Thread(target=_speak, args=(connection,), daemon=True).start()
-    while data := connection.recv(READ_SIZE):
-        _write(1, data)
-
-
 def _speak(connection: socket.socket) -> None:
     while data := os.read(0, READ_SIZE):
         try:
@@ -141,11 +138,6 @@ def _speak(connection: socket.socket) -> None:
         except OSError:
             break
     os._exit(0)  # the daemon is gone, or the host; the other thread may wait for either
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":

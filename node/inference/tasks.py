@@ -4,7 +4,7 @@ The same for the worker who answers and the validator who checks: both deal from
 capacity class in the file's header.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from node.environments.registry import load_environment
 from node.inference.errors import EngineError
 from node.inference.guarded import Guarded
 from node.inference.opinions import load_opinions
+from node.inference.turns import sampled_tokens
 from node.inference.wire import ShardOrder
 from protocol.budgets import draw_targets, limits, shaped, told
 from protocol.errors import ProtocolError
@@ -57,11 +58,6 @@ def heard(witnessed: Sequence[int], rewards: Sequence[float], group_size: int) -
     """
     told = [reward for group in witnessed for reward in rewards[group * group_size : (group + 1) * group_size]]
     return reward_tag(told).hex() if told else ""
-
-
-def sampled_tokens(transcript: Transcript) -> int:
-    """How many tokens the policy said."""
-    return sum(len(segment.tokens) for segment in transcript if segment.sampled)
 
 
 def deal(
@@ -170,13 +166,11 @@ class Shards:
         return self._kept[id]
 
     def _load(self, spec: TaskSpec, assets: Path) -> Environment:
-        base: Callable[[], Environment] = lambda: self._own  # noqa: E731 - loaded only where it is needed
-        if spec.environment is not None:
-            own = spec.environment
-            base = lambda: load_environment(own, assets, self._tokenizer)  # noqa: E731
-        if spec.kind != "judge":
-            return Guarded(base())
-        return Guarded(load_opinions(assets / SUBJECT, base(), self._tokenizer))
+        own = spec.environment
+        found = self._own if own is None else load_environment(own, assets, self._tokenizer)
+        if spec.kind == "judge":
+            found = load_opinions(assets / SUBJECT, found, self._tokenizer)
+        return Guarded(found)
 
     def close(self) -> None:
         """Stop the helpers of the environments that tasks brought along."""

@@ -115,7 +115,7 @@ class TorchEngine:
         """tokenizer: of a model whose directory has none."""
         keep_precision()
         self._model_dir, self._settings = model_dir, settings
-        self._tokenizer = tokenizer or LocalTokenizer(model_dir)
+        self.tokenizer = tokenizer or LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")
         self._names = image_names(shell)
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
@@ -130,15 +130,11 @@ class TorchEngine:
         self.device = settings.device
         self.dtype = settings.dtype
         self.name = settings.name
-        self.eos = self._tokenizer.eos
+        self.eos = self.tokenizer.eos
         self.vocabulary, self.routing = self._model.vocabulary, self._model.routing
         room = f"room for {self._batch_tokens:,} tokens" if settings.batch_tokens else fits.text
         self.description = f"torch {torch.__version__} / transformers {transformers.__version__}, {room}"
-        self._tokenizer.check_fits(self.vocabulary)
-
-    @property
-    def tokenizer(self) -> LocalTokenizer:
-        return self._tokenizer
+        self.tokenizer.check_fits(self.vocabulary)
 
     def _for_adapters(self, settings: EngineSettings) -> int:
         # Of all layers, though an adapter may have a part in few of them: what is needed at most.
@@ -155,11 +151,8 @@ class TorchEngine:
             return None  # of a GPU with other multiprocessors
         try:
             return TorchEngine(self._model_dir, settings)
-        except NoRoom as error:
-            left_out(settings.name, error)
-            return None
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+        except (NoRoom, RuntimeError, MemoryError) as error:
+            if not isinstance(error, NoRoom) and not ran_out(error):
                 raise
             left_out(settings.name, error)
             return None

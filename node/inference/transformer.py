@@ -19,6 +19,7 @@ from transformers.activations import ACT2FN
 from node.inference.adapters import Adapters, Site
 from node.inference.architectures import (
     ARCHITECTURES,
+    PLAIN,
     Architecture,
     Attending,
     ExpertParts,
@@ -65,9 +66,6 @@ Attend = Callable[..., Tensor]
 shape says of each layer, and takes a layer's sinks [heads] behind v; another only knows layers that are plain."""
 
 
-_PLAIN = Attending()
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     layers: int
@@ -83,7 +81,7 @@ class Shape:
         return all(one.plain for one in self.attending)
 
     def at(self, layer: int) -> Attending:
-        return self.attending[layer] if self.attending else _PLAIN
+        return self.attending[layer] if self.attending else PLAIN
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
@@ -401,12 +399,8 @@ Turn = tuple[Tensor, Tensor]
 """(cos, sin) of `Rotation.at`."""
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
 def _norm(weight: Tensor | None, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:
-    return _as_it_is if weight is None else Norm(weight, shape.eps, row.gain)
+    return (lambda x: x) if weight is None else Norm(weight, shape.eps, row.gain)
 
 
 def _qk_norms(fused: Fused, attention: str, shape: Shape, row: Architecture) -> Callable[[Tensor], Tensor]:

@@ -25,6 +25,11 @@ ATTEMPTS = 3
 """How often a worker asks an environment that cannot tell in time."""
 
 
+def sampled_tokens(transcript: Transcript) -> int:
+    """How many tokens the policy said."""
+    return sum(len(segment.tokens) for segment in transcript if segment.sampled)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What ends a rollout besides its sampled tokens: most answers in it, most tokens of the environment."""
@@ -67,7 +72,7 @@ class Rollout:
     @property
     def sampled(self) -> int:
         """How many tokens the policy said."""
-        return sum(len(segment.tokens) for segment in self.transcript if segment.sampled)
+        return sampled_tokens(self.transcript)
 
     @property
     def rows(self) -> U16 | Rows:
@@ -131,7 +136,7 @@ class _Play:
 
     @property
     def sampled(self) -> int:
-        return sum(len(segment.tokens) for segment in self.transcript if segment.sampled)
+        return sampled_tokens(self.transcript)
 
     def next(self) -> Request:
         said = [token for segment in self.transcript for token in segment.tokens]

@@ -7,6 +7,7 @@ is ours (node.inference.vllm.hooks), the same on every engine. Weights are swapp
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class VllmEngine:
     def __init__(self, model_dir: Path, settings: EngineSettings) -> None:
         self._model_dir = model_dir
         self._batch_tokens = settings.batch_tokens or FULL_TOKENS
-        self._tokenizer = LocalTokenizer(model_dir)
+        self.tokenizer = LocalTokenizer(model_dir)
         shell = build_model(model_dir, "meta")
         self.routing = None
         if routing_of(shell.config):
@@ -92,25 +93,21 @@ class VllmEngine:
             )
         self._names = image_names(shell)
         self.device, self.dtype = settings.device, settings.dtype
-        self.eos = self._tokenizer.eos
+        self.eos = self.tokenizer.eos
         self.parameters = sum(tensor.numel() for tensor in self._names.values())
         self.description = f"vllm {installed.PIN} / torch {torch.__version__}"
         config = read_json(model_dir / "config.json")
         self.vocabulary = int(config["vocab_size"])
-        self._tokenizer.check_fits(self.vocabulary)
+        self.tokenizer.check_fits(self.vocabulary)
         told = arguments(
             model_dir, settings, config, _cards(settings.device), ModelSize.of(shell.config, self.parameters)
         )
         self.name = replace(settings, parallel=told.get("tensor_parallel_size", 1)).name
         self._core = VllmCore(told, settings.device)
-        self._numbers = 0
+        self._numbers = count(1)
         self._load = self._loads = 0
         self._flights: dict[int, VllmDecoder] = {}
         self._looks: set[int] = set()
-
-    @property
-    def tokenizer(self) -> LocalTokenizer:
-        return self._tokenizer
 
     def sibling(self, dtype: str, attention: str) -> None:
         """None: an engine that fills its device leaves no room for another."""
@@ -156,7 +153,7 @@ class VllmEngine:
 
     def begin(self, request: Request, temperature: float, decoder: VllmDecoder) -> int:
         """Put a request in flight for a decoder; its number."""
-        number = self._number()
+        number = next(self._numbers)
         rows = request.rows if request.rows and not request.rows.count else None  # later answers' are kept whole
         extra = extra_args(number, temperature, request.uniforms, (rows.k, rows.batch) if rows else None)
         self._submit(number, request.prompt, len(request.uniforms), extra_args=extra)
@@ -185,10 +182,6 @@ class VllmEngine:
         if (heads == NOT_A_NUMBER).all(axis=1).any():
             raise not_finite()
         return Completion(output, finished, heads, swaps)
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def _submit(self, number: int, prompt: Sequence[int], limit: int, **more: Any) -> str:
         """What vLLM calls the request. Blocks of the cache that were computed with other weights are not read."""
@@ -240,7 +233,7 @@ class VllmEngine:
         decoding left what is to be checked."""
         if min(sequence.output) < 0 or max(sequence.output) >= self.vocabulary:
             raise EngineError("a sequence cannot be checked", "it has tokens outside the vocabulary", "reject it")
-        number = self._number()
+        number = next(self._numbers)
         fed = [*sequence.prompt, *sequence.output[:-1]]
         name = self._submit(number, fed, 1, skip_reading_prefix_cache=True)
         self._looks.add(number)
