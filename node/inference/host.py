@@ -75,7 +75,11 @@ class Benches:
         bench = self._benches.get(key)
         if bench is None or not bench.kept:  # one that nobody had any more is closed
             bench = Bench(*factory(assets / MODEL))
-        session = Session(run, assets, factory, bench)
+        try:
+            session = Session(run, assets, factory, bench)
+        except BaseException:
+            bench.close_if_unused()
+            raise
         # Only now: a session that cannot be made must not keep the engine that was made for it.
         self._benches[key] = bench
         self._open.append((run, bench, session.policies))
@@ -152,8 +156,8 @@ class Host:
             self._conversations.add(one)
             one.read()
             one.close()
+        self._alone_since = time.monotonic()  # first: the watch ends a host without conversations by it
         self._conversations.discard(one)
-        self._alone_since = time.monotonic()
 
     def _watch(self) -> None:
         """End a process that nobody needs, or whose engine hangs: each daemon sees that by itself, but would kill only

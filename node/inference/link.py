@@ -20,7 +20,6 @@ from node.inference.wire import (
     REPLY_TO,
     Cancel,
     Ending,
-    Evaluate,
     Failed,
     Inspect,
     LoadPolicy,
@@ -136,7 +135,7 @@ class Link:
             raise self._crash(blameless=self._during is not None and number not in self._during)
         if isinstance(reply, Failed):
             raise EngineError(reply.what, reply.why, reply.remedy)
-        self.worked |= isinstance(awaited.request, Produce | Inspect | Evaluate)
+        self.worked |= isinstance(awaited.request, Produce | Inspect)
         return reply
 
     def _crash(self, *, blameless: bool) -> EngineCrashed:

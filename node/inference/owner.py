@@ -22,8 +22,8 @@ from node.inference.watchdog import LOADING
 # Start-time fair queueing: what a kind of work has used, divided by its weight, is its clock; whose clock is behind
 # is next. Nobody saves up: what comes back from idleness starts at the clock of what is at work (Goyal, Vin and Cheng
 # 1996).
-Share = Literal["rollout", "verdict", "evaluation", "task"]
-WEIGHTS: Mapping[Share, float] = {"rollout": 6.0, "verdict": 4.0, "evaluation": 3.0, "task": 2.0}
+Share = Literal["rollout", "verdict", "task"]
+WEIGHTS: Mapping[Share, float] = {"rollout": 6.0, "verdict": 4.0, "task": 2.0}
 """Shares of an engine's time where all want it; of rollouts and tasks alone, tasks get a quarter."""
 
 

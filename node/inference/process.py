@@ -33,7 +33,6 @@ from node.inference.wire import (  # noqa: E402
     MOST_REQUESTS,
     Cancel,
     Ending,
-    Evaluate,
     Failed,
     Inspect,
     Ping,
@@ -200,9 +199,7 @@ def share_of(request: Request) -> Share | None:
         return "rollout" if request.task is None else "task"
     if isinstance(request, Teach):
         return "verdict" if request.checking else "task"
-    if isinstance(request, Inspect):
-        return "verdict"
-    return "evaluation" if isinstance(request, Evaluate) else None
+    return "verdict" if isinstance(request, Inspect) else None
 
 
 class Jobs:

@@ -7,19 +7,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from node.inference.engines import EngineFactory
 from node.inference.errors import EngineError
-from node.inference.evaluation import Evaluation
 from node.inference.inspect import inspect
 from node.inference.owner import Desk, Owner, Ticket
 from node.inference.produce import produce
 from node.inference.session import Session
 from node.inference.teacher import teach
 from node.inference.wire import (
-    Evaluate,
-    Evaluated,
     Failed,
     Inspect,
     Loaded,
@@ -31,20 +26,8 @@ from node.inference.wire import (
     Request,
     Teach,
 )
-from node.state.files import write_whole
 from protocol.errors import IntellectError
 from protocol.run import RunSpec, decode_run
-
-
-def evaluate(session: Session, order: Evaluate) -> Evaluated:
-    """Raises EngineError."""
-    started = time.monotonic()
-    others = session.evaluation_environments()
-    evaluation = Evaluation(session.run, session.environment, others, session.generator(order.policy_root))
-    figures = evaluation.figures(order.step)
-    write_whole(Path(order.out_path), msgspec.json.encode(figures))
-    return Evaluated(id=order.id, path=order.out_path, samples=evaluation.samples, seconds=time.monotonic() - started)
-
 
 SessionType = Callable[..., Session]
 
@@ -84,12 +67,9 @@ class Server:
         desk = Desk(owner, ticket)
         if isinstance(request, Teach):
             return teach(session.at(None, 0, desk), request)
-        assert isinstance(request, Produce | Inspect | Evaluate)  # noqa: S101 - the others never get here
-        task = None if isinstance(request, Evaluate) else request.task
-        with session.working_with(request.policy_root, task):
-            if isinstance(request, Evaluate):
-                return evaluate(session.at(None, 0, desk), request)
-            view = session.at(task, request.index, desk)
+        assert isinstance(request, Produce | Inspect)  # noqa: S101 - the others never get here
+        with session.working_with(request.policy_root, request.task):
+            view = session.at(request.task, request.index, desk)
             return produce(view, request) if isinstance(request, Produce) else inspect(view, request)
 
     def close(self) -> None:

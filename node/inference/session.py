@@ -3,7 +3,7 @@
 import mmap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -73,6 +73,9 @@ class Bench:
     def leave(self, kept: "KeptPolicies") -> None:
         """A session has ended; with the last one the engines do."""
         self.kept.remove(kept)
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
         if not self.kept:
             for engine in self.siblings.values():
                 engine.close()
@@ -95,7 +98,6 @@ class Session:
         self._teacher: list[EnginePolicy] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
         self._shard: Shard | None = None
-        self._evaluated: dict[str, Environment] = {}
         self._making = threading.Lock()
         self._computing: Computing = _AtOnce()
         # Last: a session that cannot be made would never leave again, and its engines would never end.
@@ -128,14 +130,6 @@ class Session:
     def working_with(self, policy_root: bytes, order: ShardOrder | None) -> AbstractContextManager[None]:
         """While somebody is at work on a submission or a shard, its policy is kept."""
         return self.policies.in_use(order.policy_root if order else policy_root)
-
-    def evaluation_environments(self) -> Mapping[str, Environment]:
-        """Those that the run is evaluated on besides its own, by label; loaded once."""
-        with self._making:
-            for one in self.run.evaluation.environments:
-                if one.title not in self._evaluated:
-                    self._evaluated[one.title] = self._load(one)
-            return dict(self._evaluated)
 
     def generator(self, policy_root: bytes) -> Generate:
         """How answers are drawn under a kept policy."""
@@ -249,8 +243,7 @@ class Session:
         self._bench.leave(self.policies)
         for teacher in self._teacher:
             teacher.engine.close()
-        for environment in (self.environment, *self._evaluated.values()):
-            environment.close()
+        self.environment.close()
         self._shards.close()
         self.policies.close()
 
@@ -314,7 +307,7 @@ class KeptPolicy:
 
 
 class KeptPolicies:
-    """read: a file's weights for the engine; limit: how many are kept besides those in use."""
+    """read: a file's weights for the engine; limit: how many are kept, and more only while more are in use."""
 
     def __init__(self, read: Callable[[str], Weights], limit: int) -> None:
         self._read = read

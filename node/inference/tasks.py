@@ -168,9 +168,13 @@ class Shards:
     def _load(self, spec: TaskSpec, assets: Path) -> Environment:
         own = spec.environment
         found = self._own if own is None else load_environment(own, assets, self._tokenizer)
-        if spec.kind == "judge":
-            found = load_opinions(assets / SUBJECT, found, self._tokenizer)
-        return Guarded(found)
+        if spec.kind != "judge":
+            return Guarded(found)
+        try:
+            return Guarded(load_opinions(assets / SUBJECT, found, self._tokenizer))
+        finally:
+            if found is not self._own:  # asked for its answers and no more
+                found.close()
 
     def close(self) -> None:
         """Stop the helpers of the environments that tasks brought along."""

@@ -165,23 +165,6 @@ class Inspected(_Message, frozen=True):
     unreplayed: tuple[int, ...] = ()
 
 
-class Evaluate(_Message, frozen=True):
-    """Answer held-back problems under a loaded policy and write the figures as JSON to out_path. step: draws the random
-    numbers."""
-
-    policy_root: bytes
-    step: int
-    out_path: str
-
-
-class Evaluated(_Message, frozen=True):
-    """path: a JSON object of `eval_reward` and what stands beside it (node.inference.evaluation); samples: answers."""
-
-    path: str
-    samples: int
-    seconds: float
-
-
 class Teach(_Message, frozen=True):
     """Write what the run's teacher says of the rollout file at `path` to out_path, for a task (32 bytes). file_root: of
     the file, 32 bytes; checking: another one's result is to be compared with it."""
@@ -249,15 +232,14 @@ class Ending(_Message, frozen=True):
     during: tuple[int, ...] = ()
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect | Evaluate | Teach | Cancel | Ping
-Reply = Ready | Loaded | Produced | Inspected | Evaluated | Taught | Pong | Progress | Failed | Ending
+Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Cancel | Ping
+Reply = Ready | Loaded | Produced | Inspected | Taught | Pong | Progress | Failed | Ending
 
 REPLY_TO: dict[type, type] = {
     Prepare: Ready,
     LoadPolicy: Loaded,
     Produce: Produced,
     Inspect: Inspected,
-    Evaluate: Evaluated,
     Teach: Taught,
 }
 """What each request that is asked for is answered with."""

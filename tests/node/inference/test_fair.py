@@ -17,8 +17,8 @@ def shared(clock: FairClock, wanting: list[Share], turns: int, seconds: float = 
 
 
 def test_all_that_want_the_engine_get_it_by_weight() -> None:
-    used = shared(FairClock(), list(WEIGHTS), 150)
-    assert used == {"rollout": 60, "verdict": 40, "evaluation": 30, "task": 20}
+    used = shared(FairClock(), list(WEIGHTS), 120)
+    assert used == {"rollout": 60, "verdict": 40, "task": 20}
 
 
 def test_tasks_get_a_quarter_of_what_rollouts_leave() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from node.inference.owner import Ticket
 from node.inference.process import Jobs
-from node.inference.wire import Evaluate, Evaluated, Failed, LoadPolicy, Produce, Reply, Request, ShardOrder
+from node.inference.wire import Failed, Inspect, LoadPolicy, Produce, Reply, Request, ShardOrder, Taught
 
 PATIENCE = 20.0
 TASK = ShardOrder(b"", "", b"")
@@ -44,7 +44,7 @@ class Office:
     def _answer(self, request: Request, ticket: Ticket) -> Reply:
         self.begun.append(request.id)
         self.may_end[request.id].wait(PATIENCE)
-        return Evaluated(id=request.id, path="", samples=0, seconds=0.0)
+        return Taught(id=request.id, path="", tokens=0, seconds=0.0)
 
     def _say(self, reply: Reply) -> None:
         self.said.append(reply)
@@ -62,8 +62,8 @@ def rollout(number: int, task: ShardOrder | None = None) -> Produce:
     return Produce(id=number, policy_root=b"", node="", pool=0, index=0, out_path="", task=task)
 
 
-def evaluation(number: int) -> Evaluate:
-    return Evaluate(id=number, policy_root=b"", step=0, out_path="")
+def verdict(number: int) -> Inspect:
+    return Inspect(id=number, policy_root=b"", node="", pool=0, index=0, units=0, path="", report_path="")
 
 
 def test_a_kind_of_work_without_a_thread_waits_for_none(office: Office) -> None:
@@ -71,8 +71,8 @@ def test_a_kind_of_work_without_a_thread_waits_for_none(office: Office) -> None:
         office.ask(rollout(number))
     office.has_begun(1, 2)
     office.ask(rollout(4, TASK))
-    office.ask(evaluation(5))
-    office.ask(evaluation(6))
+    office.ask(verdict(5))
+    office.ask(verdict(6))
     office.ask(LoadPolicy(id=7, policy_root=b"", step=0, path=""))
     office.has_begun(1, 2, 4, 5, 7)
 
@@ -80,8 +80,8 @@ def test_a_kind_of_work_without_a_thread_waits_for_none(office: Office) -> None:
 def test_free_threads_go_to_who_has_fewest_for_its_weight(office: Office) -> None:
     for number in (1, 2, 3, 4):
         office.ask(rollout(number))
-    office.ask(evaluation(5))
-    office.ask(evaluation(6))
+    office.ask(verdict(5))
+    office.ask(verdict(6))
     office.has_begun(1, 2, 5)
     office.let(1)
     assert 3 not in office.begun and 6 not in office.begun  # three are too many already

@@ -161,6 +161,7 @@ def test_a_judge_is_asked_about_every_answer_of_a_file(session: Session, tiny_as
         ("I like it.\nScore: 12", 0.75),
         ("score = 0", 0.0),
         ("Score: 3 ... no, Score: 16", 1.0),
+        ("It is sound. Score: 12.", 0.75),
         ("Score: 17", NO_OPINION),
         ("Score: 1.5", NO_OPINION),
         ("excellent!", NO_OPINION),
