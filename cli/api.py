@@ -35,12 +35,14 @@ def known_sockets() -> list[Path]:
     """Sockets of daemons of this user that run now; those that nobody listens on are left out."""
     from node.config import api_socket_path
 
+    # Any directory will do: sockets of one user differ in their names only.
     directory = api_socket_path(Path.cwd()).parent
     return [path for path in sorted(directory.glob("*.sock")) if _answers(path)]
 
 
 def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
     """Ask one daemon; raises CommandError when none listens or its answer makes no sense."""
+    # Before the import of httpx: where nobody listens, the command need not pay for it.
     if not _answers(socket):
         raise _no_daemon("nobody listens on its socket")
     import httpx
@@ -72,6 +74,7 @@ def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout
             told = answer.json() if answer.content[:MAX_ANSWER] else {}
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
+    # The HTTP server's own refusals (404, 405) are no JSON: the status code below says what they mean.
     except ValueError:
         told = {}
     if answer.status_code == HTTPStatus.OK and isinstance(told, dict):

@@ -139,6 +139,7 @@ def _from_state(file: str, state_dir: Path, policy: Path | None) -> "SelfAudit":
 
     state = StateFiles(state_dir)
     spec, assets = state.run()
+    # A file here may have 64 characters in its name, too: then the file is meant.
     path = state.blob(file) if len(file) == ROOT_DIGITS and not Path(file).exists() else Path(file)
     named = named_policy(path, spec)
     if policy is None and named:

@@ -283,6 +283,7 @@ def _settings(dtypes: str, attentions: str, devices: str, parallel: int):  # noq
             raise CommandError("no such engine", f"{dtype!r} with {attention!r}", known, USAGE)
     places = dict.fromkeys(device.strip() for device in devices.split(","))
     return [
+        # Only vLLM splits a model; of torch's own kernels another number would be another class.
         EngineSettings(device, dtype, attention, parallel=1 if attention in ATTENTIONS else parallel)
         for device in places
         for dtype, attention in dict.fromkeys(chosen)
@@ -376,6 +377,7 @@ def _plain(name: str, result: "Calibration") -> str:
     """A row's name, without the parts that all classes have in common."""
     classes = [part.split("/") for pair in result.honest for part in pair.split(">")]
     differing = [len(set(column)) > 1 for column in zip(*classes, strict=False)]
+    # Type and kernel are always shown: they are what --dtypes and --attentions may leave out.
     differing[1:3] = [True, True]
 
     def short(one: str) -> str:

@@ -31,6 +31,7 @@ def build_config(**flags: Any) -> "NodeConfig":
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return NodeConfig(**given)
+    # Before ValueError, which it is as well; TOML that cannot be parsed is one, too.
     except ValidationError as error:
         raise _refused(error.errors()[0], given) from None
     except (SettingsError, ValueError) as error:
@@ -130,10 +131,12 @@ def set_(
     place.pop(key, None)
     if value is not None:
         place[key] = _value_of(value)
+    # In any case of letters: the settings are read from the environment without regard to it.
     environment = {one for one in os.environ if one.upper() == f"{PREFIX}{(table or key).upper()}"}
     # The whole setting is tried before the file is written: a daemon that could not start would be the price of a
     # typing mistake.
     config = build_config(**{table or key: document.unwrap().get(table or key)})
+    # Private, since `password` is one of the settings.
     write_whole(file, tomlkit.dumps(document).encode(), mode=0o600)
     shown = values_of(config)[table or key]
     if as_json:

@@ -100,6 +100,7 @@ def _table(rows: list[dict[str, Any]]) -> Table | Text:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_edge=False)
     for name in ("made (UTC)", "root", "step", "units", "verdict", "pay"):
         table.add_column(name, no_wrap=name != "verdict", justify="right" if name in ("step", "units") else "left")
+    # They come newest first, which is what --limit keeps; a terminal shows the newest at its end.
     for row in reversed(rows):
         verdict = f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"]
         step = "-" if row["step"] is None else str(row["step"])

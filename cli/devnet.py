@@ -35,6 +35,7 @@ def up(
     if not as_json:
         console().print("  [dim]-[/] starting the chain (the first time anvil is downloaded)")
     profile = devnet.up()
+    # A start writes the profile anew, without the pool.
     restore_pool()
     if as_json:
         print_json({"chain_id": profile.chain_id, "url": profile.rpc_urls[0], "profile": str(local_profile())})

@@ -55,6 +55,7 @@ def write_bundle(file: Path, config: "NodeConfig", findings: list[dict[str, Any]
 def redacted(text: str) -> str:
     """Without credentials, as far as they can be told by their names and places."""
     # patterns miss some secrets: so settings are left out by name, and files that hold keys are never opened
+    # Of a URL scheme and host stay: keys stand in paths, in queries and before the host.
     text = _URL.sub(lambda found: found[1] + found[2] + ("/…" if found[3].strip("/") else ""), text)
     text = _BEARER.sub(lambda found: f"{found[1]} {GONE}", text)
     text = _ASSIGNED.sub(lambda found: found[1] + f'"{GONE}"', text)

@@ -74,6 +74,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, CommandError):
         return error.code
     if isinstance(error, IntellectError):
+        # There always is one: the root of all these classes is in the table.
         return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
     return CONFIGURATION if isinstance(error, (OSError, sqlite3.OperationalError)) else UNEXPECTED
 

@@ -192,6 +192,7 @@ def _all_answered(
         task = progress.add_task("loading", total=len(models) * draws * compiled.spec.evaluation.problems)
         for number, (name, (directory, image)) in enumerate(models.items()):
             progress.update(task, description=clean(name, 40))
+            # One after another: memory has to hold one model only. By number: their names are paths.
             evaluator = _evaluator(compiled, directory, engine, folder / str(number), lambda: progress.advance(task))
             try:
                 weights = evaluator.start() if image is None else evaluator.read(image)
@@ -225,6 +226,7 @@ def _answered_beside(
         try:
             evaluator.start()
             found = evaluator.answered_beside(weights, draws)
+            # Under the empty name stands the model without an adapter.
             return {name: found.pop(""), **found}, evaluator.adapter_bytes
         finally:
             evaluator.close()

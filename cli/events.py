@@ -32,6 +32,7 @@ def event_row(event: Any) -> dict[str, Any]:
         value = getattr(event, name)
         if isinstance(value, bytes):
             value = value.hex()
+        # `from` is a word of Python's, so the field is `from_`.
         name = name.rstrip("_")
         row[f"{name}_wei" if name in _AMOUNTS else name] = str(value) if name in _AMOUNTS else value
     return row

@@ -28,6 +28,7 @@ async def until_signalled(work: Callable[[], Awaitable[object]], told: Callable[
 
             nursery.start_soon(heed)
             await work()
+            # Work that ended by itself leaves the listener, which never ends.
             nursery.cancel_scope.cancel()
     if received:
         raise KeyboardInterrupt

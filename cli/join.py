@@ -320,6 +320,7 @@ def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
+            # With --json it prints an object for each event, which nobody reads here.
             stdout=subprocess.DEVNULL,
             stderr=output,
             start_new_session=True,

@@ -50,6 +50,7 @@ def new(
     from protocol.identity import NodeKey
 
     target = _target(key, state_dir)
+    # Opening with `create` takes a key that is there, and this command would say that it has made it.
     _refuse_overwrite(target)
     if state_dir is not None:
         made = open_node_key(state_dir, password_file, create=True)

@@ -165,6 +165,7 @@ def _leave(network: str, key: "NodeKey", directory: Path, pool: int) -> Outcome:
         chain = ChainClient(profile, key, outbox=outbox_of(profile))
         try:
             await chain.connect()
+            # A daemon that was killed, or never ran, has told the chain nothing.
             left = await _tell_chain(chain, key.address) or pool
             return await _look(chain, key.address, left, directory)
         finally:

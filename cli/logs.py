@@ -51,6 +51,7 @@ def last_events(directory: Path, most: int, wanted: Wanted = lambda _: True) -> 
                 kept = deque((event for event in _events(file) if wanted(event)), maxlen=most - len(found))
         except FileNotFoundError:
             continue
+        # Files come newest first, events oldest first.
         found = [*kept, *found]
     return found
 

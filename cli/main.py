@@ -268,6 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else list(arguments)
         _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
     except SystemExit as done:
+        # As Python itself does it: a text is a failure, nothing is success.
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException as error:  # the outermost frame: everything ends as three lines and a code
         print_error(describe(error))

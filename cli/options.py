@@ -27,6 +27,7 @@ def command_of(
         call(given)
 
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own] + shared
+    # Typer reads defaults from the signature and types from the annotations: it needs both.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__doc__ = planner.__doc__

@@ -55,6 +55,7 @@ def quiet_logs() -> Iterator[None]:
 def print_error(error: Description) -> None:
     """Three lines on standard error."""
     out = Console(stderr=True, highlight=False, soft_wrap=True)
+    # Escaped: what stands in brackets, as [trainer] does, is no markup.
     out.print(f"[bold red]error:[/] {escape(error.what)}")
     out.print(f"  [dim]why:[/] {escape(error.why)}")
     out.print(f"  [dim]do: [/] {escape(error.remedy)}")

@@ -73,6 +73,7 @@ def known_directories() -> list[Path]:
     from node.config import default_home
 
     # By the journal: a directory that only holds a key has never been a node.
+    # Two levels: a daemon without --state-dir lives in nodes/NETWORK/ROLE.
     below = [path.parent for path in default_home().glob(f"nodes/*/*/{JOURNAL}")]
     return sorted({*below, *running_directories()})
 

@@ -67,6 +67,7 @@ def about_run(spec: "RunSpec") -> str:
     machine = ", ".join(f"{amount:g} {what}" for amount, what in asked if amount) or "any machine"
     engines = ", ".join(spec.verification.admitted)
     text = f"{spec.name}: {spec.environment.name}, model of {weights / 1e6:,.1f} MB; workers: {machine}, {engines}"
+    # The contract bounds bytes; a cut may go through a character, which is then left out.
     return text.encode()[:ABOUT_BYTES].decode(errors="ignore")
 
 
@@ -98,6 +99,7 @@ def devnet_account(profile: "NetworkProfile", network: str) -> "NodeKey":
 
     if not is_devnet(profile):
         raise _no_key(profile)
+    # A devnet's own profile lies beside its accounts; the published one lies in the home.
     beside = Path(network).parent if network.endswith(".toml") else default_home() / "devnet"
     for directory in (beside, default_home() / "devnet"):
         account = play_account(directory)
@@ -123,9 +125,11 @@ def remember_pool(profile: "NetworkProfile", number: int) -> bool:
     from node.config import default_home
 
     path = local_profile_path(default_home())
+    # By the contracts, not by the name: the profile of a demo's chain is called local, too.
     if not path.exists() or read_profile(path).contracts != profile.contracts:
         return False
     write_profile(path, msgspec.structs.replace(read_profile(path), pool=number))
+    # Beside the chain as well: the profile, which has it, is removed when the chain goes down.
     if _memory().parent.is_dir():
         _memory().write_text(f"{number}\n", encoding="ascii")
     return True

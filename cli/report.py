@@ -413,6 +413,7 @@ def command(
 
 def write_report(runs: Sequence[Path], target: Path) -> list[dict[str, Any]]:
     """Fill `target`; returns one summary per run. Raises CommandError where nothing is on record or to draw with."""
+    # First: without matplotlib no directory is made.
     _check_parts()
     named = [(name, load(path)) for name, path in zip(_names(runs), runs, strict=True)]
     target.mkdir(parents=True, exist_ok=True)

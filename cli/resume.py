@@ -79,6 +79,7 @@ def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes
     level = home.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
     _refuse_another_past(run, level, home.read_peers(), wishes)
     if named is not None and file is not None and home.begun_file.exists():
+        # Both with whole paths: named from another working directory it is still the same file.
         _refuse_an_edited_file(load_run_file(home.begun_file), _placed(named, file), file)
     if wishes.steps is not None and wishes.steps != run.recipe.steps:
         _refuse_a_length(home, run, wishes.steps)

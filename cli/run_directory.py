@@ -193,6 +193,7 @@ def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
 def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
     """(output, errors): the terminal for us, while everything that child processes print goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    # What Python still holds for the terminal would else come out in the log.
     sys.stdout.flush()
     sys.stderr.flush()
     # By descriptor, not by sys.stdout: child processes and C libraries write there directly.
@@ -200,6 +201,7 @@ def quiet_children(log: Path) -> Iterator[tuple[IO[str], IO[str]]]:
     with log.open("ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
+    # Copies of the copies: closing a file closes its descriptor, and `saved` is needed at the end.
     out, err = (os.fdopen(os.dup(descriptor), "w", encoding="utf-8", buffering=1) for descriptor in saved)
     try:
         yield out, err
@@ -338,6 +340,7 @@ def _served(
 
     async def served() -> None:
         async with trio.open_nursery() as nursery:
+            # First: the run asks it for its children at once.
             await nursery.start(forking)
             if listener:
                 nursery.start_soon(listener.run)

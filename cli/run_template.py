@@ -47,6 +47,7 @@ def with_real_paths(run: "RunFile", base: Path) -> "RunFile":
     own = {name: placed(getattr(recipe, name), base) for name in ("loss", "advantage") if getattr(recipe, name)}
     return msgspec.structs.replace(
         run,
+        # A path that is whole already stays as it is: joined to another it wins.
         model=str(base / run.model),
         warm_start=warm,
         distill=distill,
@@ -377,6 +378,7 @@ def template(
     values = KINDS[kind] | ({"recipe": recipe} if recipe else {})
     if parameters and kind != "intellect2":  # whose rate is published
         values = values | {"learning_rate": rate_for(parameters)}
+    # These two are TOML already: a list without its brackets, and whole lines.
     filled = {key: value if key in ("targets", "extra") else toml_value(value) for key, value in values.items()}
     place = {"name": toml_value(name), "model": toml_value(model), "dataset": toml_value(dataset)}
     problems = SERVED if server else DATASET if environment == "dataset" else TASK

@@ -172,6 +172,7 @@ def _show(outcome: "Outcome", *, as_json: bool) -> None:
         print_json({**facts, "printed": printed, "complained": complained})
         return
     for text, stream in ((printed, sys.stdout), (complained, sys.stderr)):
+        # What a stranger's program prints must not steer the terminal.
         stream.write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text))
         stream.flush()
     why = f": {outcome.error}" if outcome.error else ""

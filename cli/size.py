@@ -117,6 +117,7 @@ def _write(data: Path, out: Path, rates: dict[str, float], column: str) -> list[
             if rate is not None:
                 file.write((json.dumps({**row, column: rate}, default=str) + "\n").encode())
                 written.append(rate)
+        # Within the block: the exception keeps an empty file from getting its name.
         if not written:
             raise CommandError("nothing was rated", f"no row of {data} is a problem of the run", "check the data", RUN)
     return written

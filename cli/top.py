@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EVERY = 2.0
 """Seconds between two pictures."""
+# Ctrl-D among them: without line input the terminal makes no end of file of it.
 QUIT = "qQ\x03\x04"
 
 Wait = Callable[[float], str]
@@ -50,6 +51,7 @@ async def any_key() -> None:
 
     with _keys() as wait:
         await trio.lowlevel.wait_readable(sys.stdin)
+        # Taken: a key that is left in the terminal would stand in the shell's next line.
         wait(0)
 
 

@@ -114,6 +114,7 @@ def command(
     run_file = load_run_file(run) if run else None
     home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
     if resume:
+        # Before the lock, which makes the directory: a mistyped --dir leaves nothing behind.
         must_hold_a_run(home)
     # Two programs that write into one spool would make two runs of one name.
     with home.hold():

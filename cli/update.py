@@ -57,6 +57,7 @@ def command(
 def index_versions(pip: Sequence[str] = (sys.executable, "-m", "pip")) -> list[str]:
     """Every version that pip's index offers. Raises CommandError where it cannot be asked or knows none."""
     words = ["index", "versions", PACKAGE, "--retries", "1", "--timeout", str(ONE_ANSWER)]
+    # An index that asks for a password would wait until the deadline.
     environment = {**os.environ, "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     try:
         done = subprocess.run(

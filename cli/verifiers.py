@@ -92,6 +92,7 @@ def serve(
         assert child.stdin is not None and child.stdout is not None  # noqa: S101 - they were asked for
         with suppress(BrokenPipeError):  # it has ended: what it said stands below
             os.write(child.stdin.fileno(), json.dumps(asked).encode() + b"\n")
+        # Nothing comes from a process that ended before it could say what is wrong.
         told = json.loads(child.stdout.readline() or "{}")
         if "url" not in told:
             why = str(told.get("wrong", "its process ended; what it said stands above"))
@@ -105,6 +106,7 @@ def serve(
                 f"; their rows are in {rows}" if rows else ""
             )
             console().print(escape(said), soft_wrap=True)
+        # Ctrl-C goes to the server as well, which is in the same process group.
         with suppress(KeyboardInterrupt):
             if child.wait():
                 raise CommandError(f"{taskset!r} is not served any more", "its process ended", "see above", RUN)
@@ -117,6 +119,7 @@ def _served(interpreter: str) -> Iterator[subprocess.Popen[str]]:
 
     program = Path(verifiers.__file__ or "").with_name("serve.py")
     try:
+        # -P: else the script's directory comes first on the path, and its neighbours pass for packages.
         child = subprocess.Popen(
             [interpreter, "-P", str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

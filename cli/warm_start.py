@@ -75,6 +75,7 @@ def _examples(run: "RunFile", how: "WarmStart", file: Path) -> list[tuple[list[i
     from node.run.file import compile_run, with_fitting_proofs
     from node.run.problems import check_run, place_files
 
+    # With the base in the model's place: the run's own model is what is about to be made.
     begun = with_fitting_proofs(msgspec.structs.replace(run, model=how.model), file)
     compiled = compile_run(file, begun, desk=True)
     check_run(compiled)

@@ -132,6 +132,7 @@ def _fetch_to(
     visit = trio.run(visitor.fetch, step)
     policy, bars = visit.policy, view.bars
     fetched = Fetched(policy.step, policy.step >= visit.run.recipe.steps)
+    # After the fetch: only then is it known which step the newest is.
     out = place(policy.step)
     if out is None:
         return fetched
@@ -210,6 +211,7 @@ def export(
         _export_trained(out, trained, step, as_json)
         return
     held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
+    # A record may outlive its image, which the store evicts when it is full.
     held = [(d, r) for d, r in held if _image(d, r).is_file() and step in (None, r.manifest.step)]
     if not held:
         raise CommandError(

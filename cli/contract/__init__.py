@@ -21,6 +21,7 @@ PANELS = {
 def _arrange() -> None:
     panel_of = {name: panel for panel, names in PANELS.items() for name in names.split()}
     for entry in (*app.registered_commands, *app.registered_groups):
+        # A command that PANELS does not name fails here, at import, and is not lost in the help.
         entry.rich_help_panel = panel_of[str(entry.name)]
 
 

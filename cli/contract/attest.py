@@ -70,6 +70,7 @@ def sign(
         why = f"the validators of pool {pool} are {', '.join(info.validators)}, the key is {key.address}"
         raise CommandError("only a validator can attest", why, "give the state directory of a validator's node")
     attestation = Attestation(pool, node, units, made_at(now), until(now))
+    # The contract refuses such times, too, but only after a quorum has signed them.
     _require_order(attestation, now)
     signature = sign_statement(key, Domain(profile.chain_id, profile.contracts.swarm), attestation)
     print_json(msgspec.structs.asdict(attestation) | {"validator": key.address, "signature": "0x" + signature.hex()})
@@ -89,6 +90,7 @@ async def send(
         if _statement(other, file) != attestation:
             why = f"{file} differs from {files[0]} in node, units or times, so their signatures are of two statements"
             raise CommandError("these attestations do not agree", why, "let all sign the same made_at and until", USAGE)
+    # A file that is given twice would be a validator that signs twice, which the contract refuses.
     signatures = list(dict.fromkeys(signature_of(one.signature) for one in signed))
     call = chain.contracts.attest(attestation, signatures)
     node, units, until = attestation.node, attestation.units, date(attestation.until)

@@ -115,6 +115,7 @@ async def take(chain: "ChainClient", me: "Address", pool: Pool, step_: Step, roo
         raise CommandError(
             f"pool {pool} has no chair", "its manager trains, for good", "seat trainers first: chair seat", USAGE
         )
+    # The term's number makes it a race with one winner: of two who take at once, one is refused.
     call = chain.contracts.take_chair(pool, info.term + 1, step_, root)
     says = f"{me} leads pool {pool} from policy {step_} on, in term {info.term + 1}; no money moves"
     return Plan(says, f"the chair of pool {pool} is taken", [step("take the chair", call)])

@@ -111,6 +111,7 @@ def deploy(
         )
     require_somebody(yes or dry_run)
     deployer = signer_of(network, profile, key, None, password_file)
+    # The vault refuses the same when it is made, but by then a new token is deployed and paid for.
     if (arbiter or deployer.address) == treasury:
         raise CommandError(
             "the arbiter and the treasury must be two",
@@ -161,6 +162,7 @@ async def _story(
             return
         if simulation is not None:
             confirm(yes, profile, key.address, says, simulation)
+        # `contracts.deploy` blocks, and it comes back to this loop for each transaction.
         done = await trio.to_thread.run_sync(_deploy, chain, key, params, progress)
         path = _write(network, profile, done)
         _show(path, done, progress, as_json)

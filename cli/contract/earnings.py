@@ -104,6 +104,7 @@ async def claim(
     given = read_json(line, Line, "cannot be used", FORM)
     info, paid = await chain.pool(pool), await chain.claimed(pool, node)
     provider, due = (await chain.node_info(node)).owner, max(given.units - paid, 0)
+    # Up to: what a node is paid at once is bounded by its units and the epochs that passed.
     says = f"up to {ether(due * info.reward_per_unit)} tokens of pool {pool} go to {provider}, the provider of {node}"
     call = chain.contracts.claim(pool, node, given.units, [unhex(word) for word in given.proof])
     return Plan(says, f"the pay of {node} is claimed", [step("claim pay", call)])

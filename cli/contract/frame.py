@@ -137,6 +137,7 @@ def question(app: typer.Typer, name: str, *, example: str) -> Callable[[Looker],
             if as_json:
                 print_json(facts)
                 return
+            # By runs of one kind: names that follow each other share one column's width.
             for named, part in groupby(rows, lambda row: isinstance(row, tuple)):
                 if named:
                     print_facts([row for row in part if isinstance(row, tuple)])

@@ -100,6 +100,7 @@ def _follow(network: str, pool: int | None, as_json: bool) -> None:
         chain = ChainClient(profile)
         try:
             await chain.connect()
+            # In memory: a command that looks leaves no file, and reads all of history from the chain.
             follower = EventFollower(chain, pool, ":memory:")
             async with trio.open_nursery() as nursery:
                 await nursery.start(follower.run)
@@ -170,6 +171,7 @@ def source(
 
     text = json.dumps(standard_input(), indent=1)
     if out is None:
+        # Not by rich, which would wrap the JSON at the terminal's width.
         print(text)
         return
     try:

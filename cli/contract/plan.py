@@ -349,6 +349,7 @@ class _Plan:
         words: list[str] = []
         given = dict(self.raw[section])
         if section == "pool":
+            # Written out: the commands then open the pool whose times were checked here.
             given |= {"window": f"{self.pool['window']}s", "epoch": f"{self.pool['epoch']}s"}
         for option in [name for name in _FIELDS[section] if name in given and name != "key"]:
             value, name = given[option], "--" + option.replace("_", "-")

@@ -158,6 +158,7 @@ async def _open_steps(
 def _with_number(chain: "ChainClient", planned: "Step", receipts: "list[Receipt]", fund: int) -> "Step":
     """The money goes to the pool that was opened, whatever its number came to be."""
     number = _number(receipts)
+    # While it is simulated no receipt says the number, and the guess stays.
     if planned.action != FUND or number is None:
         return planned
     return step(FUND, chain.contracts.fund_pool(number, fund))

@@ -86,9 +86,11 @@ def moment(text: str) -> Moment:
         later = seconds(text[1:])
         return lambda now: now + later
     try:
+        # Nine digits or more: eight of them are a date without dashes.
         if re.fullmatch(r"[0-9]{9,11}", text):
             when = int(text)
         else:
+            # So that a time can be copied as our commands print it.
             given = datetime.fromisoformat(text.removesuffix(" UTC"))
             when = int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):

@@ -68,6 +68,7 @@ class Scene:
         """Make the directory the demo's; raises CommandError for one that holds somebody else's files."""
         self.directory.mkdir(parents=True, exist_ok=True)
         marker = self.directory / MARKER
+        # The lock is the demo's own: it is held before the directory is claimed.
         strangers = [entry.name for entry in self.directory.iterdir() if entry.name not in (*OURS, MARKER, ".lock")]
         if not marker.exists() and strangers:
             raise CommandError(
@@ -287,6 +288,7 @@ def join_command(
     ]
     command += ["--pool", str(pool), "--state-dir", str(scene.state_dir(part.name))]
     if part.role == "trainer":
+        # Only the trainer reads the run from its file; the others fetch it from members, as in any pool.
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
     if part.cheat and part.cheat not in nodes() | seats() | leaders():

@@ -71,6 +71,7 @@ async def _until_up(devnet: "Devnet", supervisor: Supervisor) -> "NetworkProfile
 
     with trio.move_on_after(START):
         while True:
+            # First: what the keeper has left in failure.json says more than that time ran out.
             if supervisor.has_ended(NAME):
                 raise _failure(devnet.directory)
             status = await trio.to_thread.run_sync(devnet.status, abandon_on_cancel=True)

@@ -121,6 +121,7 @@ def command(
         run_file=run,
         resume=not fresh,
         page=None if no_page else free_place(),
+        # Only where somebody can press a key, and nobody waits for the JSON.
         lingers=not no_page and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
         worker_engine=worker_engine or before.worker_engine,
         churn=pretrains and not no_kill,

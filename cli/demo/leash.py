@@ -15,6 +15,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, *command = sys.argv[1:]
     if sys.platform.startswith("linux"):
+        # The kernel keeps it over the exec below, but no fork inherits it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
         if os.getppid() != int(parent):  # it went away before we could ask
             sys.exit(1)

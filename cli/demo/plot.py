@@ -6,6 +6,7 @@ from rich.text import Text
 
 Point = tuple[float, float]
 
+# Unicode numbers the dots of the upper three rows by column; those of the fourth row came later.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
 LABEL_WIDTH = 5

@@ -116,6 +116,7 @@ async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "list[Addre
     from node.chain.faucet import DevnetFaucet
 
     manager = await trio.to_thread.run_sync(lambda: open_node_key(scene.state_dir("trainer")))
+    # Its daemon, which would fund it, does not run yet, and this transaction needs gas.
     await DevnetFaucet(chain.client).fund(manager.address, coin=COIN)
     await chain.client.seat_trainers(pool, trainers, CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS, key=manager)
 
@@ -127,6 +128,7 @@ async def teach_and_measure(
     from node.preflight.engines import check_class
 
     await teach_start_model(options, scene, environment, spawn, view)
+    # After the start model: the calibration samples with it.
     finding = await check_class(run.verification, "worker")
     if finding.level == "ok":
         return

@@ -165,6 +165,7 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
         if path.is_file() and is_model_file(path):
             shutil.copyfile(path, partial / path.name)
     config = partial / CONFIG_NAME
+    # The start model may be float32; loaders believe its config, and would widen what is bf16.
     config.write_bytes(as_bf16(config.read_bytes()))
     if holds_adapter(image):
         write_both(image, partial, source)
@@ -185,6 +186,7 @@ def draw_curve(directory: Path, snapshot: Snapshot) -> None:
     os.environ.setdefault("MPLCONFIGDIR", str(directory.parent / ".matplotlib"))
     import matplotlib
 
+    # Without a display: a server has none.
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "intellect-node"  # equal curves give equal files
     from matplotlib import pyplot

@@ -204,6 +204,7 @@ class Tracker:
         """The state of things, `elapsed` seconds after the start."""
         statuses = self._latest.values()
         told = (s.training for s in statuses if s.training and s.node.role == "trainer")
+        # Of several trainers the furthest; of equals the one that says it is done.
         training = max(told, key=lambda part: (part.step, part.done), default=None)
         run = next((s.run for s in statuses if s.run and s.run.steps_total), None)
         verdicts = (s.verdicts for s in statuses if s.verdicts)
@@ -270,6 +271,7 @@ class Tracker:
             process=process,
             state=status.node.state if process.state == "running" else process.state,
             step=status.run.step if status.run and status.run.step is not None and status.run.step >= 0 else None,
+            # The last answer of a process that died says nothing of now.
             tokens_per_second=speed if process.state == "running" else None,
             files_accepted=files[0],
             files_rejected=files[1],

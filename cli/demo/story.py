@@ -63,6 +63,7 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
     with directory_lock(scene.directory):
         scene.claim()
         if not options.resume:
+            # After the claim, which refuses a directory of somebody else's.
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)
         # In this order: the imports of the programs run while the chain comes up.
@@ -131,6 +132,7 @@ async def _perform(
             nursery.cancel_scope.cancel()
     except BaseException:
         last = now("interrupted")
+        # Before the report, which copies from the trainer's spool.
         await supervisor.stop()
         await leave_report(report, last, view)
         raise

@@ -143,6 +143,7 @@ class Supervisor:
         code = child.process.poll()
         if code is None:
             return
+        # Its engine may have outlived it, and would compute beside the one of the next life.
         _kill_group(child.process)
         self._decide(child, code, now)
 
@@ -240,6 +241,7 @@ def _given_up(child: _Child, code: int) -> CommandError:
     """The child's own words where it said some."""
     program = child.program
     own = code if 1 < code < 8 else UNEXPECTED
+    # Our programs say what to do; of another one the last line of its log must serve.
     printed = last_error(program.log)
     if printed:
         what, why, remedy = printed

@@ -258,6 +258,7 @@ def _verdict_line(verdict: VerdictPart, snapshot: Snapshot) -> Text:
     if tally and len(snapshot.validators) > 1:
         text = f"{tally.accepting if accepted else tally.rejecting}/{len(snapshot.validators)} {text}"
     line = Text.assemble(("ok " if accepted else "no ", "green" if accepted else "red"), text)
+    # SIDE without the panel's border and padding.
     line.truncate(32, overflow="ellipsis")
     return line
 

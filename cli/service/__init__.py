@@ -143,9 +143,11 @@ def unit_for(name: str, words: Sequence[str], *, system: bool) -> "Unit":
     from cli.service.unit import Unit, config_of
 
     state_dir = config_of(words).directory.absolute()
+    # Written out: the default is made of network and role, which config.toml may change later.
     told = [] if _names_state(words) else ["--state-dir", str(state_dir)]
     command = [*own_command(), "join", *words, *told]
     environment = [(each, os.environ[each]) for each in CARRIED if os.environ.get(each)]
+    # With sudo this process is root; the node runs as whoever typed the command.
     user = (os.environ.get("SUDO_USER") or getpass.getuser()) if system else None
     return Unit(name, command, state_dir, Path.cwd(), state_dir / SECRETS, environment, user)
 
@@ -183,6 +185,7 @@ def write(manager: "Manager", unit: "Unit") -> Path:
     unit.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = os.environ.get("INTELLECT_NODE_PASSWORD")
     if password:
+        # `write_private` replaces nothing: an older password must go first.
         unit.secrets.unlink(missing_ok=True)
         write_private(unit.secrets, environment_line("INTELLECT_NODE_PASSWORD", password))
     path = manager.file_of(unit.name)

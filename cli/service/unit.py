@@ -223,11 +223,13 @@ class Unit:
             f"ExecStart={' '.join(_word(word, command=True) for word in self.command)}",
             f"WorkingDirectory={_plain(self.directory)}",
             *(f"Environment={_word(f'{name}={value}')}" for name, value in self.environment),
+            # With the minus systemd starts without the file: it is there only where a password was set.
             f"EnvironmentFile=-{_plain(self.secrets)}",
             *user,
             "Restart=on-failure",
             f"RestartSec={RESTART_PAUSE}",
             f"RestartPreventExitStatus={HOPELESS}",
+            # A daemon that drained after a signal exits so: else systemd would start what was just stopped.
             "SuccessExitStatus=130",
             "# the daemon alone is asked to drain; what is left of its children afterwards is killed",
             "KillMode=mixed",

@@ -162,6 +162,7 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
     asset = _asset(path, data)
     args: dict[str, Any] = {"path": path, "template": template}
     if skip:
+        # The count is part of the task, so that a worker that skips other rows refuses it.
         args |= {"on_bad_row": "skip", "bad_rows": count_bad_rows(data, args)}
     environment = EnvironmentSpec(name="dataset", args=args)
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as folder:
@@ -185,6 +186,7 @@ def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     from protocol.tasks import SUBJECT
 
     path = _blob(bench, root)
+    # One byte more, so that a file that is too long is refused and not cut.
     data = path.read_bytes()[: MAX_FILE_BYTES + 1]
     spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
     return Wish(spec, sizes.policy, {SUBJECT: path})

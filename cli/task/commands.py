@@ -312,6 +312,7 @@ def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
     directory, as_json = chosen_directory(given["state_dir"]), given["as_json"]
     sizes = Sizes(**{name: given[name] for name in _COMMON if name in given and name not in _OURS})
     _check_device(sizes.device)
+    # Some commands have an option of their own by a common name: `out`, `shard_size`.
     own = {name: value for name, value in given.items() if name not in _COMMON or name in signature(asker).parameters}
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as scratch:
         wish = asker(Asking(directory, sizes, Path(scratch)), **own)

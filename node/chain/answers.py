@@ -122,6 +122,7 @@ def parse_answer(method: str, body: bytes) -> "RPCResponse":
 
 
 def _one(raw: msgspec.Raw, kind: Any) -> Any:
+    # Decoded twice: the type only checks, and web3's formatters want all fields as they came.
     msgspec.json.decode(raw, type=kind)
     return msgspec.json.decode(raw)
 
@@ -142,6 +143,7 @@ def _is_flat(body: bytes) -> bool:
     if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
         return True
     brackets = _without_strings(body).translate(None, _NO_BRACKETS)
+    # Each turn takes the innermost pairs away: what is left after so many turns is nested deeper.
     for _ in range(MAX_NESTING):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     return not brackets

@@ -30,6 +30,7 @@ def find_anvil(cache: Path) -> Path:
     Blocking, up to minutes; raises DevnetError.
     """
     found = shutil.which("anvil")
+    # One in PATH that does not run here is passed over for the pinned one.
     if found and _works(Path(found)) is None:
         return Path(found)
     package = _PACKAGES.get((platform.system(), platform.machine()))

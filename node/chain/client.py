@@ -136,6 +136,7 @@ class ChainClient:
 
     async def connect(self) -> None:
         """Check chain id and contracts, and send again what an earlier process left unfinished."""
+        # Nothing is read: the check of the contracts comes before any first read.
         await self._read("connect", lambda: None)
         if self.key is not None:
             await self.resume(self.key)
@@ -421,6 +422,7 @@ class ChainClient:
         signer = key or self.key
         if signer is None:
             raise ChainError(f"cannot {action}", "no key was given to sign with", "give the key to sign with")
+        # Sending does not go through `_read`, which checks that the contracts are there.
         if not self._checked:
             await self._read("connect", lambda: None)
         try:

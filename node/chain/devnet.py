@@ -167,6 +167,7 @@ class Devnet:
                 continue
             started = time.monotonic()
             saved = await trio.to_thread.run_sync(self._save, saved)
+            # A copy may take a tenth of the time at most: the state grows with the chain.
             pause = max(WATCH_SECONDS, 10 * (time.monotonic() - started))
 
     # ---- in the background
@@ -271,6 +272,7 @@ class Devnet:
     def _launch(self, binary: Path, record: _Record) -> None:
         _require_free(record.port)
         command = [str(binary), "--host", HOST, "--port", str(record.port), "--chain-id", str(record.chain_id)]
+        # No accounts of anvil's own: their keys are known to everybody.
         command += ["--block-time", str(self.options.block_time), "--mixed-mining", "--accounts", "0"]
         command += ["--silent", "--no-cors", "--cache-path", str(self.directory / "cache")]
         state = self._state.newest_valid()

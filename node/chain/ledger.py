@@ -65,6 +65,7 @@ class Ledger:
         """A replaced block took an event back."""
         self.told += 1
         match event:
+            # It may be gone: these queues are bounded, and newer ones push the oldest out.
             case EarningsPosted() if event in self.tables:
                 self.tables.remove(event)
             case ValidatorsSet() if event in self.benches:

@@ -84,6 +84,7 @@ class Outbox:
         with self._lock, self._db:
             if winner is not None:
                 self._db.execute(f"{mine} AND hash = ?", (fate.value, block, *waiting, winner))
+                # What still waits under this number now is the winner's other variants.
                 fate = Fate.REPLACED
             self._db.execute(mine, (fate.value, 0, *waiting))
             keep = "SELECT rowid FROM transactions WHERE fate != ? ORDER BY rowid DESC LIMIT ?"

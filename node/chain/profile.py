@@ -141,6 +141,7 @@ def read_profile(path: Path) -> NetworkProfile:
         table = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _broken(path, str(error)) from error
+    # Before the conversion, which refuses unknown keys as well, but names no near one.
     _refuse_unknown(path, table, NetworkProfile, "")
     if isinstance(table.get("contracts"), dict):
         _refuse_unknown(path, table["contracts"], Addresses, "contracts.")

@@ -120,6 +120,7 @@ def judge(message: str, code: int | None = None) -> Answer:
         return Answer(known=True)
     if any(words in text for words in _NONCE_USED):
         return Answer(nonce_used=True)
+    # Before "underpriced": geth says "replacement transaction underpriced" of a number that is taken.
     if any(words in text for words in _OCCUPIED):
         return Answer(nonce_used=True, occupied=True)
     if any(words in text for words in _UNDERPRICED):

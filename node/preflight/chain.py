@@ -113,6 +113,7 @@ def _logs_from(http: httpx.Client, url: str, profile: NetworkProfile, head: int)
 def _tells_logs(http: httpx.Client, url: str, profile: NetworkProfile, block: int) -> bool:
     wanted = {"address": profile.contracts.swarm, "fromBlock": hex(block), "toBlock": hex(block + LOG_BLOCKS)}
     try:
+        # An endpoint that has thrown old logs away refuses the question; that is what is looked for.
         return isinstance(rpc(http, url, "eth_getLogs", wanted), list)
     except ValueError:
         return False
@@ -390,6 +391,7 @@ def _staking(standing: Standing, common: str, directory: Path, units: int) -> li
 
 async def _is_mintable(chain: "ChainClient", address: Address) -> bool:
     try:
+        # A call that is only simulated: whether it reverts says what kind of token this is.
         await chain.ask("try the faucet", lambda c: c.mint(address, 1).call({"from": address}))
     except RpcUnreachable:
         raise

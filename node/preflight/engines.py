@@ -43,6 +43,7 @@ async def check_class(rules: VerificationSpec, role: str, options: Sequence[str]
     try:
         with trio.fail_after(CLASS_DEADLINE):
             done = await trio.run_process([*NAMES, *options], capture_stdout=True, capture_stderr=True, check=False)
+        # The last line: libraries print what they like before it.
         names = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=list[str])
     except (OSError, trio.TooSlowError, msgspec.MsgspecError) as error:
         why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"

@@ -39,6 +39,7 @@ def check_versions(installed: dict[str, str | None] | None = None) -> Finding:
     wrong = [
         f"{need.name} is {have.get(need.name) or 'missing'}, wanted {need.specifier}"
         for need in _needs()
+        # Else a pre-release that somebody has installed would count as another version than wanted.
         if not need.specifier.contains(have.get(need.name) or "0", prereleases=True)
     ]
     data = {"python": platform.python_version(), "system": platform.platform(), "packages": have}
@@ -91,6 +92,7 @@ def holder_of(directory: Path) -> str | None:
     try:
         with open(directory / "lock", encoding="ascii") as file:
             try:
+                # Shared: two that look at once do not take each other for a daemon.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 return file.read(16).strip() or "unknown"
@@ -267,6 +269,7 @@ def check_disk(directory: Path, quota: int, image: int = 0) -> Finding:
     """quota: bytes that the blob store may take; image: bytes of a policy, 0 if unknown. Blocking, for a moment."""
     place = existing(directory)
     try:
+        # By writing: permissions say nothing of a file system that is mounted read-only.
         with tempfile.NamedTemporaryFile(dir=place):
             pass
         disk = os.statvfs(place)

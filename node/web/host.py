@@ -69,6 +69,7 @@ def bind(address: str, what: str, flag: str) -> socket.socket:
     host = host.strip("[]") or "127.0.0.1"
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        # Else the port of a daemon that has just ended counts as taken.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, int(port)))
         server.listen(BACKLOG)

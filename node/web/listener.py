@@ -79,6 +79,7 @@ class Listener:
             try:
                 await trio.sleep_forever()
             finally:
+                # Cut, not closed in order, which would wait for clients that read slowly.
                 for stream in self._open:
                     stream.cut()
 
@@ -133,6 +134,7 @@ class PatientStream(trio.abc.HalfCloseableStream):
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
+        # hypercorn takes the peer's address from this attribute.
         self.socket = stream.socket
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

@@ -197,6 +197,7 @@ def _copy_the_rest(model: Path, out: Path) -> None:
     if not model.is_dir():
         return
     for path in sorted(model.iterdir()):
+        # Not the index, the record or the recipe: they speak of the first model's weights.
         kept = path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in (INDEX_NAME, RECORD_NAME)
         if path.is_file() and kept and path.name != RECIPE_NAME:
             data = path.read_bytes()

@@ -103,6 +103,7 @@ class Publisher:
         if raw is None:
             manifest = await self._describe(step, info, tensors)
             raw = self._board.sealed(await self._announcement(manifest, word))
+            # On the disk before it is said: a restart would else sign another announcement of this step.
             await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)

@@ -46,6 +46,7 @@ class PolicyRecords:
         data = encode_record(PolicyRecord(policy.announcement, policy.manifest_root, policy.manifest))
         path = self._path(policy.manifest)
         with disk_errors(f"the record {path}"):
+            # The new one first: a crash in between leaves one record too many, never one too few.
             write_whole(path, data)
             for old in self._paths()[:-keep]:
                 old.unlink(missing_ok=True)
@@ -69,6 +70,7 @@ def read_record(path: Path) -> PolicyRecord | None:
     """None where there is none that can be read: deleted in between, half-written, of another version."""
     try:
         with path.open("rb") as file:
+            # Bounded: in a model directory it is a stranger's file.
             record = msgspec.msgpack.decode(file.read(MAX_RECORD_BYTES), type=_Record)
         return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
     except (OSError, msgspec.MsgspecError, ProtocolError):

@@ -96,6 +96,7 @@ def version_of(assets: list[Asset]) -> str:
 def _asset(name: str, body: bytes) -> Asset:
     path = "/" if name == DOCUMENT else f"/{name}"
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    # Packed once, at the start: a viewer costs no compression.
     return Asset(path, _TYPES[_ending(name)], body, gzip.compress(body, 9, mtime=0), tag)
 
 
@@ -279,6 +280,7 @@ class Audience:
 
     async def arrival(self) -> None:
         """Returns when somebody comes."""
+        # A new one: who came before is no arrival.
         self._somebody = trio.Event()
         await self._somebody.wait()
 

@@ -15,6 +15,7 @@ def words(value: Any, longest: int = LONGEST) -> str:
     """Text of at most `longest` characters without anything invisible; empty for what is no text."""
     if not isinstance(value, str):
         return ""
+    # Cut first: a member may send far more than is shown, and each character costs.
     cut = value[: longest + 1]
     seen = cut if cut.isascii() and cut.isprintable() else "".join(map(_shown, cut))
     return seen if len(seen) <= longest else seen[: longest - 1] + "…"
