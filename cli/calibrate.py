@@ -18,6 +18,7 @@ from cli.places import complete_networks
 
 if TYPE_CHECKING:
     from node.calibration.calibrate import Calibration, Measured, Outcome
+    from node.chain.client import ChainClient
     from node.environments.base import Environment
     from protocol.run import RunSpec
 
@@ -201,25 +202,16 @@ def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":
 
 def _asked(number: int, network: str, folder: Path) -> "tuple[RunSpec, Path]":
     """The run of a pool, from its members."""
-    import trio
+    from cli.contract.frame import read
+    from node.preflight.reach import Visit, visit
 
-    from node.chain.client import ChainClient
-    from node.chain.profile import load_profile
-    from node.config import default_home
-    from node.preflight.reach import visit
+    async def ask(chain: "ChainClient") -> Visit:
+        return await visit(chain, await chain.pool(number), folder)
 
-    async def ask() -> "tuple[RunSpec, Path]":
-        chain = ChainClient(load_profile(network, home=default_home()))
-        try:
-            await chain.connect()
-            visited = await visit(chain, await chain.pool(number), folder)
-        finally:
-            chain.close()
-        if visited.run is None:
-            raise CommandError("the pool's run cannot be fetched", visited.finding.what, visited.finding.remedy, RUN)
-        return visited.run.spec, visited.run.assets
-
-    return trio.run(ask)
+    visited = read(network, ask)
+    if visited.run is None:
+        raise CommandError("the pool's run cannot be fetched", visited.finding.what, visited.finding.remedy, RUN)
+    return visited.run.spec, visited.run.assets
 
 
 def _keep(data: bytes, directory: Path, suffix: str, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +28,16 @@ EXAMPLES = (
     "intellect-node join --role trainer --run my-run.toml --network local   |   "
     "intellect-node join --network base-sepolia.toml --pool 7 --dry-run"
 )
+
+
+SETTINGS = {
+    "run": "run_file",
+    "provider_key": "provider_key_file",
+    "http_source": "http_sources",
+    "bootnode": "bootnodes",
+    "logs": "show_logs",
+}
+"""Options whose setting has another name."""
 
 
 class RoleName(StrEnum):
@@ -165,35 +175,8 @@ def command(
     waits for them, and joins. Then it shows how far it is to the first accepted contribution.
     SIGTERM or Ctrl-C drains: the node finishes its work, leaves and exits. A second one ends it at once.
     """
-    config = build_config(
-        role=role.value if role else None,
-        network=network,
-        state_dir=state_dir,
-        pool=pool,
-        run_file=run,
-        listen=",".join(listen) if listen else None,
-        announce=",".join(announce) if announce else None,
-        lan=lan.value if lan else None,
-        password_file=password_file,
-        provider_key_file=key_file(provider_key) if provider_key else None,
-        gateway=gateway,
-        gateway_tls=gateway_tls,
-        gateway_announce=gateway_announce,
-        http_sources=tuple(http_source) if http_source else None,
-        bootnodes=tuple(bootnode) if bootnode else None,
-        relay=relay.value if relay else None,
-        engine=engine.value if engine else None,
-        engine_command=engine_command,
-        share_engine=share_engine,
-        auto_setup=auto_setup,
-        wait=wait,
-        preflight=preflight,
-        page=page,
-        metrics_address=metrics_address,
-        metrics_log=metrics_log,
-        show_logs=logs,
-        log_level=log_level.value if log_level else None,
-    )
+    # By their names, as `service install` reads them: an option is a setting, or one of SETTINGS.
+    config = config_of(context.params)
     if dry_run:
         raise typer.Exit(_rehearse(config, as_json=as_json))
     if not as_json and not detach:
@@ -222,6 +205,23 @@ def command(
         become_guarded()
     view = open_json_view() if as_json else open_view(logs=logs)  # has a thread: after the guardian has forked
     run_daemon(config, server, view.run)
+
+
+def config_of(options: Mapping[str, Any]) -> "NodeConfig":
+    """The settings that typed options make. Raises CommandError for what cannot be used."""
+    from node.config import NodeConfig
+
+    given = {SETTINGS.get(name, name): _setting(name, value) for name, value in options.items()}
+    return build_config(**{name: value for name, value in given.items() if name in NodeConfig.model_fields})
+
+
+def _setting(option: str, value: Any) -> Any:
+    """As the settings take it; None where nothing was typed."""
+    if option == "provider_key":
+        return key_file(value) if value else None
+    if isinstance(value, list | tuple):
+        return (",".join(value) if option in ("listen", "announce") else tuple(value)) or None
+    return value
 
 
 def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
@@ -362,11 +362,8 @@ def _status(directory: Path, pid: int) -> "DaemonStatus | None":
     # Asked for only here: a foreground join needs no client of its own daemon.
     from cli import api
 
-    socket = api.socket_of(directory)
-    if not socket.exists():
-        return None
     try:
-        status = api.get_status(socket, timeout=2.0)
+        status = api.get_status(api.socket_of(directory), timeout=2.0)
     except CommandError:
         return None
     # The socket may still be that of a daemon that is just going: its word is not about the one that was started.

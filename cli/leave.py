@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CHAIN, USAGE, CommandError
-from cli.output import AsJson, asking, console, date, duration, ether, print_json
+from cli.output import AsJson, asking, console, date, duration, ether, print_json, quiet_logs
 from cli.places import StateDir, chosen_directory, complete_networks
 from cli.stop import PATIENCE, pid_of, stop
 
@@ -156,20 +157,16 @@ def _leave(network: str, key: "NodeKey", directory: Path, pool: int) -> Outcome:
     import trio
 
     from cli.contract.frame import alone, outbox_of, profile_of
-    from cli.output import quiet_logs
     from node.chain.client import ChainClient
 
     profile = profile_of(network)
 
     async def main() -> Outcome:
-        chain = ChainClient(profile, key, outbox=outbox_of(profile))
-        try:
+        with closing(ChainClient(profile, key, outbox=outbox_of(profile))) as chain:
             await chain.connect()
             # A daemon that was killed, or never ran, has told the chain nothing.
             left = await _tell_chain(chain, key.address) or pool
             return await _look(chain, key.address, left, directory)
-        finally:
-            chain.close()
 
     with alone(key.address), quiet_logs():
         return trio.run(main)

@@ -40,7 +40,7 @@ Shard = Annotated[float, typer.Option(min=0.001, help="Largest weight file, GB."
 )
 def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show the policies that the nodes of this machine hold: step, root, size, what its patch cost."""
-    rows = [_row(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
+    rows = [_row(directory, record) for directory, record in _held(state_dir)]
     if as_json:
         print_json({"policies": rows})
         return
@@ -172,8 +172,7 @@ def verify(
     elif root is not None:
         raise CommandError("which weights?", "--root was given without a path", "name a directory or a file", USAGE)
     else:
-        held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
-        results = [_verify_held(directory, record, signer, as_json) for directory, record in held]
+        results = [_verify_held(directory, record, signer, as_json) for directory, record in _held(state_dir)]
     if as_json:
         print_json({"verified": results})
         return
@@ -210,9 +209,8 @@ def export(
             raise CommandError("which policies?", "--trained and --state-dir name two places", "give one", USAGE)
         _export_trained(out, trained, step, as_json)
         return
-    held = [(directory, record) for directory in _state_dirs(state_dir) for record in _records(directory)]
     # A record may outlive its image, which the store evicts when it is full.
-    held = [(d, r) for d, r in held if _image(d, r).is_file() and step in (None, r.manifest.step)]
+    held = [(d, r) for d, r in _held(state_dir) if _image(d, r).is_file() and step in (None, r.manifest.step)]
     if not held:
         raise CommandError(
             "no such policy is held here" if step is not None else "no policy is held here",
@@ -313,10 +311,13 @@ def _state_dirs(given: Path | None) -> list[Path]:
     return sorted(path for path in found if str(path) not in ("", "."))
 
 
-def _records(directory: Path) -> "list[PolicyRecord]":
+def _held(state_dir: Path | None) -> "Iterator[tuple[Path, PolicyRecord]]":
+    """(state directory, record) of every policy that is held here."""
     from node.weights.records import PolicyRecords
 
-    return PolicyRecords(directory / "weights" / "held").read()
+    for directory in _state_dirs(state_dir):
+        for record in PolicyRecords(directory / "weights" / "held").read():
+            yield directory, record
 
 
 def _image(directory: Path, record: "PolicyRecord") -> Path:
@@ -358,24 +359,13 @@ def _row(directory: Path, record: "PolicyRecord") -> dict[str, Any]:
 class _Signer:
     """Checks announcements against the chain: who may announce policies of a pool."""
 
-    def __init__(self, network: str | None, pool: int | None) -> None:
-        import trio
-
-        from node.chain.client import ChainClient
+    def __init__(self, network: str, pool: int | None) -> None:
+        from cli.contract.frame import read
         from protocol.statements import Domain
 
         profile, self.pool = _profile(network, pool)
         self.domain: Domain = Domain(profile.chain_id, profile.contracts.swarm)
-
-        async def manager() -> str:
-            chain = ChainClient(profile)
-            try:
-                await chain.connect()
-                return (await chain.pool(self.pool)).manager
-            finally:
-                chain.close()
-
-        self.trainer = trio.run(manager)
+        self.trainer = read(network, lambda chain: chain.pool(self.pool)).manager
 
     def check(self, record: "PolicyRecord") -> str:
         """The signer's address. Raises IntellectError unless it is the pool's trainer and names this policy."""

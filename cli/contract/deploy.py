@@ -4,6 +4,7 @@ Each transaction is written down before it is sent, and each contract as soon as
 interrupted goes on where it stopped.
 """
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,8 +152,7 @@ async def _story(
 
     # With --replace the profile names contracts, which are not asked for anything here.
     blank = msgspec.structs.replace(profile, contracts=NOWHERE)
-    chain = ChainClient(blank, key, outbox=outbox_of(profile))
-    try:
+    with closing(ChainClient(blank, key, outbox=outbox_of(profile))) as chain:
         progress = await _resume(chain, profile.chain_id, key)
         steps = await trio.to_thread.run_sync(_record, chain, key, params, progress)
         simulation = await chain.simulate(steps, key.address) if steps else None
@@ -168,8 +168,6 @@ async def _story(
         _show(path, done, progress, as_json)
         # Last: whoever is interrupted before this goes on from what stands.
         progress.forget()
-    finally:
-        chain.close()
 
 
 async def _resume(chain: "ChainClient", chain_id: int, key: "NodeKey") -> Progress:

@@ -7,7 +7,7 @@ the rest of the story. Commands only say what happens to whose money, and with w
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -89,7 +89,6 @@ class Plan:
 class _Call:
     """One run of the frame: the common options, and the words for people."""
 
-    name: str
     network: str
     key: str | None
     state_dir: Path | None
@@ -113,7 +112,7 @@ def transaction(app: typer.Typer, name: str, *, example: str) -> Callable[[Plann
         # These come from the frame, so they are no options of the command.
         given_by_frame = ("chain", "me", "state_dir")
         # Typer reads options from a signature: one is put together of the planner's own and the common ones.
-        command = command_of(planner, given_by_frame, _COMMON, lambda given: carry_out(name, planner, given))
+        command = command_of(planner, given_by_frame, _COMMON, lambda given: _carry_out(planner, given))
         app.command(name, epilog=f"Example:  intellect-node contract {example}")(command)
         return planner
 
@@ -152,12 +151,6 @@ def question(app: typer.Typer, name: str, *, example: str) -> Callable[[Looker],
     return register
 
 
-def carry_out(name: str, planner: Planner, given: dict[str, Any]) -> None:
-    """The whole frame around a planner. given: its own arguments and all of the common options."""
-    call = _Call(name, **{option: given[option] for option in _COMMON})
-    _run(call, planner, {name: value for name, value in given.items() if name not in _COMMON})
-
-
 def step(action: str, call: Any) -> "Step":
     """One transaction of a plan; the chain's modules are loaded when the first is made."""
     from node.chain.simulate import Step
@@ -174,12 +167,9 @@ def read(network: str, action: "Callable[[ChainClient], Awaitable[T]]") -> T:
     profile = profile_of(network)
 
     async def main() -> T:
-        chain = ChainClient(profile)
-        try:
+        with closing(ChainClient(profile)) as chain:
             await chain.connect()
             return await action(chain)
-        finally:
-            chain.close()
 
     with quiet_logs():
         return trio.run(main)
@@ -212,16 +202,18 @@ def when(timestamp: int, now: int) -> str:
 # ---- inside
 
 
-def _run(call: _Call, planner: Planner, own: dict[str, Any]) -> None:
+def _carry_out(planner: Planner, given: dict[str, Any]) -> None:
+    """The whole frame around a planner. given: its own arguments and all of the common options."""
     import trio
 
+    call = _Call(**{option: given.pop(option) for option in _COMMON})
     profile = profile_of(call.network)
     require_somebody(call.yes or call.dry_run)
     if "state_dir" in inspect.signature(planner).parameters:
-        own = own | {"state_dir": call.state_dir}
+        given["state_dir"] = call.state_dir
     key = signer_of(call.network, profile, call.key, call.state_dir, call.password_file)
     with alone(key.address), quiet_logs():
-        trio.run(_story, call, profile, key, planner, own)
+        trio.run(_story, call, profile, key, planner, given)
 
 
 def require_somebody(given: bool) -> None:
@@ -278,8 +270,7 @@ def alone(signer: str) -> Iterator[None]:
 async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner: Planner, own: dict[str, Any]) -> None:
     from node.chain.client import ChainClient
 
-    chain = ChainClient(profile, key, outbox=outbox_of(profile))
-    try:
+    with closing(ChainClient(profile, key, outbox=outbox_of(profile))) as chain:
         # First what an earlier command left behind: its nonce comes before ours, and what it sent may be the very thing
         # that is asked for now.
         left = await chain.resume(key)
@@ -306,8 +297,6 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
             # (a pool's number).
             receipts.append(done.get(number) or await _send(chain, plan.refresh(step, receipts), key))
         _show_receipts(call, profile, plan, receipts, recovered=bool(done))
-    finally:
-        chain.close()
 
 
 async def _send(chain: "ChainClient", step: "Step", key: "NodeKey") -> "Receipt":

@@ -8,11 +8,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import Network, OnlyPool, Rows, app, profile_of, question, read
+from cli.contract.frame import Network, OnlyPool, Rows, app, question, read
 from cli.contract.stake import amount_rows, amounts_of
 from cli.contract.values import address
 from cli.errors import CommandError
-from cli.output import AsJson, clean, console, duration, ether, print_json, quiet_logs, short
+from cli.output import AsJson, clean, console, duration, ether, print_json, short
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
@@ -91,26 +91,17 @@ def _follow(network: str, pool: int | None, as_json: bool) -> None:
     """History first, then what comes; events of replaced blocks are told to be undone."""
     import trio
 
-    from node.chain.client import ChainClient
     from node.chain.follower import EventFollower
 
-    profile = profile_of(network)
+    async def follow(chain: "ChainClient") -> None:
+        # In memory: a command that looks leaves no file, and reads all of history from the chain.
+        follower = EventFollower(chain, pool, ":memory:")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(follower.run)
+            async for delivery in follower.events:
+                _tell(delivery, as_json)
 
-    async def main() -> None:
-        chain = ChainClient(profile)
-        try:
-            await chain.connect()
-            # In memory: a command that looks leaves no file, and reads all of history from the chain.
-            follower = EventFollower(chain, pool, ":memory:")
-            async with trio.open_nursery() as nursery:
-                await nursery.start(follower.run)
-                async for delivery in follower.events:
-                    _tell(delivery, as_json)
-        finally:
-            chain.close()
-
-    with quiet_logs():
-        trio.run(main)
+    read(network, follow)
 
 
 def _tell(delivery: Any, as_json: bool) -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,6 @@ from cli.errors import USAGE, CommandError
 if TYPE_CHECKING:
     from node.config import NodeConfig
 
-SETTINGS = {
-    "run": "run_file",
-    "provider_key": "provider_key_file",
-    "http_source": "http_sources",
-    "bootnode": "bootnodes",
-    "logs": "show_logs",
-}
-"""Flags whose setting has another name."""
 ONLY_BY_HAND = ("detach", "dry_run", "as_json", "logs")
 """Flags that a service does without."""
 
@@ -37,8 +28,6 @@ def config_of(words: Sequence[str]) -> "NodeConfig":
     import typer
 
     from cli import join
-    from cli.config import build_config
-    from node.config import NodeConfig
 
     app = typer.Typer()
     app.command()(join.command)
@@ -51,18 +40,9 @@ def config_of(words: Sequence[str]) -> "NodeConfig":
                 "leave it out",
                 USAGE,
             )
-    named = {SETTINGS.get(name, name): _setting(value) for name, value in context.params.items()}
-    given = {name: value for name, value in named.items() if name in NodeConfig.model_fields}
-    return build_config(**given | {"state_dir": _absolute(given.get("state_dir"))})
-
-
-def _setting(value: object) -> object:
-    value = value.value if isinstance(value, Enum) else value
-    return (tuple(value) or None) if isinstance(value, (list, tuple)) else value
-
-
-def _absolute(path: object) -> Path | None:
-    return Path(str(path)).absolute() if path else None
+    state_dir = context.params["state_dir"]
+    # Whole: systemd starts the program in another directory.
+    return join.config_of(context.params | {"state_dir": Path(state_dir).absolute() if state_dir else None})
 
 
 PREFIX = "intellect-node"

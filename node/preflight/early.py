@@ -7,6 +7,7 @@ would put up a stake asks the pool's members whether their run is over. Starts n
 import os
 import signal
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,12 +187,9 @@ def _look(profile: NetworkProfile, pool: "PoolInfo") -> int:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
     async def look() -> bool:
-        chain = ChainClient(profile)
-        try:
+        with closing(ChainClient(profile)) as chain:
             with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
                 return await is_over(chain, pool, Path(folder))
-        finally:
-            chain.close()
 
     try:
         return OVER if trio.run(look) else 0

@@ -6,8 +6,8 @@ What cannot be asked (no profile, no chain, no key) is a finding by itself, and 
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -106,15 +106,19 @@ class Survey:
         # From what costs nothing to what costs most: whoever watches sees the cheap answers at once.
         await self._thread(self._look_at_files)
         self._hardware = await trio.to_thread.run_sync(inspect_hardware, abandon_on_cancel=True)
-        await self._thread(lambda: [check_machine(self._hardware), check_gpu(self._hardware), self._look_at_engines()])
+        await self._thread(self._look_at_hardware)
         await self._look_at_speed()
         profile = await self._profile()
         if profile is not None:
             await self._thread(lambda: check_rpc(profile, time.time(), deep=self._scope.deep))
             if self.findings[-1].name == "rpc" and self.findings[-1].level == "failure":
                 return self.findings  # none of them answers: all else on chain would say the same
-            async with _client(profile) as chain:
-                await self._try("rpc", lambda: self._look_at_pool(chain))
+            with closing(ChainClient(profile)) as chain:
+                try:
+                    await self._look_at_pool(chain)
+                except IntellectError as error:
+                    # Whatever cannot be asked is a finding.
+                    self._add(failure("rpc", f"{error.what}: {error.why}"[:500], error.remedy))
         return self.findings
 
     # parts
@@ -131,9 +135,10 @@ class Survey:
             *keys,
         ]
 
-    def _look_at_engines(self) -> Finding:
-        config = self._config
-        return check_engines(config.engine, gpu=bool(self._hardware.gpus), own=config.engine_command)
+    def _look_at_hardware(self) -> list[Finding]:
+        config, hardware = self._config, self._hardware
+        engines = check_engines(config.engine, gpu=bool(hardware.gpus), own=config.engine_command)
+        return [check_machine(hardware), check_gpu(hardware), engines]
 
     async def _look_at_speed(self) -> None:
         """What was measured earlier; measured now where the engine is to be tried."""
@@ -241,27 +246,11 @@ class Survey:
         for finding in await trio.to_thread.run_sync(check, abandon_on_cancel=True):
             self._add(finding)
 
-    async def _try(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
-        """Whatever this part cannot ask is a finding."""
-        try:
-            await part()
-        except IntellectError as error:
-            self._add(failure(name, f"{error.what}: {error.why}"[:500], error.remedy))
-
 
 def exit_code(findings: list[Finding]) -> int:
     """0, or the code of the first failure."""
     failed = next((finding for finding in findings if finding.level == "failure"), None)
     return 0 if failed is None else CODES.get(failed.name, 3)
-
-
-@asynccontextmanager
-async def _client(profile: NetworkProfile) -> AsyncIterator[ChainClient]:
-    chain = ChainClient(profile)
-    try:
-        yield chain
-    finally:
-        chain.close()
 
 
 # What a daemon looks at before it joins: everything that would fail later, or would fail others.
@@ -313,8 +302,8 @@ async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, co
 
     Who is registered has a stake, and hears it from the engine; on a devnet it is play money.
     """
-    own = bool(config.engine_command)
-    if role == "trainer" or own or (await chain.node_info(node)).provider or _given(chain, config):
+    play_money = config.auto_setup and is_devnet(chain.profile)
+    if role == "trainer" or config.engine_command or play_money or (await chain.node_info(node)).provider:
         return
     with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
         spec = await ask_for_spec(chain, pool, Path(folder))
@@ -322,7 +311,3 @@ async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, co
         finding = await check_class(spec.verification, role, config.engine_options)
         if finding.level == "failure":
             raise PreflightFailed([finding])
-
-
-def _given(chain: ChainClient, config: NodeConfig) -> bool:
-    return config.auto_setup and is_devnet(chain.profile)
