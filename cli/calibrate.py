@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -52,6 +53,9 @@ Samples = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the problems and the random numbers.")]
+RunOut = Annotated[Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")]
+FileOut = Annotated[Path, typer.Option(help="Directory for the file.")]
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -60,10 +64,8 @@ SECONDS_BETWEEN_LINES = 10.0
 def command(
     context: typer.Context,
     run: RunFile = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
+    out: RunOut = None,
+    plot: Plot = None,
     dtypes: Dtypes = "float32,bfloat16",
     workers: Workers = "",
     attentions: Attentions = "sdpa,eager",
@@ -103,7 +105,7 @@ def export_(
     run: RunFile = None,
     pool: Pool = None,
     network: Network = "local",
-    out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
+    out: FileOut = Path(),
     dtypes: Dtypes = "float32,bfloat16",
     attentions: Attentions = "sdpa",
     devices: Devices = "cpu",
@@ -131,7 +133,7 @@ def look_(
     run: RunFile = None,
     pool: Pool = None,
     network: Network = "local",
-    out: Annotated[Path, typer.Option(help="Directory for the file.")] = Path(),
+    out: FileOut = Path(),
     dtypes: Dtypes = "float32,bfloat16",
     attentions: Attentions = "sdpa",
     devices: Devices = "cpu",
@@ -152,10 +154,8 @@ def look_(
 def merge_(
     looks: Annotated[list[Path], typer.Argument(help="Files of `calibrate look`, of any number of machines.")],
     run: Annotated[Path, typer.Option("--run", help="The run file that was measured.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write the run file with its cuts; default: itself.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the measured distributions into this PNG.")] = None,
+    out: RunOut = None,
+    plot: Plot = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the files that are drawn from the samples.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cuts; write no run file.")] = False,
     as_json: AsJson = False,
@@ -252,7 +252,8 @@ def _conclude(
     if target is not None:
         write_cuts(run, target, result.verification)
     if as_json:
-        print_json(_as_json(result, target, plot))
+        places = {"run_file": str(target) if target else None, "plot": str(plot) if plot else None}
+        print_json(msgspec.to_builtins(result) | places)
     else:
         _show(result, target, plot)
 
@@ -321,16 +322,6 @@ def _draw(measured: Any, k: int, name: str, target: Path) -> None:
         plot(measured, k, f"{name}: honest engines and cheats", target)
     except (OSError, ValueError) as error:
         raise CommandError("the plot was not written", str(error), "choose another --plot", RUN) from error
-
-
-def _as_json(result: "Calibration", target: Path | None, plot: Path | None) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        **msgspec.to_builtins(result),
-        "run_file": None if target is None else str(target),
-        "plot": None if plot is None else str(plot),
-    }
 
 
 def _show(result: "Calibration", target: Path | None, plot: Path | None) -> None:

@@ -74,11 +74,6 @@ HIDDEN = "(set)"
 app = typer.Typer(help="The daemon's settings.", no_args_is_help=True)
 
 
-@app.callback()
-def group() -> None:
-    """The daemon's settings."""
-
-
 @app.command("show", epilog="Examples:  intellect-node config show   |   intellect-node config show --json")
 def show(as_json: AsJson = False) -> None:
     """Show the settings in effect and where each comes from: environment, config.toml or default. Flags do not count.

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -68,15 +69,22 @@ def economics(
     terms = terms_of(spec, round(reward * TOKEN / 1000), round(taken * TOKEN), workers, tokens, saving)
     share = needed_share(terms.groups_per_window, spec.audit) if checked is None else checked
     result = balance(terms, share, spec.audit)
-    only_pay = balance(_without_stake(terms), share, spec.audit)
+    only_pay = balance(msgspec.structs.replace(terms, slash=0), share, spec.audit)
     earned = posts(spec, workers * terms.units_per_window, share, validators)
     gas = daily_gas(epochs)
     gas_wei = round(gas * fee * GWEI)
     wrong = terms.slash // quorum_of(validators)  # the arbiter overturns it: they pay in equal parts
     if as_json:
-        both = {"stake_at_risk_wei": str(terms.slash), "wrong_slash_wei": str(wrong)}
-        both |= _posts_as_dict(earned, terms, gas, gas_wei)
-        print_json(as_dict(terms, result, only_pay, spec) | both)
+        more = {
+            "stake_at_risk_wei": str(terms.slash),
+            "wrong_slash_wei": str(wrong),
+            "validator_pay_wei": str(earned.judging * terms.reward_per_unit),
+            "trainer_pay_wei": str(earned.training * terms.reward_per_unit),
+            "pool_units_per_unit": earned.pool,
+            "gas_per_day": gas,
+            "gas_per_day_wei": str(gas_wei),
+        }
+        print_json(as_dict(terms, result, only_pay, spec) | more)
     else:
         _show(terms, result, only_pay, spec)
         quorum = quorum_of(validators)
@@ -100,12 +108,6 @@ def terms_of(
     return Terms(
         reward_per_unit=reward_per_unit, slash=slash, units_per_window=units, groups_per_window=groups, saving=saving
     )
-
-
-def _without_stake(terms: "Terms") -> "Terms":
-    import msgspec
-
-    return msgspec.structs.replace(terms, slash=0)
 
 
 def as_dict(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec") -> dict[str, Any]:
@@ -159,16 +161,6 @@ def _show(terms: "Terms", result: "Balance", only_pay: "Balance", spec: "RunSpec
     out.print(table)
     out.print(f"  [dim]a slash finds {ether(terms.slash)} tokens for each of the provider's nodes[/]")
     out.print("  [dim]objective faults cost the stake and the pay of the window, statistical ones the pay[/]")
-
-
-def _posts_as_dict(earned: "Posts", terms: "Terms", gas: int, gas_wei: int) -> dict[str, Any]:
-    return {
-        "validator_pay_wei": str(earned.judging * terms.reward_per_unit),
-        "trainer_pay_wei": str(earned.training * terms.reward_per_unit),
-        "pool_units_per_unit": earned.pool,
-        "gas_per_day": gas,
-        "gas_per_day_wei": str(gas_wei),
-    }
 
 
 def _show_posts(earned: "Posts", terms: "Terms", validators: int, tables: int, gas: int, gas_wei: int) -> None:

@@ -168,7 +168,6 @@ def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]
 def ask_daemon(config: "NodeConfig") -> "list[Finding]":
     """What the daemon of this state directory says of itself; nothing where none runs."""
     from cli import api
-    from cli.errors import CommandError
     from node.preflight.running import Running, check_running
 
     try:

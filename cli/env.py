@@ -267,20 +267,15 @@ def _show_offer(one: dict[str, Any]) -> None:
 def _offer(known: "Known", state_dir: Path) -> None:
     """By the node if it runs; else it holds the package, and offers nothing."""
     import msgspec
-
-    socket = api.socket_of(state_dir)
-    if not socket.exists():
-        return _put_into_store(known, state_dir)
-    api.ask(socket, "POST", "/environments", msgspec.json.encode({"file": str(known.path)}))
-    return None
-
-
-def _put_into_store(known: "Known", state_dir: Path) -> None:
     import trio
 
     from node.run.packages import put_into_store
 
-    trio.run(put_into_store, known, state_dir)
+    socket = api.socket_of(state_dir)
+    if socket.exists():
+        api.ask(socket, "POST", "/environments", msgspec.json.encode({"file": str(known.path)}))
+    else:
+        trio.run(put_into_store, known, state_dir)
 
 
 def _facts(known: "Known") -> dict[str, Any]:

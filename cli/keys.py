@@ -1,5 +1,6 @@
 """`intellect-node keys`: make keys, take them in, look at them, and hand them out."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from cli.errors import INTERRUPTED, USAGE, CommandError
 from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
 from cli.output import AsJson, asking, console, print_json
 from cli.places import state_dir_option
+from protocol.errors import IntellectError
 
 if TYPE_CHECKING:
     from protocol.identity import NodeKey
@@ -47,6 +49,7 @@ def new(
 
     With --state-dir it becomes the key of that node, and a missing password is made up and kept beside it.
     """
+    from node.state.keystore import save_key
     from protocol.identity import NodeKey
 
     target = _target(key, state_dir)
@@ -56,7 +59,7 @@ def new(
         made = open_node_key(state_dir, password_file, create=True)
     else:
         made = NodeKey.generate()
-        _save(target, made, read_password(password_file, confirm=True, prompt=f"Password for {target.name}"))
+        save_key(target, made, read_password(password_file, confirm=True, prompt=f"Password for {target.name}"))
     _show(target, made.address, made.peer_id, as_json)
 
 
@@ -81,19 +84,21 @@ def import_(
     A secret is never taken from the command line, where other users could see it. --password-file opens the
     keystore; --new-password-file (or the same password) protects the copy.
     """
+    from node.state.keystore import open_keystore, read_keystore, save_key
+
     target = _target(key, state_dir)
     _refuse_overwrite(target)
     if keystore is not None and secret_file is not None:
         raise CommandError("which one?", "--keystore and --secret-file were given", "give one of them", USAGE)
     if keystore is not None:
         password = read_password(password_file, prompt=f"Password of {keystore.name}")
-        taken = _open_foreign(keystore, password)
+        taken = open_keystore(read_keystore(keystore), password, str(keystore))
         password = read_password(new_password_file) if new_password_file else password
     else:
         taken = _key_of(_read_secret(secret_file))
         source = new_password_file or password_file
         password = _node_password(state_dir, source) if state_dir else read_password(source, confirm=True)
-    _save(target, taken, password)
+    save_key(target, taken, password)
     _show(target, taken.address, taken.peer_id, as_json)
 
 
@@ -145,6 +150,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Hand out a key: as an encrypted copy under a password of its own, or with --reveal in the clear."""
+    from node.state.keystore import save_key
+
     if (to is None) == (not reveal):
         raise CommandError(
             "export to where?", "neither or both of --to and --reveal were given", "give --to FILE, or --reveal", USAGE
@@ -156,7 +163,7 @@ def export(
     _confirm_export(target, to, yes)
     opened = _open(target, state_dir, password_file)
     if to is not None:
-        _save(to, opened, read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}"))
+        save_key(to, opened, read_password(new_password_file, confirm=True, prompt=f"Password for {to.name}"))
         _show(to, opened.address, opened.peer_id, as_json)
     elif as_json:
         print_json({"address": opened.address, "secret": opened.secret.hex()})
@@ -200,25 +207,11 @@ def _refuse_overwrite(target: Path) -> None:
         raise CommandError(f"will not overwrite {target}", "a key is there already", "choose another name")
 
 
-def _save(target: Path, key: "NodeKey", password: str) -> None:
-    from node.state.keystore import save_key
-
-    save_key(target, key, password)
-
-
 def _node_password(state_dir: Path, file: Path | None) -> str:
     """As the daemon of that node will look for it."""
-    import os
-
     from node.state.keystore import read_password as daemon_password
 
     return daemon_password(os.environ.get(NODE_PASSWORD), file, state_dir)
-
-
-def _open_foreign(path: Path, password: str) -> "NodeKey":
-    from node.state.keystore import open_keystore, read_keystore
-
-    return open_keystore(read_keystore(path), password, str(path))
 
 
 def _read_secret(file: Path | None) -> str:
@@ -234,7 +227,6 @@ def _read_secret(file: Path | None) -> str:
 
 
 def _key_of(secret: str) -> "NodeKey":
-    from protocol.errors import IntellectError
     from protocol.identity import NodeKey
 
     # The secret itself is never in an error: terminals and logs keep what they show.
@@ -251,10 +243,8 @@ def _key_of(secret: str) -> "NodeKey":
 def _entry(path: Path) -> dict[str, Any]:
     """What can be said without the password: the address is what the file claims."""
     from node.state.keystore import claimed_address, read_keystore
-    from protocol.errors import IntellectError
 
-    name = path.stem if path.parent == key_directory() else path.parent.name
-    kind = "key" if path.parent == key_directory() else "node"
+    name, kind = (path.stem, "key") if path.parent == key_directory() else (path.parent.name, "node")
     entry: dict[str, Any] = {"name": name, "kind": kind, "file": str(path), "address": None, "problem": None}
     try:
         entry["address"] = claimed_address(read_keystore(path))

@@ -1,62 +1,16 @@
-"""Opens pools: from a run owner's terms to the contract's parameters."""
+"""Pools of a run: what is said of one, who plays on a devnet, and which pool is its default."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.errors import CHAIN, CommandError
 
 if TYPE_CHECKING:
-    from node.chain.client import ChainClient
     from node.chain.profile import NetworkProfile
-    from protocol.identity import Address, NodeKey
+    from protocol.identity import NodeKey
     from protocol.run import RunSpec
 
-LEASE_SECONDS = 24 * 3600
-COIN = 10**18
 ABOUT_BYTES = 200
-UNITS_PER_EPOCH = 10**9
-"""What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270 tokens/s."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTerms:
-    """Amounts in token wei, times in seconds. trainer: its node's address, which manages the pool."""
-
-    run_root: bytes
-    trainer: "Address"
-    validators: "tuple[Address, ...]"
-    threshold: int = 1
-    reward_per_unit: int = 10**15
-    fund: int = 1000 * 10**18
-    slash: int = 100 * 10**18
-    units_per_epoch: int = UNITS_PER_EPOCH
-    epoch_seconds: int = 60
-    window: int = 120
-    about: str = ""
-
-
-async def open_pool(chain: "ChainClient", terms: PoolTerms, key: "NodeKey") -> int:
-    """Create and fund a pool with the key's tokens (minted where the token is a test token); its number."""
-    from contracts.bindings import PoolParams
-
-    params = PoolParams(
-        run_root=terms.run_root,
-        run_uri=terms.about,
-        manager=terms.trainer,
-        reward_per_unit=terms.reward_per_unit,
-        window=terms.window,
-        epoch_seconds=terms.epoch_seconds,
-        lease_seconds=LEASE_SECONDS,
-        units_per_epoch=terms.units_per_epoch,
-        slash_amount=terms.slash,
-        validators=terms.validators,
-        threshold=terms.threshold,
-    )
-    number = await chain.create_pool(params, key=key)
-    if terms.fund:
-        await chain.fund_pool(number, terms.fund, key=key)
-    return number
 
 
 def about_run(spec: "RunSpec") -> str:
@@ -69,23 +23,6 @@ def about_run(spec: "RunSpec") -> str:
     text = f"{spec.name}: {spec.environment.name}, model of {weights / 1e6:,.1f} MB; workers: {machine}, {engines}"
     # The contract bounds bytes; a cut may go through a character, which is then left out.
     return text.encode()[:ABOUT_BYTES].decode(errors="ignore")
-
-
-async def signer_for(chain: "ChainClient", key: "NodeKey | None", tokens: int = 0) -> "NodeKey":
-    """The key itself, or on a local devnet a new account that is given coin and `tokens` (wei).
-
-    Raises CommandError where there is no key and nothing is given away.
-    """
-    from node.chain.faucet import DevnetFaucet, is_devnet
-    from protocol.identity import NodeKey
-
-    if key is not None:
-        return key
-    if not is_devnet(chain.profile):
-        raise _no_key(chain.profile)
-    account = NodeKey.generate()
-    await DevnetFaucet(chain).fund(account.address, coin=COIN, token=tokens)
-    return account
 
 
 def devnet_account(profile: "NetworkProfile", network: str) -> "NodeKey":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import USAGE, CommandError
-from cli.output import duration, rounded
+from cli.output import console, duration, rounded
 
 if TYPE_CHECKING:
     from cli.daemon_status import PretrainingPart
@@ -77,8 +77,6 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def say_goodbye(summary: dict[str, Any], home: "RunDirectory") -> None:
-    from cli.output import console
-
     out = console()
     if summary["loss_first"] is not None:
         out.print(

@@ -4,18 +4,20 @@ import base64
 import html
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from cli import pretraining
 from cli.demo.plot import running_mean
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import AsJson, duration, rounded
-from node.metrics.journal import ends_of
+from cli.output import AsJson, clean, console, duration, print_json, rounded
+from node.metrics.journal import ends_of, read_records
 from node.state.files import whole_file, write_whole
 
 ANSWERS_EXAMPLES = (
@@ -34,8 +36,6 @@ def answers(
     as_json: AsJson = False,
 ) -> None:
     """Show some answers of an evaluation: prompt, answer, reward, length in tokens, the length that was asked for."""
-    from cli.output import clean, console, print_json
-
     steps = recorded(run)
     if not steps:
         why = "no evaluation's answers were found there"
@@ -71,8 +71,6 @@ def recorded(run: Path) -> dict[int, Path]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Raises CommandError for a file that holds no answers."""
-    import msgspec
-
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=list[dict[str, Any]])
@@ -388,15 +386,9 @@ def command(
     Works while the training runs. Several runs are drawn over each other. Writes report.html, which needs no other
     file, and a curve-*.png for each picture.
     """
-    from cli.output import console, print_json
-
     if len(runs) > MOST_RUNS:
-        raise CommandError(
-            f"{len(runs)} runs do not fit into one picture",
-            f"at most {MOST_RUNS} can be told apart",
-            "name fewer",
-            USAGE,
-        )
+        what, why = f"{len(runs)} runs do not fit into one picture", f"at most {MOST_RUNS} can be told apart"
+        raise CommandError(what, why, "name fewer", USAGE)
     target = out or (_default_target(runs[0]) if len(runs) == 1 else Path("report"))
     summaries = write_report(runs, target)
     if as_json:
@@ -426,8 +418,6 @@ def write_report(runs: Sequence[Path], target: Path) -> list[dict[str, Any]]:
 
 def load(path: Path) -> StepRecords:
     """The records of a run. Raises CommandError where there are none."""
-    from node.metrics.journal import read_records
-
     file = find_metrics(path)
     records = list(read_records(file)) if file else []
     if not records:
@@ -510,55 +500,43 @@ def _answers(name: str, steps: dict[int, Path]) -> str:
 def _table(summaries: Sequence[dict[str, Any]]) -> str:
     """Runs on rollouts and runs on text have a table each."""
     kinds = [[s for s in summaries if ("loss_last" in s) == text] for text in (False, True)]
-    return "".join(make(some) for make, some in zip((_table_of_rollouts, _table_of_text), kinds, strict=True) if some)
+    return "".join(_table_of(some, *how) for some, how in zip(kinds, (_OF_ROLLOUTS, _OF_TEXT), strict=True) if some)
 
 
-def _table_of_text(summaries: Sequence[dict[str, Any]]) -> str:
-    head = ("run", "rounds", "time", "loss, first", "last", "best", "perplexity", "bits/parameter", "tokens")
-    return _rows(
-        head,
-        [
-            (
-                s["name"],
-                str(s["steps"]),
-                duration(s["seconds"]) if s["seconds"] else "-",
-                *(_number(s[key]) for key in ("loss_first", "loss_last", "loss_best", "perplexity")),
-                _number(s["bits_per_parameter"]),
-                f"{s['tokens']:,}",
-            )
-            for s in summaries
-        ],
-    )
+_OF_ROLLOUTS = (
+    "steps",
+    {
+        "reward, first": "reward_first",
+        "last": "reward_last",
+        "mean of": "reward_window",
+        "best": "reward_best",
+        "entropy": "entropy",
+        "length": "length_mean",
+    },
+)
+_OF_TEXT = (
+    "rounds",
+    {
+        "loss, first": "loss_first",
+        "last": "loss_last",
+        "best": "loss_best",
+        "perplexity": "perplexity",
+        "bits/parameter": "bits_per_parameter",
+    },
+)
+"""What a step is called, and the columns: heading -> number of a summary."""
 
 
-def _table_of_rollouts(summaries: Sequence[dict[str, Any]]) -> str:
-    head = ("run", "steps", "time", "reward, first", "last", "mean of", "best", "entropy", "length", "tokens")
-    return _rows(
-        head,
-        [
-            (
-                s["name"],
-                str(s["steps"]),
-                duration(s["seconds"]) if s["seconds"] else "-",
-                *(_number(s[key]) for key in ("reward_first", "reward_last")),
-                str(s["reward_window"]),
-                *(_number(s[key]) for key in ("reward_best", "entropy", "length_mean")),
-                f"{s['tokens']:,}",
-            )
-            for s in summaries
-        ],
-    )
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table_of(summaries: Sequence[dict[str, Any]], step: str, columns: Mapping[str, str]) -> str:
     """A table whose first column is text, and whose others are numbers."""
-    body = "".join(
-        f"<tr><td>{html.escape(name)}</td>"
-        + "".join(f'<td class="n">{html.escape(cell)}</td>' for cell in cells)
-        + "</tr>"
-        for name, *cells in rows
-    )
-    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table>"
+    heads = "".join(f"<th>{head}</th>" for head in ("run", step, "time", *columns, "tokens"))
+    text = f"<tr>{heads}</tr>"
+    for s in summaries:
+        time = duration(s["seconds"]) if s["seconds"] else "-"
+        cells = [str(s["steps"]), time, *(_number(s[key]) for key in columns.values()), f"{s['tokens']:,}"]
+        numbers = "".join(f'<td class="n">{html.escape(cell)}</td>' for cell in cells)
+        text += f"<tr><td>{html.escape(s['name'])}</td>{numbers}</tr>"
+    return f"<table>{text}</table>"
 
 
 def _alarms(summaries: Sequence[dict[str, Any]]) -> str:
@@ -572,7 +550,9 @@ def _alarms(summaries: Sequence[dict[str, Any]]) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3f}" if isinstance(value, float) else "-"
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -590,9 +570,7 @@ def _default_target(run: Path) -> Path:
 
 
 def _check_parts() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None:
         raise CommandError(
             "curves cannot be drawn here",
             "matplotlib is not installed",

@@ -71,14 +71,14 @@ def install(
 @app.command("check", epilog=CHECK_EXAMPLES)
 def check(native: Native = False, as_json: Json = False) -> None:
     """Run a program and every attack that we know of, and say how fast calls are. Exit code 6 if one gets through."""
-    from node.sandbox.attacks import Trial, try_out
+    from node.sandbox import attacks
 
     def told(name: str, held: bool, how: str) -> None:
         if not as_json:
             console().print(f"{'held  ' if held else 'BREACH'}  {name:<28} {clean(how, 80)}", soft_wrap=True)
 
-    with _opened_attacks(native) as sandbox:
-        trial: Trial = try_out(sandbox, told)
+    with _opened(attacks.FILES, attacks.ENTRY, attacks.LIMITS, native) as sandbox:
+        trial = attacks.try_out(sandbox, told)
     facts: dict[str, Any] = {
         "sandbox": "native" if native else "wasi",
         "attacks": len(trial.attacks),
@@ -142,9 +142,8 @@ def _shelved(package: "Package") -> Path:
 def _limits(fuel: int | None, memory: int | None) -> "Limits":
     from node.sandbox.base import Limits
 
-    given: dict[str, Any] = {
-        name: value for name, value in (("fuel", fuel), ("memory_mib", memory)) if value is not None
-    }
+    given: dict[str, Any] = {"fuel": fuel} if fuel is not None else {}
+    given |= {"memory_mib": memory} if memory is not None else {}
     try:
         return Limits(**given)
     except ValueError as error:
@@ -156,12 +155,6 @@ def _opened(files: Mapping[str, bytes], entry: str, limits: "Limits", native: bo
     from node.sandbox.runtime import find_runtime
 
     return open_confined(files, entry, limits) if native else open_wasi(files, entry, limits, find_runtime())
-
-
-def _opened_attacks(native: bool) -> "ProcessSandbox":
-    from node.sandbox import attacks
-
-    return _opened(attacks.FILES, attacks.ENTRY, attacks.LIMITS, native)
 
 
 def _show(outcome: "Outcome", *, as_json: bool) -> None:

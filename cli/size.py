@@ -2,18 +2,16 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.output import AsJson, console, print_json
+from cli.output import AsJson, clean, console, print_json
 from node.state.files import whole_file, write_whole
 
 if TYPE_CHECKING:
-    from node.calibration.difficulty import Difficulty
     from node.run.file import CompiledRun
     from node.training.settings import TrainerSettings
     from node.training.sizing import Memory, Shape
@@ -76,7 +74,8 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
         try:
             with Progress(console=Console(stderr=True)) as progress:
                 task = progress.add_task("measuring", total=difficulty.count, completed=len(known))
-                for problem_id, rate in _unknown(difficulty, known, samples):
+                todo = [problem for problem in difficulty.problems() if problem.problem_id not in known]
+                for problem_id, rate in difficulty.rates(todo, samples):
                     known[problem_id] = rate
                     file.write(json.dumps([problem_id, rate]) + "\n")
                     # Each by itself: Ctrl-C should cost one problem.
@@ -85,11 +84,6 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
         finally:
             difficulty.close()
     return known
-
-
-def _unknown(difficulty: "Difficulty", known: dict[str, float], samples: int) -> Iterator[tuple[str, float]]:
-    todo = [problem for problem in difficulty.problems() if problem.problem_id not in known]
-    return difficulty.rates(todo, samples)
 
 
 def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
@@ -160,7 +154,6 @@ def command(
     activations of a full micro-batch, tables of logits, gathered layers; a tenth and 0.75 GiB are added. Below it, how
     many tokens an engine's cache has room for on such a GPU, alone and beside the trainer.
     """
-    from cli.output import print_json
     from cli.run_directory import trainer_settings
 
     if file is not None and model is not None:
@@ -186,8 +179,6 @@ def _sent(file: Path | None, parameters: int) -> list[dict[str, Any]]:
 
 
 def _print_sent(sent: list[dict[str, Any]]) -> None:
-    from cli.output import console
-
     for one in sent:
         chosen = " (this run)" if one["chosen"] else ""
         bits, size = one["bits_per_parameter"], one["bytes"] / 1e6
@@ -237,8 +228,6 @@ def _gib(memory: "Memory") -> dict[str, float]:
 
 def _print(rows: list[dict[str, Any]], settings: "TrainerSettings", gpu_gib: float) -> None:
     from rich.table import Table
-
-    from cli.output import clean, console
 
     title = f"GiB per rank by number of ranks, for micro-batches of {settings.micro_batch_tokens:,} tokens"
     table = Table(title=title, title_justify="left")

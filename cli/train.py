@@ -1,5 +1,6 @@
 """`intellect-node train`: a run at one desk: the learner and one engine, without chain or peers."""
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import pretraining
 from cli.config import build_config
-from cli.errors import USAGE, CommandError
-from cli.output import duration, rounded
+from cli.errors import USAGE, CommandError, unwrap
+from cli.output import console, duration, print_json, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
@@ -152,8 +154,6 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
         with view:
             trio.run(until_signalled, served)
     except BaseExceptionGroup as group:
-        from cli.errors import unwrap
-
         # trio wraps what a task raised; a person wants the error itself.
         raise unwrap(group) from group
     finally:
@@ -163,8 +163,6 @@ def train(home: "RunDirectory", compiled: "CompiledRun", level: int, means: "Mea
 
 def finish(home: "RunDirectory", compiled: "CompiledRun", summary: dict[str, Any], *, report: bool) -> None:
     """The trained model, the summary, and the curves."""
-    import json
-
     from cli.demo.report import copy_model
 
     copy_model(home.spool, home.model, summary["steps"])
@@ -180,7 +178,6 @@ def summarise(
     compiled: "CompiledRun", local: "LocalRun | LocalPretraining", home: "RunDirectory", level: int
 ) -> dict[str, Any]:
     """Rewards: means of the first and last `reward_window` evaluations; losses instead where a run pre-trains."""
-    from cli import pretraining
     from node.metrics.journal import ends_of, read_records
 
     records = list(read_records(home.directory / "metrics.jsonl"))
@@ -244,8 +241,6 @@ class JsonView(View):
         self._out = out
 
     def step(self, record: dict[str, Any]) -> None:
-        import json
-
         print(json.dumps(record, sort_keys=True), file=self._out, flush=True)
 
 
@@ -305,8 +300,6 @@ class ProgressView(View):
 def numbers_of(record: dict[str, Any]) -> str:
     """'reward 0.42  eval 0.40  entropy 0.31  grad 0.8  stale 1.0  5,100 tok/s'"""
     if "outer_root" in record and "seats" not in record:
-        from cli import pretraining
-
         return pretraining.numbers_of(record)
     parts: list[str] = []
     for name, label, form in (
@@ -327,15 +320,12 @@ def numbers_of(record: dict[str, Any]) -> str:
 
 
 def say_goodbye(summary: dict[str, Any], home: "RunDirectory", *, as_json: bool) -> None:
-    from cli.output import console, print_json
     from node.metrics.journal import Ends
 
     if as_json:
         print_json({"summary": summary})
         return
     if summary.get("kind") == "pretrain":
-        from cli import pretraining
-
         pretraining.say_goodbye(summary, home)
         return
     out = console()

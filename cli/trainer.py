@@ -1,12 +1,13 @@
 """`intellect-node trainer`: machines that train together with one on which `train` or the daemon runs."""
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.errors import USAGE, CommandError
+from cli.errors import USAGE, CommandError, unwrap
 from cli.output import clean, console, duration, print_json
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ RANK_EXAMPLES = (
 )
 LOOK_SECONDS = 0.5
 app = typer.Typer(help="A trainer that spans machines.", no_args_is_help=True)
-
-
-@app.callback()
-def about() -> None:
-    """A trainer that spans machines."""
 
 
 @app.command("rank", epilog=RANK_EXAMPLES)
@@ -74,7 +70,6 @@ def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "View") -> dict
     """Until machine 0 is done. Raises TrainingError, KeyboardInterrupt."""
     import trio
 
-    from cli.errors import unwrap
     from cli.invocation import until_signalled
     from node.logs import set_up_logging
     from node.training.client import TrainerProcess
@@ -93,13 +88,12 @@ def lend(spool: "GuestSpool", settings: "TrainerSettings", view: "View") -> dict
         trio.run(until_signalled, work)
     except BaseExceptionGroup as group:
         raise unwrap(group) from group
-    seconds = round(time.monotonic() - started, 1)
     return {
         "machine": settings.node_rank,
         "run": spool.run_name() or "",
         "checkpoint": spool.newest_step(),
         "restarts": process.restarts,
-        "seconds": seconds,
+        "seconds": round(time.monotonic() - started, 1),
     }
 
 
@@ -126,8 +120,6 @@ class View:
             name, newest = found, step
 
     def _say(self, text: str, **fields: Any) -> None:
-        import json
-
         print(json.dumps(fields) if self._json else text, file=self._out, flush=True)
 
 

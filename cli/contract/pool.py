@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.contract.frame import Network, Plan, Rows, app, pool_app, profile_of, question, read, step, transaction, when
-from cli.contract.stake import Amount, approve_steps
+from cli.contract.stake import Amount, approve_steps, signature_of
 from cli.contract.values import (
     MAX_POOL,
     MAX_TOTAL,
@@ -187,11 +187,8 @@ async def fund(chain: "ChainClient", me: "Address", pool: Pool, amount: Amount) 
         f"{ether(amount)} tokens of {me} become rewards of pool {pool} (as far as they make whole units); what nobody "
         "earns goes to who opened it after its end"
     )
-    swarm = chain.profile.contracts.swarm
-    steps = [
-        *await approve_steps(chain, me, swarm, amount),
-        step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)),
-    ]
+    steps = await approve_steps(chain, me, chain.profile.contracts.swarm, amount)
+    steps.append(step(f"fund pool {pool}", chain.contracts.fund_pool(pool, amount)))
     return Plan(says, f"pool {pool} is funded with {ether(amount)} tokens more", steps)
 
 
@@ -275,11 +272,8 @@ async def validators(
     """As the manager: propose other validators, who can take office one window later (--apply, by anybody)."""
     if apply:
         change = step("change the validators", chain.contracts.apply_validators(pool))
-        return Plan(
-            f"the proposed validators of pool {pool} take office; no money moves",
-            f"pool {pool} has new validators",
-            [change],
-        )
+        says = f"the proposed validators of pool {pool} take office; no money moves"
+        return Plan(says, f"pool {pool} has new validators", [change])
     judges = _validators(validator, None)
     info = await chain.pool(pool)
     says = (
@@ -342,17 +336,13 @@ async def join(
         f"the node {me} becomes a member of pool {pool} and leaves any other; its provider's stake answers for its work"
     )
     if invitation is None:
-        return Plan(
-            says, f"{me} is a member of pool {pool}", [step(f"join pool {pool}", chain.contracts.join(pool, contact))]
-        )
-    if deadline is None:
-        raise CommandError(
-            "until when?", "--invitation needs its --deadline", "give both, as `pool invite` told", USAGE
-        )
-    from cli.contract.stake import signature_of
-
-    until = deadline((await chain.block()).timestamp)
-    call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))
+        call = chain.contracts.join(pool, contact)
+    elif deadline is None:
+        why, remedy = "--invitation needs its --deadline", "give both, as `pool invite` told"
+        raise CommandError("until when?", why, remedy, USAGE)
+    else:
+        until = deadline((await chain.block()).timestamp)
+        call = chain.contracts.join_invited(pool, contact, until, signature_of(invitation))
     return Plan(says, f"{me} is a member of pool {pool}", [step(f"join pool {pool}", call)])
 
 

@@ -5,6 +5,7 @@ Teaching the start model takes the longest, so the chain and the keys are made b
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from cli.demo.chain import DemoChain
 from cli.demo.supervise import Program, Spawn, run_to_end
 from cli.demo.view import View
 from cli.keyring import open_node_key
-from cli.pools import COIN, PoolTerms, about_run, open_pool, signer_for
+from cli.pools import about_run
 from cli.run import notes_of
 from cli.run_template import render_run, with_real_paths
 from node.state.files import write_whole
@@ -48,6 +49,12 @@ def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     return run
 
 
+TOKEN = 10**18
+FUND = 1000 * TOKEN
+UNITS_PER_EPOCH = 10**9
+"""What a pool pays for at most per epoch, all nodes together: what a thousand GPUs make in an hour at 270 tokens/s."""
+ROLES = ("trainer", "validator")
+"""Of those whom a pool names."""
 EPOCH_SECONDS, WINDOW_SECONDS = 10, 20
 """So short that a demo of a minute is paid while it runs."""
 # The lease outlasts a demo, so that it is a quorum's word of silence that ends the killed leader's term.
@@ -70,8 +77,11 @@ async def prepare(
     options: DemoOptions, scene: Scene, chain: DemoChain, environment: dict[str, str], spawn: Spawn, view: View
 ) -> Stage:
     """Bring everything to where `join` can start."""
+    from contracts.bindings import PoolParams
+    from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet
     from node.run.file import compile_run, load_run_file
     from node.run.problems import check_run
+    from protocol.identity import NodeKey
 
     if options.resume:
         run = await trio.to_thread.run_sync(load_run_file, scene.run_file)
@@ -80,7 +90,7 @@ async def prepare(
         return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
 
     run = await trio.to_thread.run_sync(write_run, options, scene)
-    addresses: dict[str, str] = {}
+    addresses: dict[str, Address] = {}
     async with trio.open_nursery() as nursery:
         if options.run_file is None:
             nursery.start_soon(teach_and_measure, run, options, scene, environment, spawn, view)
@@ -89,21 +99,27 @@ async def prepare(
     facts = await trio.to_thread.run_sync(check_run, compiled)
     for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
         view.say(f"note: {escape(note)}")
-    terms = PoolTerms(
+    named = {role: tuple(addresses[one.name] for one in cast(options) if one.role == role) for role in ROLES}
+    params = PoolParams(
         run_root=compiled.root,
-        trainer=_address(addresses["trainer"]),
-        validators=tuple(_address(addresses[one.name]) for one in cast(options) if one.role == "validator"),
-        threshold=quorum_of(options.validators),
-        epoch_seconds=EPOCH_SECONDS,
+        run_uri=about_run(compiled.spec),
+        manager=addresses["trainer"],
+        reward_per_unit=TOKEN // 1000,
         window=WINDOW_SECONDS,
-        about=about_run(compiled.spec),
+        epoch_seconds=EPOCH_SECONDS,
+        lease_seconds=24 * 3600,
+        units_per_epoch=UNITS_PER_EPOCH,
+        slash_amount=100 * TOKEN,
+        validators=named["validator"],
+        threshold=quorum_of(options.validators),
     )
-    account = await signer_for(chain.client, None, terms.fund)
-    pool = await open_pool(chain.client, terms, account)
+    # An account of the moment: whoever opens a pool gets back what nobody has earned.
+    account = NodeKey.generate()
+    await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=FUND)
+    pool = await chain.client.create_pool(params, key=account)
+    await chain.client.fund_pool(pool, FUND, key=account)
     if options.trainers > 1:
-        await _seat(
-            scene, chain, pool, [_address(addresses[one.name]) for one in cast(options) if one.role == "trainer"]
-        )
+        await _seat(scene, chain, pool, named["trainer"])
     write_whole(scene.cast_file, msgspec.json.encode(options.casting))
     # Last: with it a demo counts as one that can go on.
     scene.pool_file.write_text(f"{pool}\n", encoding="ascii")
@@ -111,13 +127,13 @@ async def prepare(
     return Stage(chain.profile, pool, run.name, run.recipe.target_reward)
 
 
-async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "list[Address]") -> None:
+async def _seat(scene: Scene, chain: DemoChain, pool: int, trainers: "Sequence[Address]") -> None:
     """Who trains, in the order of their turn: the first, which manages the pool, leads."""
-    from node.chain.faucet import DevnetFaucet
+    from node.chain.faucet import COIN_FOR_GAS, DevnetFaucet
 
     manager = await trio.to_thread.run_sync(lambda: open_node_key(scene.state_dir("trainer")))
     # Its daemon, which would fund it, does not run yet, and this transaction needs gas.
-    await DevnetFaucet(chain.client).fund(manager.address, coin=COIN)
+    await DevnetFaucet(chain.client).fund(manager.address, coin=COIN_FOR_GAS)
     await chain.client.seat_trainers(pool, trainers, CHAIR_LEASE_SECONDS, CHAIR_GRACE_SECONDS, key=manager)
 
 
@@ -151,7 +167,7 @@ async def teach_start_model(
         view.say(f"the start model is right in {accuracy:.0%} of its tries")
 
 
-async def _make_keys(options: DemoOptions, scene: Scene, addresses: dict[str, str]) -> None:
+async def _make_keys(options: DemoOptions, scene: Scene, addresses: "dict[str, Address]") -> None:
     """The keys of those whom the pool names; the others make their own when they start."""
     for name in (one.name for one in cast(options) if one.role != "worker"):
         key = await trio.to_thread.run_sync(lambda d=scene.state_dir(name): open_node_key(d, create=True))
@@ -166,9 +182,3 @@ def _last_accuracy(log: Path) -> float | None:
         except (ValueError, KeyError, TypeError):
             continue
     return None
-
-
-def _address(text: str):  # noqa: ANN202 - protocol.identity.Address
-    from protocol.identity import parse_address
-
-    return parse_address(text)

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.daemon_status import PretrainingPart
+from cli.daemon_status import DaemonStatus, PretrainingPart
 from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
@@ -108,17 +108,16 @@ async def _perform(
         view.say(f"{len(participants) - bool(latecomer)} nodes started, each its own process")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch)
+            around = scene, supervisor, starting, view
             if latecomer:
-                nursery.start_soon(
-                    _churn, participants[1], participants[0], latecomer, scene, supervisor, starting, view
-                )
+                nursery.start_soon(_lose_peer, participants[1], participants[0], latecomer, *around)
             trainers = [one for one in participants if one.role == "trainer"]
             if options.leader:
                 nursery.start_soon(_find_out, trainers, scene, view)
             elif options.kills and len(trainers) > 1 and options.seats:
-                nursery.start_soon(_lose_seat, trainers, scene, supervisor, starting, view)
+                nursery.start_soon(_lose_peer, trainers[-1], trainers[0], trainers[-1], *around)
             elif options.kills and len(trainers) > 1:
-                nursery.start_soon(_take_over, trainers, scene, tracker, supervisor, starting, view)
+                nursery.start_soon(_take_over, trainers, *around)
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
@@ -141,46 +140,32 @@ async def _perform(
     return last
 
 
-async def _churn(
+async def _lose_peer(
     victim: Participant,
     witness: Participant,
-    latecomer: Participant,
+    successor: Participant,
     scene: Scene,
     supervisor: Supervisor,
     starting: Callable[[Participant], Awaitable[None]],
     view: View,
 ) -> None:
-    """Kill a peer while it trains its second round or a later one, for good, and let another come in its place when
-    the others are two rounds on: it takes their state instead of making it."""
-    killed = await _round_of(victim, scene, lambda part: part.training and part.round > 0)
+    """Kill a peer while it trains a round, not the first, and start its successor when the others are two rounds on:
+    a latecomer, which takes their state instead of making it, or the trainer itself again."""
+    back = successor == victim
+    first = 2 if back else 1
+    killed = await _round_of(victim, scene, lambda part: part.training and part.round >= first)
     supervisor.kill(victim.name)
-    view.say(f"{victim.name} is killed while it trains round {killed + 1}")
+    missing = "; its contribution is missing there" if back else ""
+    view.say(f"{victim.name} is killed while it trains round {killed + 1}{missing}")
     here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
-    view.say(f"{latecomer.name} joins in round {here + 1}")
-    await starting(latecomer)
-
-
-async def _lose_seat(
-    trainers: Sequence[Participant],
-    scene: Scene,
-    supervisor: Supervisor,
-    starting: Callable[[Participant], Awaitable[None]],
-    view: View,
-) -> None:
-    """Kill a trainer while it makes its steps of a round, and start it again when the others are two rounds on."""
-    witness, victim = trainers[0], trainers[-1]
-    killed = await _round_of(victim, scene, lambda part: part.training and part.round > 1)
-    supervisor.kill(victim.name)
-    view.say(f"{victim.name} is killed while it trains round {killed + 1}; its contribution is missing there")
-    here = await _round_of(witness, scene, lambda part: part.round >= killed + 2)
-    await starting(victim)
-    view.say(f"{victim.name} comes back in round {here + 1}")
+    await starting(successor)
+    view.say(f"{successor.name} {'comes back' if back else 'joins'} in round {here + 1}")
 
 
 async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingPart], bool]) -> int:
     """The round in which a node is once something is true of it."""
     while True:
-        status = await get_status_async(socket_of(scene.state_dir(one.name)))
+        status = await _status_of(one, scene)
         if status and status.pretraining and true(status.pretraining):
             return status.pretraining.round
         await trio.sleep(CHURN_POLL)
@@ -189,7 +174,6 @@ async def _round_of(one: Participant, scene: Scene, true: Callable[[PretrainingP
 async def _take_over(
     trainers: Sequence[Participant],
     scene: Scene,
-    tracker: Tracker,
     supervisor: Supervisor,
     starting: Callable[[Participant], Awaitable[None]],
     view: View,
@@ -203,7 +187,7 @@ async def _take_over(
     died = trio.current_time()
     view.say(f"{leader.name} is killed at step {step}; {standby.name} has replayed {await _step_of(standby, scene)}")
     while True:
-        status = await get_status_async(socket_of(scene.state_dir(standby.name)))
+        status = await _status_of(standby, scene)
         if status and status.chair and status.chair.leads and status.training:
             if status.training.step >= status.chair.from_step:
                 break
@@ -218,15 +202,19 @@ async def _take_over(
 async def _find_out(trainers: Sequence[Participant], scene: Scene, view: View) -> None:
     """Tell when somebody else leads than the trainer that cheats, and from which policy on."""
     for standby in cycle(trainers[1:]):
-        status = await get_status_async(socket_of(scene.state_dir(standby.name)))
+        status = await _status_of(standby, scene)
         if status and status.chair and status.chair.leads and status.chair.term:
             cheat, taken = trainers[0], f"{standby.name} does, from policy {status.chair.from_step} on"
             return view.say(f"{cheat.name} ({cheat.cheat}) leads no more: {taken}")
         await trio.sleep(CHURN_POLL)
 
 
+async def _status_of(one: Participant, scene: Scene) -> DaemonStatus | None:
+    return await get_status_async(socket_of(scene.state_dir(one.name)))
+
+
 async def _step_of(one: Participant, scene: Scene) -> int:
-    status = await get_status_async(socket_of(scene.state_dir(one.name)))
+    status = await _status_of(one, scene)
     return status.training.step if status and status.training else -1
 
 
@@ -267,9 +255,8 @@ async def _tell_of_page(place: str, view: View) -> None:
 
 async def _listen(one: Participant, scene: Scene, tracker: Tracker) -> None:
     """Ask one daemon for its status, over and over."""
-    socket = socket_of(scene.state_dir(one.name))
     while True:
-        status = await get_status_async(socket)
+        status = await _status_of(one, scene)
         if status is not None:
             tracker.absorb(one.name, status)
         await trio.sleep(POLL)

@@ -213,39 +213,24 @@ def last_step_shown(snapshot: Snapshot) -> int:
 
 
 def _curve(snapshot: Snapshot, width: int, height: int) -> RenderableType:
-    inner = width - 4
-    last = last_step_shown(snapshot)
     lines = plot(
         [(snapshot.rewards, "dim green", False), (running_mean(snapshot.rewards), "bold green", True)],
-        width=inner,
+        width=width - 4,
         height=height,
-        x_range=(0, last),
+        x_range=(0, last_step_shown(snapshot)),
         level=snapshot.target,
     )
     goal = f", goal {snapshot.target:g}" if snapshot.target is not None else ""
-    return Panel(
-        Group(*lines),
-        title=f"mean reward on held-back problems{goal}",
-        title_align="left",
-        width=width,
-        box=box.ROUNDED,
-        border_style="dim",
-    )
+    return _panel(f"mean reward on held-back problems{goal}", lines, width)
 
 
 def _verdicts(snapshot: Snapshot, lines: int) -> RenderableType:
     verdicts = snapshot.verdicts
-    head = Text.assemble(
-        (f"{verdicts.accepted}", "bold green"),
-        " accepted  ",
-        (f"{verdicts.rejected}", "bold red"),
-        " rejected",
-    )
+    good, bad = (f"{verdicts.accepted}", "bold green"), (f"{verdicts.rejected}", "bold red")
+    head = Text.assemble(good, " accepted  ", bad, " rejected")
     recent = [_verdict_line(verdict, snapshot) for verdict in verdicts.recent[:lines]]
     recent += [Text("") for _ in range(lines - len(recent))]
-    return Panel(
-        Group(head, *recent), title="verdicts", title_align="left", width=SIDE, box=box.ROUNDED, border_style="dim"
-    )
+    return _panel("verdicts", [head, *recent], SIDE)
 
 
 def _verdict_line(verdict: VerdictPart, snapshot: Snapshot) -> Text:
@@ -271,14 +256,7 @@ def _staleness(snapshot: Snapshot) -> RenderableType:
     for key, count in counts:
         bar = "█" * round(14 * count / most)
         lines.append(Text.assemble(f"{key:>7} ", (f"{bar:<14}", "red" if key == "dropped" else "blue"), f" {count:,}"))
-    return Panel(
-        Group(*lines),
-        title="rollouts, by steps behind",
-        title_align="left",
-        width=SIDE,
-        box=box.ROUNDED,
-        border_style="dim",
-    )
+    return _panel("rollouts, by steps behind", lines, SIDE)
 
 
 def _swarm(snapshot: Snapshot, width: int) -> RenderableType:
@@ -326,7 +304,11 @@ def _fate(snapshot: Snapshot, width: int) -> RenderableType:
             f"   quorum {snapshot.quorum} of {len(snapshot.validators)}   disputes {snapshot.disputes.get('raised', 0)}"
         )
     lines.append(Text(f"chain {snapshot.chain_id or '-'}   pool {pool}   block {block}{jury}", style="dim"))
-    return Panel(Group(*lines), title="on chain", title_align="left", width=width, box=box.ROUNDED, border_style="dim")
+    return _panel("on chain", lines, width)
+
+
+def _panel(title: str, lines: list[Text], width: int) -> Panel:
+    return Panel(Group(*lines), title=title, title_align="left", width=width, box=box.ROUNDED, border_style="dim")
 
 
 def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
@@ -346,11 +328,8 @@ def _fate_of(row: Row, snapshot: Snapshot) -> list[Text]:
         caught.append(f" taken in block {slash.block}")
         return [caught, Text(f"transaction {slash.transaction}", style="dim", no_wrap=True)]
     if row.files_rejected:
-        return [
-            Text.assemble(
-                name, f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected"
-            ).append(_agreement(row, snapshot))
-        ]
+        text = f" ({row.participant.cheat}) earns nothing: {row.files_rejected} files rejected"
+        return [Text.assemble(name, text, _agreement(row, snapshot))]
     return [Text.assemble(name, f" ({row.participant.cheat}) is at large")]
 
 

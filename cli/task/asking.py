@@ -83,15 +83,8 @@ class Sizes:
 
     def fields(self) -> dict[str, Any]:
         """Of a TaskSpec."""
-        return {
-            "samples": self.samples,
-            "shard_size": self.shard_size,
-            "max_output_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "lease_seconds": self.lease,
-            "device": self.device,
-            "nonce": self.nonce,
-        }
+        names = ("samples", "shard_size", "max_output_tokens", "temperature", "device", "nonce")
+        return {name: getattr(self, name) for name in names} | {"lease_seconds": self.lease}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +174,16 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
 
 def of_file(bench: Bench, root: str, sizes: Sizes) -> Wish:
     """A judgement of every answer in a rollout file that this node holds. root: 64 hex digits, or how they begin."""
+    from node.errors import StateError
     from node.tasks.judging import judge_task
     from protocol.rollout import MAX_FILE_BYTES, decode
     from protocol.tasks import SUBJECT
 
-    path = _blob(bench, root)
+    try:
+        path = bench.files.blob(root)
+    except StateError as error:
+        what, remedy = "the file to judge is not here", "name the root of an accepted file"
+        raise CommandError(what, error.why, remedy, RUN) from None
     # One byte more, so that a file that is too long is refused and not cut.
     data = path.read_bytes()[: MAX_FILE_BYTES + 1]
     spec = judge_task(bench.run, data, len(decode(data, 65_536).rows), **sizes.fields())
@@ -261,17 +259,6 @@ def _asset(path: str, file: Path) -> "Asset":
     except OSError as error:
         raise CommandError(f"{file} cannot be read", str(error), "name a file that is there", RUN) from None
     return Asset(path=path, root=describe(data).root.hex(), size=len(data))
-
-
-def _blob(bench: Bench, root: str) -> Path:
-    from node.errors import StateError
-
-    try:
-        return bench.files.blob(root)
-    except StateError as error:
-        raise CommandError(
-            "the file to judge is not here", error.why, "name the root of an accepted file", RUN
-        ) from None
 
 
 # what a finished task is made into, and how it is told: files for programs, lines for people

@@ -311,7 +311,9 @@ def _carry_out(asker: Asker, given: dict[str, Any]) -> None:
 
     directory, as_json = chosen_directory(given["state_dir"]), given["as_json"]
     sizes = Sizes(**{name: given[name] for name in _COMMON if name in given and name not in _OURS})
-    _check_device(sizes.device)
+    if sizes.device not in ("any", "cpu", "cuda"):
+        what = f"no device {clean(sizes.device, 20)!r}"
+        raise CommandError(what, "tasks may ask for any, cpu or cuda", "name one", USAGE)
     # Some commands have an option of their own by a common name: `out`, `shard_size`.
     own = {name: value for name, value in given.items() if name not in _COMMON or name in signature(asker).parameters}
     with tempfile.TemporaryDirectory(prefix="intellect-task-") as scratch:
@@ -346,11 +348,6 @@ def _watch(directory: Path, id: str, shards: int, *, quiet: bool) -> dict[str, A
     with Progress(console=Console(stderr=True), disable=quiet and not sys.stderr.isatty()) as progress:
         bar = progress.add_task(f"task {id[:8]}", total=shards)
         return wait(directory, id, lambda task: progress.update(bar, completed=task["gathered"], total=task["shards"]))
-
-
-def _check_device(name: str) -> None:
-    if name not in ("any", "cpu", "cuda"):
-        raise CommandError(f"no device {clean(name, 20)!r}", "tasks may ask for any, cpu or cuda", "name one", USAGE)
 
 
 def _table(rows: list[dict[str, Any]]) -> "Table":

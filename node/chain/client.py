@@ -224,11 +224,6 @@ class ChainClient:
     async def appeal_seconds(self) -> int:
         return await self._read("read a parameter", self._contracts.appeal_seconds)
 
-    async def epoch_at(self, pool: int, timestamp: int | None = None) -> int:
-        """The pool's epoch at a block timestamp; without one, that of the latest block."""
-        when = (await self.block()).timestamp if timestamp is None else timestamp
-        return (await self.pool(pool)).epoch_at(when)
-
     async def balances(self, address: Address) -> Balances:
         def read() -> Balances:
             coin = self._web3.eth.get_balance(Web3.to_checksum_address(address))
@@ -259,10 +254,6 @@ class ChainClient:
     async def faucet(self, to: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
         """Mint test tokens; only where the token is a TestToken."""
         return await self._write("mint test tokens", self._contracts.mint(to, amount), key)
-
-    async def transfer(self, to: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
-        """Send tokens."""
-        return await self._write("send tokens", self._contracts.transfer(to, amount), key)
 
     async def bond(self, provider: Address, amount: int, *, key: NodeKey | None = None) -> Receipt:
         """Add the key's tokens to the provider's stake; approves first where that is needed."""

@@ -110,7 +110,6 @@ class Devnet:
     ) -> None:
         self.directory = directory.resolve()
         self.options = options or DevnetOptions()
-        self.profile: NetworkProfile | None = None
         self._cache = cache
         self._publish = publish
         self._anvil: subprocess.Popen[bytes] | None = None
@@ -150,8 +149,7 @@ class Devnet:
         """
         binary = await trio.to_thread.run_sync(find_anvil, self._cache, abandon_on_cancel=True)
         try:
-            await trio.to_thread.run_sync(self._start, binary)
-            task_status.started(self._require_profile())
+            task_status.started(await trio.to_thread.run_sync(self._start, binary))
             await self._keep(binary)
         finally:
             with trio.move_on_after(3 * STOP_SECONDS, shield=True):
@@ -232,8 +230,7 @@ class Devnet:
             if keeper is not None and keeper.poll() is not None:
                 raise self._failed_to_come_up()
             if self.status().running:
-                self.profile = read_profile(self.profile_path)
-                return self.profile
+                return read_profile(self.profile_path)
             time.sleep(0.1)
         where = self.directory / "keeper.log"
         raise DevnetError("the local chain does not come up", f"no answer within {timeout:.0f} s", f"look into {where}")
@@ -248,7 +245,7 @@ class Devnet:
 
     # ---- inside, all blocking
 
-    def _start(self, binary: Path) -> None:
+    def _start(self, binary: Path) -> NetworkProfile:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.directory / "failure.json").unlink(missing_ok=True)
         self._acquire()
@@ -265,9 +262,9 @@ class Devnet:
         write_profile(self.profile_path, profile)
         if self._publish:
             write_profile(self._publish, profile)
-        self.profile = profile
         self._write_pid("ready", os.getpid())
         log.info("devnet.up", url=profile.rpc_urls[0], anvil=self.anvil_pid, directory=str(self.directory))
+        return profile
 
     def _launch(self, binary: Path, record: _Record) -> None:
         _require_free(record.port)
@@ -430,11 +427,6 @@ class Devnet:
 
     def _write_record(self, record: _Record) -> None:
         write_whole(self.directory / "devnet.json", msgspec.json.encode(record))
-
-    def _require_profile(self) -> NetworkProfile:
-        if self.profile is None:
-            raise DevnetError("the local chain is not up", "it was not started", "run: intellect-node devnet up")
-        return self.profile
 
 
 def play_money(web3: Web3, payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:

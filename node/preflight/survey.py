@@ -269,13 +269,16 @@ class Applicant(msgspec.Struct, frozen=True):
     run: RunSpec | None = None
 
 
-async def examine(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
-    """What a look at machine and pool finds. Raises ChainError."""
+async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
+    """The warnings. Raises PreflightFailed for a failure, ChainError."""
     block = await chain.block()
     public = is_public(chain.profile)
     found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
     found += await trio.to_thread.run_sync(_examine_machine, applicant)
-    return [*found, check_all_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen)]
+    found.append(check_all_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen))
+    if worst(found) == "failure":
+        raise PreflightFailed(found)
+    return [finding for finding in found if finding.level == "warning"]
 
 
 def _examine_machine(applicant: Applicant) -> list[Finding]:
@@ -286,14 +289,6 @@ def _examine_machine(applicant: Applicant) -> list[Finding]:
         check_gpu(applicant.hardware),
         *(check_listen(each) for each in applicant.listen),
     ]
-
-
-async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
-    """The warnings. Raises PreflightFailed for a failure."""
-    found = await examine(chain, pool, applicant)
-    if worst(found) == "failure":
-        raise PreflightFailed(found)
-    return [finding for finding in found if finding.level == "warning"]
 
 
 async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role) -> None:

@@ -66,10 +66,6 @@ class Listener:
         """Serve these too, where no route mounted before matches."""
         self._app.router.routes.extend(routes)
 
-    def close(self) -> None:
-        """Let go of the address without having served."""
-        self._socket.close()
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))

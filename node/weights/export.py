@@ -8,7 +8,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,31 @@ def export_model(
     An adapter is written below it, in PEFT's format and as it was signed; merged into the start model only where that
     lies beside the assets. Every tensor is checked on the way. Raises MalformedPolicy, WeightsError, WeightsDiskError.
     """
+    with whole_directory(out) as partial:
+        adapter = holds_adapter(image)
+        signed = partial / POLICY_DIRECTORY if adapter else partial
+        signed.mkdir(exist_ok=True)
+        written = _write_shards(image, record.manifest, signed, shard_bytes, told)
+        files = tuple(str((signed / name).relative_to(partial)) for name in written)
+        for name, source in assets.items():
+            if name == CONFIG_NAME:
+                # The start model may have been float32; loaders believe the config, and would widen what is bf16.
+                write_whole(partial / name, as_bf16(source.read_bytes()))
+                continue
+            with whole_file(partial / name) as file, source.open("rb") as data:
+                shutil.copyfileobj(data, file)
+        if adapter:
+            base = assets[CONFIG_NAME].parent if CONFIG_NAME in assets else partial
+            files += write_both(image, partial, base)
+        write_whole(signed / RECORD_NAME, encode_record(record))
+    size = sum((out / name).stat().st_size for name in files)
+    return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
+
+
+@contextmanager
+def whole_directory(out: Path) -> Iterator[Path]:
+    """A model directory to fill, which is called `out` when the block ends, and is gone if the block raises. Raises
+    WeightsError where `out` exists, WeightsDiskError."""
     if out.exists():
         raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
     # Beside it, so that the rename stays within one file system.
@@ -91,29 +117,11 @@ def export_model(
     try:
         with disk_errors(f"the model directory {out}"):
             partial.mkdir(parents=True)
-            adapter = holds_adapter(image)
-            signed = partial / POLICY_DIRECTORY if adapter else partial
-            signed.mkdir(exist_ok=True)
-            written = _write_shards(image, record.manifest, signed, shard_bytes, told)
-            files = tuple(str((signed / name).relative_to(partial)) for name in written)
-            for name, source in assets.items():
-                if name == CONFIG_NAME:
-                    # The start model may have been float32; loaders believe the config, and would widen what is bf16.
-                    write_whole(partial / name, as_bf16(source.read_bytes()))
-                    continue
-                with whole_file(partial / name) as file, source.open("rb") as data:
-                    shutil.copyfileobj(data, file)
-            if adapter:
-                base = assets[CONFIG_NAME].parent if CONFIG_NAME in assets else partial
-                files += write_both(image, partial, base)
-            write_whole(signed / RECORD_NAME, encode_record(record))
+            yield partial
             os.replace(partial, out)
             sync_directory(out.parent)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    size = sum((out / name).stat().st_size for name in files)
-    return Exported(out, record.manifest.step, record.manifest.policy_root, files, size)
 
 
 def _write_shards(image: Path, manifest: PolicyManifest, directory: Path, most: int, told: Told) -> tuple[str, ...]:

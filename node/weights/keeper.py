@@ -37,7 +37,8 @@ class PolicyShelf:
     """The newest `keep` policies; waiting for newer ones."""
 
     def __init__(self, keep: int, pins: Pins) -> None:
-        self._keep = keep
+        self.keep = keep
+        """How many policies stay."""
         self._pins = pins
         self._held: dict[bytes, HeldPolicy] = {}
         """By root: of one step there may be an orphan and its heir."""
@@ -69,11 +70,6 @@ class PolicyShelf:
         self._changed.set()
         self._changed = trio.Event()
 
-    @property
-    def keep(self) -> int:
-        """How many policies stay."""
-        return self._keep
-
     def hold(self, root: bytes) -> None:
         """Keep a policy, here or to come, however many are newer: somebody works with it."""
         self._wanted.add(root)
@@ -97,7 +93,7 @@ class PolicyShelf:
 
     def _drop_old(self) -> None:
         # Orphans count among them: they take as much room.
-        for policy in self.held[: -self._keep]:
+        for policy in self.held[: -self.keep]:
             if policy.root not in self._wanted:
                 self._let_go_of(policy)
 

@@ -6,17 +6,15 @@ shards or the machine. Maps, computes and hashes: call in a thread.
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from node.inference.model_files import as_bf16
-from node.state.files import sync_directory, write_whole
-from node.weights.errors import WeightsError, disk_errors
-from node.weights.export import CONFIG_NAME, INDEX_NAME, weight_files
+from node.state.files import write_whole
+from node.weights.errors import WeightsError
+from node.weights.export import CONFIG_NAME, INDEX_NAME, weight_files, whole_directory
 from node.weights.images import U16, mapped, write_image
 from node.weights.records import RECORD_NAME
 from protocol.merging import Merge, MergeError, merged
@@ -80,32 +78,18 @@ def merge_models(
     they are done. Raises MergeError, WeightsError, WeightsDiskError.
     """
     merge.check()
-    if out.exists():
-        raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
     if merge.needs_base and base is None:
         raise MergeError(
             f"{merge.method} merges differences to a base", "name the model that all came from with --base"
         )
-    opened = [_Model(path) for path in models]
-    origin = _Model(base) if base is not None and merge.needs_base else None
-    for other in (*opened[1:], *([origin] if origin else [])):
-        _check_alike(opened[0], other)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with disk_errors(f"the model directory {out}"):
-            partial.mkdir(parents=True)
-            infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
-            _copy_the_rest(models[0], partial)
-            named = (*opened, *([origin] if origin else [])) if name_inputs else ()
-            inputs = tuple(one.root() for one in named)
-            root = weights_root(infos)
-            write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
-            os.replace(partial, out)
-            sync_directory(out.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with whole_directory(out) as partial:
+        opened, origin = _opened(models, base if merge.needs_base else None)
+        infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
+        _copy_the_rest(models[0], partial)
+        named = (*opened, *([origin] if origin else [])) if name_inputs else ()
+        inputs = tuple(one.root() for one in named)
+        root = weights_root(infos)
+        write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
     return Merged(out, root, (out / "model.safetensors").stat().st_size, len(infos), inputs)
 
 
@@ -117,10 +101,7 @@ def stretches_of(model: Path) -> int:
 def merge_stretches(merge: Merge, models: Sequence[Path], base: Path | None, stretches: range) -> bytes:
     """A part of the merged image: these stretches of its numbers, and its header before the first. All parts one after
     another are what `merge_models` writes. Raises MergeError, WeightsError."""
-    opened = [_Model(path) for path in models]
-    origin = _Model(base) if base is not None else None
-    for other in (*opened[1:], *([origin] if origin else [])):
-        _check_alike(opened[0], other)
+    opened, origin = _opened(models, base)
     start, stop, total = stretches.start * STRETCH, stretches.stop * STRETCH, _count(opened[0])
     if stop >= total + STRETCH and stretches.start:
         raise MergeError(f"they have {total:,} numbers, fewer than stretch {stretches.stop} begins at", "ask again")
@@ -139,23 +120,21 @@ def merge_stretches(merge: Merge, models: Sequence[Path], base: Path | None, str
 def assemble(parts: Iterable[bytes], model: Path, out: Path) -> bytes:
     """Write the model directory `out`, which must not exist, of all parts of a merged image; its weights root.
     Configuration and tokenizer are those of `model`. Raises WeightsError, WeightsDiskError."""
-    if out.exists():
-        raise WeightsError(f"{out} exists", "a model directory is written whole or not at all", "name another one")
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with disk_errors(f"the model directory {out}"):
-            partial.mkdir(parents=True)
-            with (partial / "model.safetensors").open("wb") as file:
-                for part in parts:
-                    file.write(part)
-            root = _Model(partial).root()
-            _copy_the_rest(model, partial)
-            os.replace(partial, out)
-            sync_directory(out.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with whole_directory(out) as partial:
+        with (partial / "model.safetensors").open("wb") as file:
+            for part in parts:
+                file.write(part)
+        root = _Model(partial).root()
+        _copy_the_rest(model, partial)
     return root
+
+
+def _opened(models: Sequence[Path], base: Path | None) -> tuple[list[_Model], _Model | None]:
+    """The models and their base, all of one shape. Raises MergeError, WeightsError."""
+    opened, origin = [_Model(path) for path in models], _Model(base) if base is not None else None
+    for other in (*opened[1:], *([origin] if origin else [])):
+        _check_alike(opened[0], other)
+    return opened, origin
 
 
 def _count(model: _Model) -> int:
