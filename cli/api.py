@@ -15,6 +15,8 @@ from cli.daemon_status import DaemonStatus, parse_status
 from cli.errors import NETWORK, RUN, USAGE, CommandError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import httpx
 
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
@@ -38,6 +40,16 @@ def known_sockets() -> list[Path]:
     # Any directory will do: sockets of one user differ in their names only.
     directory = api_socket_path(Path.cwd()).parent
     return [path for path in sorted(directory.glob("*.sock")) if _answers(path)]
+
+
+def known_daemons() -> "Iterator[DaemonStatus]":
+    """What each daemon of this user says that answers."""
+    for socket in known_sockets():
+        try:
+            # Short: this is asked for completion as well, while somebody waits at a prompt.
+            yield get_status(socket, timeout=2.0)
+        except CommandError:
+            continue
 
 
 def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:

@@ -184,11 +184,9 @@ def _measuring(
         raise CommandError("no run to measure", "either --run or --pool is needed", "give one of them", USAGE)
     with tempfile.TemporaryDirectory(prefix="intellect-calibrate-") as folder, _progress() as progress:
         spec, assets = _placed(run, Path(folder)) if run is not None else _asked(pool or 0, network, Path(folder))
-        environment = load_environment(spec.environment, assets, LocalTokenizer(assets / "model"))
-        try:
+        tokenizer = LocalTokenizer(assets / "model")
+        with contextlib.closing(load_environment(spec.environment, assets, tokenizer)) as environment:
             yield spec, assets / "model", environment, progress
-        finally:
-            environment.close()
 
 
 def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":

@@ -9,7 +9,6 @@ import os
 import sqlite3
 import tempfile
 import traceback
-from dataclasses import dataclass
 
 from protocol.errors import IntellectError
 
@@ -57,15 +56,6 @@ class CommandError(IntellectError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """The three lines of an error."""
-
-    what: str
-    why: str
-    remedy: str
-
-
 def exit_code(error: BaseException) -> int:
     """The documented exit code of `error`; groups of errors have that of their most telling member."""
     error = unwrap(error)
@@ -79,18 +69,18 @@ def exit_code(error: BaseException) -> int:
     return CONFIGURATION if isinstance(error, (OSError, sqlite3.OperationalError)) else UNEXPECTED
 
 
-def describe(error: BaseException) -> Description:
+def describe(error: BaseException) -> IntellectError:
     """What a person reads. Unexpected errors leave their traceback in a file that the text names."""
     error = unwrap(error)
     if isinstance(error, IntellectError):
-        return Description(error.what, error.why, error.remedy)
+        return error
     if isinstance(error, KeyboardInterrupt):
-        return Description("interrupted", "Ctrl-C or SIGINT", "run the command again")
+        return IntellectError("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
     if isinstance(error, sqlite3.OperationalError):
         return _describe_database_error(error)
-    return Description(
+    return IntellectError(
         "an unexpected error",
         f"{type(error).__name__}: {error}"[:400],
         f"this is a bug; its traceback is in {_keep_traceback(error)}: please report it with that file",
@@ -110,33 +100,33 @@ def unwrap(error: BaseException) -> BaseException:
     return members[0]
 
 
-def _describe_os_error(error: OSError) -> Description:
+def _describe_os_error(error: OSError) -> IntellectError:
     place = f" ({error.filename})" if error.filename else ""
     why = f"{os.strerror(error.errno) if error.errno else error}{place}"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             remedy = "free some space and run again: with --resume, if it is a demo or a training that had begun"
-            return Description("the disk is full", why, remedy)
+            return IntellectError("the disk is full", why, remedy)
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return Description("a file cannot be used", why, "give this user access, or name another directory")
+            return IntellectError("a file cannot be used", why, "give this user access, or name another directory")
         case errno.ENOENT | errno.ENOTDIR:
-            return Description("there is no such file or directory", why, "correct the path")
+            return IntellectError("there is no such file or directory", why, "correct the path")
         case errno.EISDIR:
-            return Description("this is a directory and not a file", why, "name the file in it")
+            return IntellectError("this is a directory and not a file", why, "name the file in it")
         case errno.EADDRINUSE:
-            return Description("a port is in use", why, "stop the other program, or choose another port")
+            return IntellectError("a port is in use", why, "stop the other program, or choose another port")
         case errno.EMFILE | errno.ENFILE:
-            return Description("too many open files", why, "raise the limit (`ulimit -n 4096`) and run again")
+            return IntellectError("too many open files", why, "raise the limit (`ulimit -n 4096`) and run again")
         case _:
-            return Description("the operating system refused", why, "mend the cause and run again")
+            return IntellectError("the operating system refused", why, "mend the cause and run again")
 
 
-def _describe_database_error(error: sqlite3.OperationalError) -> Description:
+def _describe_database_error(error: sqlite3.OperationalError) -> IntellectError:
     """Of the databases in a state directory: full disks, read-only ones, and disks that fail."""
     what = "a database of the state directory cannot be written"
     if "full" in str(error):
-        return Description(what, str(error), "free some space and start again: nothing that was promised is lost")
-    return Description(what, str(error), "look at the disk and at who owns the directory, then start again")
+        return IntellectError(what, str(error), "free some space and start again: nothing that was promised is lost")
+    return IntellectError(what, str(error), "look at the disk and at who owns the directory, then start again")
 
 
 def _keep_traceback(error: BaseException) -> str:

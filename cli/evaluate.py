@@ -2,6 +2,8 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -193,12 +195,10 @@ def _all_answered(
         for number, (name, (directory, image)) in enumerate(models.items()):
             progress.update(task, description=clean(name, 40))
             # One after another: memory has to hold one model only. By number: their names are paths.
-            evaluator = _evaluator(compiled, directory, engine, folder / str(number), lambda: progress.advance(task))
-            try:
+            assets, told = folder / str(number), partial(progress.advance, task)
+            with closing(_evaluator(compiled, directory, engine, assets, told)) as evaluator:
                 weights = evaluator.start() if image is None else evaluator.read(image)
                 found[name] = evaluator.answered(weights, draws)
-            finally:
-                evaluator.close()
     return found
 
 
@@ -222,14 +222,12 @@ def _answered_beside(
         count = (1 + len(weights)) * draws * compiled.spec.evaluation.problems
         task = progress.add_task(f"{clean(name, 40)} and {len(weights)} adapters", total=count)
         engine = beside(evaluation_engine(settings), weights.values())
-        evaluator = _evaluator(compiled, model, engine, folder / "run", lambda: progress.advance(task))
-        try:
+        told = partial(progress.advance, task)
+        with closing(_evaluator(compiled, model, engine, folder / "run", told)) as evaluator:
             evaluator.start()
             found = evaluator.answered_beside(weights, draws)
             # Under the empty name stands the model without an adapter.
             return {name: found.pop(""), **found}, evaluator.adapter_bytes
-        finally:
-            evaluator.close()
 
 
 def _evaluator(

@@ -1,12 +1,13 @@
 """The contracts' events as plain rows: for the terminal, for JSON, for the demo's report."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.output import date, ether, short
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
 
+T = TypeVar("T")
 VALIDATORS_FAULTS = {200: "contradicting_verdicts", 201: "false_certificate"}
 """The Court's REASON_DOUBLE_VERDICT and REASON_FALSE_CERTIFICATE."""
 _TIMES = ("lease_until", "made_at", "until", "from", "withdrawable_at", "final_at", "ended_at")
@@ -23,6 +24,23 @@ async def event_rows(chain: "ChainClient") -> list[dict[str, Any]]:
     logs = await chain.logs(chain.profile.deployed_block, head.number, [], everything=True)
     parsed = [parse_log(log, chain.profile.contracts) for log in logs]
     return [event_row(event) for event in parsed if event is not None]
+
+
+async def events_of(chain: "ChainClient", kind: type[T], *topics: str | None) -> list[T]:
+    """Every event of one kind that was told, oldest first. topics: of its indexed fields, None for any."""
+    from contracts.bindings import parse_log, topic_of
+
+    head = await chain.block()
+    wanted = ["0x" + topic_of(kind).hex(), *topics]  # type: ignore[arg-type]
+    logs = await chain.logs(chain.profile.deployed_block, head.number, wanted)
+    return [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), kind)]
+
+
+def pool_topics(pool: int | None) -> list[str]:
+    """Of the events of one pool; none asks for those of all."""
+    from contracts.bindings import pool_topic
+
+    return [] if pool is None else ["0x" + pool_topic(pool).hex()]
 
 
 def event_row(event: Any) -> dict[str, Any]:

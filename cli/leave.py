@@ -43,12 +43,14 @@ def command(
 
     Works without a daemon, too. The steps back need the provider's key, so this command does not take them.
     """
+    from node.state.reader import StateFiles
+
     say: Callable[[str], None] = (lambda _: None) if as_json else lambda text: console().print(text, soft_wrap=True)
     directory = chosen_directory(state_dir)
     where = network or _last_network(directory)
     key = _node_key(directory, password_file)  # before anything is stopped: without it nothing can be told the chain
     # Asked while the daemon still runs: it is the only one that can still get these into a table.
-    unclaimed = _unclaimed(directory)
+    unclaimed = StateFiles(directory).untabled_units()
     if unclaimed:
         say(f"{unclaimed:,} units were accepted and are in no table yet: only if it joins again are they paid")
         # A script goes on with the warning alone: to leave loses no stake, and the units can still be had by joining
@@ -133,13 +135,6 @@ class Outcome:
     def _when(self) -> str:
         wait = f"unbonding takes {duration(self.period)}; until then a slash can still take it"
         return f"if you unstake now; {wait}" if self.free else wait
-
-
-def _unclaimed(directory: Path) -> int:
-    """Units for which nobody but this node's daemon can show certificates until a table has them."""
-    from node.state.reader import StateFiles
-
-    return StateFiles(directory).untabled_units()
 
 
 def _pool_now(directory: Path) -> int:

@@ -76,7 +76,7 @@ class Follower:
         """What was written since the last look."""
         while True:
             if self._file is not None:
-                yield from _events(self._file, whole=not self._was_rotated())
+                yield from _events(self._file, whole=self._place() == 0)
             following = self._next()
             if following is None:
                 return
@@ -86,9 +86,6 @@ class Follower:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def _was_rotated(self) -> bool:
-        return self._place() != 0
 
     def _place(self) -> int | None:
         """Which of the log's files is the open one: 0 the one that is written; None: none any more."""

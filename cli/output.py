@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from cli.errors import INTERRUPTED, CommandError, Description
+from cli.errors import INTERRUPTED, CommandError
+from protocol.errors import IntellectError
 
 SCHEMA_VERSION = 1
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -52,7 +53,7 @@ def quiet_logs() -> Iterator[None]:
         structlog.configure(**before)
 
 
-def print_error(error: Description) -> None:
+def print_error(error: IntellectError) -> None:
     """Three lines on standard error."""
     out = Console(stderr=True, highlight=False, soft_wrap=True)
     # Escaped: what stands in brackets, as [trainer] does, is no markup.

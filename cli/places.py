@@ -80,7 +80,9 @@ def known_directories() -> list[Path]:
 
 def running_directories() -> list[Path]:
     """State directories of the daemons of this user that answer."""
-    return sorted(_told_directories())
+    from cli import api
+
+    return sorted({Path(told.node.state_dir) for told in api.known_daemons() if told.node.state_dir})
 
 
 def chosen_directory(given: Path | None) -> Path:
@@ -132,19 +134,6 @@ NetworkName = Annotated[
 PoolNumber = Annotated[
     int | None, typer.Option(min=0, max=2**32 - 1, help="The pool on chain; default: the profile's.")
 ]
-
-
-def _told_directories() -> Iterator[Path]:
-    from cli import api
-
-    for socket in api.known_sockets():
-        try:
-            # Short: this is asked for completion as well, while somebody waits at a prompt.
-            told = api.get_status(socket, timeout=2.0).node.state_dir
-        except CommandError:
-            continue
-        if told:
-            yield Path(told)
 
 
 def _several(found: list[Path]) -> CommandError:

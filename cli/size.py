@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,19 +71,18 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder, notes.open("a", encoding="utf-8") as file:
         assets = Path(folder)
         place_files(compiled, assets)
-        difficulty = Difficulty(compiled.spec, assets)
-        try:
-            with Progress(console=Console(stderr=True)) as progress:
-                task = progress.add_task("measuring", total=difficulty.count, completed=len(known))
-                todo = [problem for problem in difficulty.problems() if problem.problem_id not in known]
-                for problem_id, rate in difficulty.rates(todo, samples):
-                    known[problem_id] = rate
-                    file.write(json.dumps([problem_id, rate]) + "\n")
-                    # Each by itself: Ctrl-C should cost one problem.
-                    file.flush()
-                    progress.advance(task)
-        finally:
-            difficulty.close()
+        with (
+            closing(Difficulty(compiled.spec, assets)) as difficulty,
+            Progress(console=Console(stderr=True)) as progress,
+        ):
+            task = progress.add_task("measuring", total=difficulty.count, completed=len(known))
+            todo = [problem for problem in difficulty.problems() if problem.problem_id not in known]
+            for problem_id, rate in difficulty.rates(todo, samples):
+                known[problem_id] = rate
+                file.write(json.dumps([problem_id, rate]) + "\n")
+                # Each by itself: Ctrl-C should cost one problem.
+                file.flush()
+                progress.advance(task)
     return known
 
 

@@ -143,7 +143,9 @@ def picture(rows: "list[tuple[DaemonStatus, bool]]") -> RenderableType:
         table.add_column(name, no_wrap=True, justify="right" if name in ("step", "tok/s", "earned") else "left")
     for status, here in rows:
         table.add_row(*_cells(status, here))
-    return Group(table, Text(""), *[line for status, here in rows if here for line in _doing(status)], *_events(rows))
+    phases = [(status.node.role, status.node.phase) for status, here in rows if here]
+    doing = [Text(f"{clean(role, 10)}: {clean(phase.text, 200)}", style="dim") for role, phase in phases if phase]
+    return Group(table, Text(""), *doing, *_events(rows))
 
 
 def _cells(status: "DaemonStatus", here: bool) -> list[Text]:
@@ -162,12 +164,6 @@ def _cells(status: "DaemonStatus", here: bool) -> list[Text]:
         Text(ether(int(pay.earned_wei)) if pay else ""),
         Text(duration(node.uptime_seconds) if here else ""),
     ]
-
-
-def _doing(status: "DaemonStatus") -> list[Text]:
-    phase = status.node.phase
-    told = Text(f"{clean(status.node.role, 10)}: {clean(phase.text, 200)}" if phase else "", style="dim")
-    return [told] if phase else []
 
 
 def _events(rows: "list[tuple[DaemonStatus, bool]]") -> list[Text]:

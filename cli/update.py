@@ -98,15 +98,12 @@ def _stale_daemons(own: str) -> list[dict[str, Any]]:
     """Daemons of this machine that were started before the program was changed."""
     from cli import api
 
-    found: list[dict[str, Any]] = []
-    for socket in api.known_sockets():
-        try:
-            node = api.get_status(socket, timeout=2.0).node
-        except CommandError:
-            continue
-        if node.version and node.version != own:
-            found.append({"address": node.address, "version": node.version, "state_dir": node.state_dir})
-    return found
+    nodes = [status.node for status in api.known_daemons()]
+    return [
+        {"address": node.address, "version": node.version, "state_dir": node.state_dir}
+        for node in nodes
+        if node.version and node.version != own
+    ]
 
 
 def _tell(own: str, offered: str | None, stale: list[dict[str, Any]]) -> None:

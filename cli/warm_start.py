@@ -1,6 +1,7 @@
 """`intellect-node run warm-start`: the model that a run begins with, taught by example first."""
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,11 +84,8 @@ def _examples(run: "RunFile", how: "WarmStart", file: Path) -> list[tuple[list[i
     with tempfile.TemporaryDirectory(prefix="intellect-warm-") as folder:
         place_files(compiled, Path(folder))
         tokenizer = LocalTokenizer(Path(folder) / "model")
-        environment = load_environment(compiled.spec.environment, Path(folder), tokenizer)
-        try:
+        with closing(load_environment(compiled.spec.environment, Path(folder), tokenizer)) as environment:
             found = [_example(row, how, environment, tokenizer, f"{data}, row {at}") for at, row in read_rows(data)]
-        finally:
-            environment.close()
     if not found:
         raise CommandError(f"there are no examples in {data}", "it has no rows", "check [warm_start] data", RUN)
     return found

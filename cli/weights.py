@@ -13,7 +13,7 @@ import typer
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.options import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
-from cli.places import NetworkName, PoolNumber, state_dir_option
+from cli.places import NetworkName, PoolNumber, running_directories, state_dir_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -299,16 +299,9 @@ def _state_dirs(given: Path | None) -> list[Path]:
         if not given.is_dir():
             raise CommandError(f"no state directory {given}", "there is no such directory", "check the path")
         return [given]
-    from cli import api
-
     # Those that do not run, too: their policies are as good.
     found = {path.parent.parent for path in default_home().glob("nodes/*/*/weights/held")}
-    for socket in api.known_sockets():
-        try:
-            found.add(Path(api.get_status(socket).node.state_dir))
-        except CommandError:
-            continue  # it is stopping; its directory is found if it lies in the usual place
-    return sorted(path for path in found if str(path) not in ("", "."))
+    return sorted(found.union(running_directories()))
 
 
 def _held(state_dir: Path | None) -> "Iterator[tuple[Path, PolicyRecord]]":

@@ -10,7 +10,7 @@ from cli.contract.frame import OnlyPool, Plan, Rows, app, case_app, question, st
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_CASE, address
 from cli.errors import USAGE, CommandError
-from cli.events import fault_name
+from cli.events import events_of, fault_name, pool_topics
 from cli.output import date, ether
 
 if TYPE_CHECKING:
@@ -101,12 +101,9 @@ async def _rows(chain: "ChainClient", who: "Address | None", pool: int | None) -
 
 
 async def _events(chain: "ChainClient", pool: int | None) -> "list[Slashed]":
-    from contracts.bindings import Slashed, parse_log, pool_topic, topic_of
+    from contracts.bindings import Slashed
 
-    topics = ["0x" + topic_of(Slashed).hex(), *([] if pool is None else ["0x" + pool_topic(pool).hex()])]
-    head = (await chain.block()).number
-    logs = await chain.logs(chain.profile.deployed_block, head, topics)
-    return [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), Slashed)]
+    return await events_of(chain, Slashed, *pool_topics(pool))
 
 
 async def _row(

@@ -212,27 +212,23 @@ def _record(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
 def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progress: Progress) -> "Deployment":
     """In a thread. Sends what does not stand yet."""
     import trio
+    from rich.console import Console
 
     from contracts.deploy import deploy as put_on_chain
     from node.chain.simulate import Step
     from node.chain.transactions import call_of
 
+    errors = Console(stderr=True, highlight=False)
+
     def send(call: Any, action: str) -> dict[str, Any]:
         intent = call_of(call).intent
         if intent not in progress.done:
-            console_err(f"{action}: waiting for a block")
+            errors.print(f"{action}: waiting for a block", style="dim", markup=False, soft_wrap=True)
             receipt = trio.from_thread.run(chain.execute, Step(action, call), key)
             progress.add(Standing(intent, receipt.contract, receipt.block, receipt.gas_used, receipt.cost))
         return _receipt(progress.done[intent])
 
     return put_on_chain(chain.contracts.web3, key, params, send=send)
-
-
-def console_err(text: str) -> None:
-    """Progress on standard error."""
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False).print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def _receipt(standing: Standing) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 from cli.contract.frame import OnlyPool, Plan, Rows, app, earnings_app, question, step, transaction, when
 from cli.contract.pool import Pool
 from cli.contract.values import MAX_EPOCH, MAX_POOL, MAX_TOTAL, address, read_json
+from cli.events import events_of, pool_topics
 from cli.output import ether
 
 if TYPE_CHECKING:
@@ -148,13 +149,10 @@ def _table_row(table: dict[str, Any], now: int) -> tuple[str, str]:
 
 async def claims_of(chain: "ChainClient", who: "Address", pool: int | None) -> list[dict[str, Any]]:
     """Every pay of somebody who is, or works for, `who`; JSON-ready, oldest first."""
-    from contracts.bindings import Claimed, parse_log, pool_topic, topic_of
+    from contracts.bindings import Claimed
 
-    head = await chain.block()
     # Only the pool is asked for: the account may be the node or the provider, which are two topics.
-    topics: list[Any] = ["0x" + topic_of(Claimed).hex(), None if pool is None else "0x" + pool_topic(pool).hex()]
-    logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
-    events = [event for log in logs if isinstance(event := parse_log(log, chain.profile.contracts), Claimed)]
+    events = await events_of(chain, Claimed, *pool_topics(pool))
     return [
         {
             "pool": event.pool,

@@ -9,6 +9,7 @@ import typer
 from cli.contract.frame import Network, Plan, Rows, app, node_app, provider_app, question, read, step, transaction, when
 from cli.contract.values import MAX_UNITS, Moment, address, address_option, read_json, wei, when_option
 from cli.errors import USAGE, CommandError
+from cli.events import events_of
 from cli.keyring import open_node_key
 from cli.output import duration, ether, print_json
 from cli.places import state_dir_option
@@ -266,15 +267,12 @@ async def node_show(chain: "ChainClient", node: NodeAddress) -> tuple[dict[str, 
 
 async def _nodes_of(chain: "ChainClient", provider: "Address") -> "list[Address]":
     """Present nodes, from the registrations ever told."""
-    from contracts.bindings import NodeRegistered, parse_log, topic_of
+    from contracts.bindings import NodeRegistered
 
-    head = await chain.block()
     # An indexed address fills 32 bytes in a topic.
-    topics = ["0x" + topic_of(NodeRegistered).hex(), "0x" + provider.removeprefix("0x").lower().rjust(64, "0")]
-    logs = await chain.logs(chain.profile.deployed_block, head.number, topics)
-    events = [parse_log(log, chain.profile.contracts) for log in logs]
+    events = await events_of(chain, NodeRegistered, "0x" + provider.removeprefix("0x").lower().rjust(64, "0"))
     # Without doubles, in the order of the first registration: a node can be removed and registered again.
-    seen = dict.fromkeys(event.node for event in events if isinstance(event, NodeRegistered))
+    seen = dict.fromkeys(event.node for event in events)
     infos = [await chain.node_info(node) for node in seen]
     # The contract keeps no list of a provider's nodes, so those that have left since are told apart by asking.
     return [info.node for info in infos if info.provider == provider]

@@ -1,7 +1,7 @@
 """The demo's own local chain: its keeper is one more supervised process, stopped after all the others."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,14 +53,11 @@ async def open_chain(
             profile = await _until_up(devnet, supervisor)
             # Only once it is up: while it starts, its own failure says more than "died".
             nursery.start_soon(supervisor.watch)
-            client = ChainClient(profile)
-            try:
+            with closing(ChainClient(profile)) as client:
                 await client.connect()
                 swarm = profile.contracts.swarm
                 view.say(f"chain {profile.chain_id} at {profile.rpc_urls[0]}, swarm contract {swarm}")
                 yield DemoChain(devnet.profile_path, client)
-            finally:
-                client.close()
             nursery.cancel_scope.cancel()
     finally:
         await supervisor.stop()

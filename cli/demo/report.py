@@ -155,7 +155,8 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
 
     An adapter is merged into the start model, and stands beside it in PEFT's format.
     """
-    image, source = _image(Spool(spool), step), spool / "assets" / "model"
+    images, source = Spool(spool).images(), spool / "assets" / "model"
+    image = images.get(step if step in images else max(images, default=-1))
     if image is None or not source.is_dir():
         return False
     partial = target.with_name(f".{target.name}.partial")
@@ -174,11 +175,6 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return True
-
-
-def _image(spool: Spool, step: int | None) -> Path | None:
-    images = spool.images()
-    return images.get(step if step in images else max(images, default=-1))
 
 
 def draw_curve(directory: Path, snapshot: Snapshot) -> None:

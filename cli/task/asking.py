@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,11 +126,8 @@ def of_own(bench: Bench, kind: "Kind", part: "Part", first: int, problems: int, 
     from node.inference.tasks import problems_in
     from protocol.tasks import TaskSpec
 
-    environment = bench.environment(bench.run.environment, bench.assets)
-    try:
+    with closing(bench.environment(bench.run.environment, bench.assets)) as environment:
         there = problems_in(environment, part)
-    finally:
-        environment.close()
     last = first + problems if problems else there
     if not first < last <= there:
         raise CommandError(
@@ -163,11 +161,8 @@ def of_data(bench: Bench, data: Path, template: str, sizes: Sizes, *, skip: bool
         place.parent.mkdir()
         # Under the name that workers will have it by: the environment reads by that path.
         shutil.copyfile(data, place)
-        loaded = bench.environment(environment, Path(folder))
-        try:
+        with closing(bench.environment(environment, Path(folder))) as loaded:
             rows = problems_in(loaded, "all")
-        finally:
-            loaded.close()
     spec = TaskSpec(kind="filter", part="all", last=rows, environment=environment, assets=(asset,), **sizes.fields())
     return Wish(spec, sizes.policy, {path: data})
 

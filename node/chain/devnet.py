@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -308,8 +309,7 @@ class Devnet:
     def _deploy_once(self, record: _Record) -> None:
         """Deploy unless the contracts are there; after a loss of all state they get the same addresses again."""
         url = f"http://{HOST}:{record.port}"
-        provider = FallbackProvider([url], record.chain_id)
-        try:
+        with closing(FallbackProvider([url], record.chain_id)) as provider:
             web3 = Web3(provider)
             if record.contracts is not None:
                 if web3.eth.get_code(Web3.to_checksum_address(record.contracts.swarm)):
@@ -321,8 +321,6 @@ class Devnet:
                     rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
             done = deploy(web3, accounts[0], self.options.deployment)
             play_money(web3, accounts[0], accounts[1], done.addresses)
-        finally:
-            provider.close()
         self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
 
     def _make_profile(self) -> NetworkProfile:

@@ -5,7 +5,7 @@ import structlog
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, InsufficientStake
 from node.chain.faucet import DevnetFaucet
-from protocol.identity import Address, NodeKey
+from protocol.identity import NodeKey
 
 COIN = 10**18
 MIN_COIN = COIN // 2
@@ -39,7 +39,8 @@ async def prepare_participant(
         raise InsufficientStake(provider_key.address, stake, required)
     if faucet is not None:
         for address in (provider_key.address, node_key.address):
-            await _top_up(client, faucet, address)
+            if (await client.balances(address)).coin < MIN_COIN:
+                await faucet.fund(address, coin=COIN)
     bonded = (await client.stake_of(provider_key.address)).bonded
     if bonded < stake:
         await _bond(client, faucet, provider_key, stake - bonded)
@@ -52,11 +53,6 @@ async def register_node(client: ChainClient, provider_key: NodeKey, node_key: No
     deadline, signature = await client.register_node_signature(node_key, provider_key.address, units)
     await client.register_node(node_key.address, units, deadline, signature, key=provider_key)
     log.info("chain.node_registered", node=node_key.address, provider=provider_key.address, units=units)
-
-
-async def _top_up(client: ChainClient, faucet: DevnetFaucet, address: Address) -> None:
-    if (await client.balances(address)).coin < MIN_COIN:
-        await faucet.fund(address, coin=COIN)
 
 
 async def _bond(client: ChainClient, faucet: DevnetFaucet | None, provider_key: NodeKey, amount: int) -> None:
