@@ -113,7 +113,7 @@ async def prepare(
         validators=named["validator"],
         threshold=quorum_of(options.validators),
     )
-    # An account of the moment: whoever opens a pool gets back what nobody has earned.
+    # An account of the moment: on a devnet anybody is given coin and tokens.
     account = NodeKey.generate()
     await DevnetFaucet(chain.client).fund(account.address, coin=COIN_FOR_GAS, token=FUND)
     pool = await chain.client.create_pool(params, key=account)
