@@ -125,6 +125,7 @@ class Auditing(Service):
         self._send_drawn, self._drawn = trio.open_memory_channel[tuple[Drawn, float]](WAITING)
         self._begun: Recent[bytes, None] = Recent(1024)
         self._send_dropped, self._dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](WAITING)
+        # Two desks may come to one step at a time, and the journal is asked and written in two visits.
         self._speaking = trio.Lock()
         self._refuted: Counter[Address] = Counter()
         self.counts: Counter[str] = Counter()
@@ -132,6 +133,7 @@ class Auditing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
+        # Judging and tracing run already: they come before this service in `ROLES`.
         judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
         certify = place.certifying.replayed if lots is not None else lambda _, at: None
@@ -259,6 +261,7 @@ class Auditing(Service):
             return
         try:
             self._send.send_nowait(wanted)
+            # Marked only once it found room: an accuser may still want a step that was skipped.
             self._begun[name] = None
         except trio.WouldBlock:
             self.counts["skipped"] += 1
@@ -284,6 +287,7 @@ class Auditing(Service):
         if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
         try:
+            # An accuser names the statement. What is replayed must be the one that was announced here.
             if self._statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
             return await look()
@@ -322,11 +326,13 @@ class Auditing(Service):
         if step + 1 in self._offered():
             with suppress(IntellectError):  # what cannot be had can be made
                 found = await self._look_at_state(step, keys)
+                # The state alone tells nothing of the step, which is audited as any that is drawn.
                 self._want(wanted)
                 return found
         ruled, audit = await self._look(step, keys=keys, desk=self._standing_desk)
         if ruled is None:
             self._want(wanted)  # which has the time to wait for more
+        # This replay was an audit of the step, too: what it found is said, and no second one is made.
         elif name not in self._begun:
             self._begun[name] = None
             await self._conclude(wanted, ruled, audit)
@@ -434,6 +440,7 @@ class Auditing(Service):
         """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
         run = self._station.run
         await trio.to_thread.run_sync(spool.prepare, run.encoded, run.assets)
+        # The directory is used again: an older result would be read where this child writes none.
         (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
         await trio.to_thread.run_sync(write_whole, spool.root / ORDER, msgspec.msgpack.encode(order))
         command = [sys.executable, "-m", "node.audit.fetched", "--spool", str(spool.root)]

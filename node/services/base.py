@@ -56,6 +56,7 @@ class Crew:
     async def start(self, service: Service, nursery: trio.Nursery) -> None:
         """Returns once the service is ready."""
         await service.start(nursery)
+        # After its start: a service that is not ready has no part in status and heartbeat.
         self.services.append(service)
 
     def beat(self) -> dict[str, Any]:

@@ -81,7 +81,9 @@ class Books:
     async def look(self) -> Seen:
         """Ask the chain; the pool's clock hears what time it is there. A pool's terms change with an event of it, and
         are read once for each."""
+        # Several services look at the same time. Those that wait here get the first one's answer.
         async with self._turn:
+            # Read before the chain is asked: an event that comes meanwhile has the terms read again.
             now, told, seen = self.station.clock.monotonic(), self.ledger.told, self._seen
             if seen is not None and now < self._looked_at + SHARED_SECONDS:
                 return seen

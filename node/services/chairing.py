@@ -156,6 +156,7 @@ class Chairing(Service):
         """It speaks, and makes no policy of what is accepted. How long a step takes its last ones say."""
         policies, spec = self._station.jury.policies, self._station.run.spec
         newest, accepted = self._unused
+        # Files that were counted for an older policy say nothing of a leader that made one since.
         if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
             return False
         if not (heard := policies.heard_at(STALL_STEPS)) or newest >= spec.recipe.steps:
@@ -282,6 +283,7 @@ class Chairing(Service):
 
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""
+        # Until its event is read the term looks as before, and the next poll would send the transaction again.
         with trio.move_on_after(4 * PAUSE):
             while self._terms.now == term:  # noqa: ASYNC110 - the event comes from another task
                 await trio.sleep(POLL / 5)

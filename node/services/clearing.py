@@ -28,6 +28,7 @@ class Clearing(Keeping):
         self._final: set[int] = set()
 
     async def look(self, seen: Seen) -> float:
+        # In this order: what goes back depends on which cases are final (`_final`).
         for work in (self.end_cases, self.expel, self.give_back, self.sweep):
             try:
                 await work(seen)
@@ -48,6 +49,7 @@ class Clearing(Keeping):
 
     async def expel(self, seen: Seen) -> None:
         """Members whose provider's stake, after a slash, no longer covers its nodes."""
+        # Sorted, as `addresses` changes its order with each heartbeat: some members would never have their turn.
         members = sorted(self._station.membership.addresses())
         # Some at each look, in turn: two questions to the chain for each member.
         turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]

@@ -204,6 +204,7 @@ class Generating(Service):
             if not self.finished and made < min(wanted, most_files(self._station.run.spec)) and fork is None:
                 return policy
             wait = min(patience - waited % patience, self._until_quiet())
+            # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
             with trio.move_on_after(30.0 if self.finished else wait + 0.01):
                 await self._station.shelf.newer_than(policy.step)
 
@@ -220,6 +221,7 @@ class Generating(Service):
 
     def _quiet(self) -> float:
         """Seconds without a file of anybody's after which none is to be expected."""
+        # Before its own first file a node does not know how long one takes.
         return max(SHORTEST_PATIENCE, FILES_OF_QUIET * (self._file_seconds or PRODUCE_DEADLINE))
 
     def _until_quiet(self) -> float:
@@ -234,6 +236,7 @@ class Generating(Service):
             self._first_step = policy.step
         now = self._station.clock.monotonic()
         if self._arrived_step >= 0:
+            # Policies that were passed over took their part of the time.
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
         self._arrived_step, self._arrived_at = policy.step, now

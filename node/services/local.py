@@ -160,6 +160,7 @@ class LocalRun(DeskRun):
         await trio.to_thread.run_sync(self._prepare)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._make_batches, nursery)
+            # Learner and evaluator end by themselves after the last step. The engine does not, and is cancelled.
             async with trio.open_nursery() as inner:
                 inner.start_soon(self._learner.run)
                 inner.start_soon(self._evaluator.run)
@@ -193,6 +194,7 @@ class LocalRun(DeskRun):
         entry = self._batch_log.read(step - 1) if step > 0 else None
         batch, seconds = (entry.metrics, entry.seconds) if entry else ({}, {})
         done = self._before + time.monotonic() - self._began - self._spool.age(step)
+        # A step that was learnt before this start would lie before the record in front of it.
         elapsed = round(max(done, float(self._observer.latest.get("elapsed") or 0.0)), 3)
         self._observer.observe(learner, {**batch, "elapsed": elapsed}, seconds)
         self._tokens += int(batch.get("output_tokens", 0))
@@ -249,6 +251,7 @@ class LocalRun(DeskRun):
     async def _groups(self, policy: int, index: int) -> list[Group]:
         """The groups of one file: from disk if it was made before a restart, else newly made."""
         rollout, report = self._paths(policy, index)
+        # Only an accepted file has a report, which is written last: where it is, the file is there as well.
         if not report.exists():
             await self._make(policy, index, rollout, report)
         return await trio.to_thread.run_sync(self._read, policy, rollout, report)
@@ -325,6 +328,7 @@ class LocalRun(DeskRun):
         """After a restart: the evaluations and the time so far, and the rollouts that are neither stale nor used."""
         super()._prepare()
         step = self._next_step
+        # Up to the newest record alone: `_record` counts the batches after it.
         self._tokens = self._batch_log.tokens(self._observer.newest)
         self._rollouts.mkdir(parents=True, exist_ok=True)
         for partial in self._rollouts.glob(".*"):  # what a killed engine left

@@ -32,6 +32,7 @@ class LocalSeats(LocalRun):
 
     async def _make_step(self, step: int, policy: int) -> None:
         need = self._peers * self._inner * self._run.rollout.prompts_per_step * self._run.rollout.group_size
+        # Before they are counted: stale rollouts would stand in for those that are needed.
         self._pool.drop_stale(step)
         while self._pool.rollouts < need:  # while the round before is learnt
             await self._sample(step, policy, need)

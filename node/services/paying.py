@@ -49,6 +49,7 @@ class Paying(Keeping):
     async def _keep(self) -> None:
         while True:
             await trio.sleep(POLL)
+            # Many at once: each visit to the journal's thread costs a turn.
             rows, self._heard = self._heard, []
             if rows:
                 await self._journal.do(self._journal.take_certificates, rows, MOST)

@@ -137,6 +137,7 @@ class Settling(Keeping):
         pool, self._seen = seen.pool, seen
         if self._provider is None:
             self._provider = (await self._chain.node_info(self._own)).owner
+        # What a crash left under way comes first: whether more is due is asked of the chain after it.
         await self._finish()
         table = await self._books.of(seen.posted)
         units = table.units_of(self._own) if table else 0

@@ -46,6 +46,7 @@ class Control(Protocol):
     def mount(self, routes: Sequence[BaseRoute]) -> None: ...
 
 
+# dict=True, since `cached_property` keeps its value in `__dict__`, which a Struct has not by itself.
 class Workplace(msgspec.Struct, frozen=True, dict=True):
     """directory: its state; crew: the services that run; ledger: what became of
     the pool's work on chain; web: where HTTP is served; starter: how child processes are started; control: the socket

@@ -100,6 +100,7 @@ def look(name: str) -> str:
 
 def _alike(keys: Mapping[tuple[str, str], object]) -> dict[tuple[str, str], tuple[str, ...]]:
     looks: dict[str, list[str]] = {}
+    # A package may look like an environment that comes with the program.
     for name in BUILTIN:
         looks.setdefault(look(name), []).append(f"{name} (built in)")
     for name, root in sorted(keys):

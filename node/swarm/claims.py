@@ -179,6 +179,7 @@ class Claims:
         challenge, began = Challenge(secrets.token_bytes(SEED_BYTES), self._size), self._clock()
         try:
             answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, PATIENCE)
+        # Only this says something of its speed. A line that breaks is no trial, and raises.
         except RequestTimedOut:
             return Trial(False, self._clock() - began, began, f"no product within {PATIENCE:g} s")
         took = self._clock() - began
@@ -193,6 +194,7 @@ class Claims:
     async def _check(self, member: Address, challenge: Challenge, answer: bytes | None) -> None:
         """Raises BadProduct, NetworkError."""
         digests = decode_digests(answer or b"", challenge.size)
+        # Drawn only now that the digests bind the product: rows known before could be computed alone.
         asked = chosen_rows(challenge.size, secrets.token_bytes(32))
         shown = await self._ask(member, ShowRows(asked), 4 * challenge.size * ROWS, SHOW_SECONDS)
         rows, secret = decode_rows(shown or b"", challenge.size, ROWS), secrets.token_bytes(32)
@@ -247,6 +249,7 @@ class Claims:
         if self.prover is None or busy or now - self._asked.get(asker, -PAUSE) < PAUSE:
             return False
         self._asked[asker] = now
+        # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.
         self._turn = turn = Turn(asker, now + TURN_SECONDS)
         try:
             await self.prover.warm()
@@ -254,4 +257,5 @@ class Claims:
             log.warning("claim.cannot_prove", why=error.why)
             self._turn = None
             return False
+        # Warming up may outlast the turn, which is another asker's then.
         return self._turn is turn

@@ -77,6 +77,7 @@ class Contributions:
         if state == before or (before is None and state not in DECIDED):
             return
         states[id] = state
+        # A dispute may turn a decision: what was counted before is taken back.
         if before in DECIDED:
             self._count(work, before, -1)
         if state in DECIDED:

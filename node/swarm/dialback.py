@@ -79,6 +79,7 @@ class DialBack:
         now = self._clock()
         if now - self._tried.get(asker, -PAUSE) < PAUSE:
             return UNTRIED
+        # Before the dial, which takes seconds: each question meanwhile would make another one.
         self._tried[asker] = now
         return REACHED if await self._dial(*claimed) else MISSED
 

@@ -45,6 +45,7 @@ class Leftovers:
         missing = needed - self._files.total()
         if self._files and missing > 0 and self.quiet_for(now) >= quiet:
             self._taken += math.ceil(missing / len(self._files))
+            # What was divided takes time to make: only another quiet time divides what is missing still.
             self._last = now
         return self._taken
 

@@ -61,6 +61,7 @@ class LotBook:
         self._staleness = run.recipe.max_staleness
         self._pool = pool
         self._policies = policies
+        # A pool has at most 16 validators at a time.
         self._pledged: Recent[tuple[Address, int], _Pledged] = Recent(16 * KEPT_WINDOWS)
         self._verdicts: Recent[tuple[Address, int], list[tuple[int, Signed[VerdictIssued]]]] = Recent(4 * KEPT_WINDOWS)
         """With the groups of the work that each is about."""
@@ -149,6 +150,7 @@ class LotBook:
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
         due = (self.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
+        # A pledge by which no verdict was given hides nothing.
         kept = [
             known
             for (validator, window), known in self._pledged.items()

@@ -127,6 +127,7 @@ class Neighbours:
         yield from islice(others, BLIND if self._fine else None)
 
     def _in_order(self, members: Set[Address]) -> Iterable[Address]:
+        # Few of many are sorted. Many are found by a walk over the draw, which is in order already.
         if MOST * len(members) < len(self._there):
             return sorted(members & self._there.keys(), key=self._there.__getitem__)
         return (member for _, member in self._drawn if member in members)

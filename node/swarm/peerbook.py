@@ -87,6 +87,7 @@ def _fresh(signed: Signed[Heartbeat], now: float) -> bool:
 def _list(records: list[bytes], room: int) -> bytes:
     fitting: list[bytes] = []
     for raw in records:
+        # Five bytes are msgpack's longest header, before each record and before the list.
         room -= len(raw) + 5
         if room < 5:
             break

@@ -91,6 +91,7 @@ class StandbyBook:
         return found
 
     def _drawn(self, window: int, beacon: Signed[PolicyAnnounced]) -> Drawn | None:
+        # Policy 0 was not trained: there is nothing to replay.
         steps = range(max(window * self._audit.window, 1), (window + 1) * self._audit.window)
         word = blake3(beacon.message.policy_root + window.to_bytes(8, "little"), derive_key_context=_LOT).digest(8)
         signed = self._policies.of_step(steps[int.from_bytes(word, "little") % len(steps)]) if steps else None

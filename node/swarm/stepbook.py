@@ -53,6 +53,7 @@ class StepBook:
     def add(self, signed: Signed[StepJudged]) -> list[Signed[StepJudged]]:
         """Count a verdict; the verdicts against its step, if they are a quorum now."""
         statement = signed.message.statement
+        # A verdict may overtake the announcement of what it judges.
         known = self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
         if signed.author in known.by:
             return []

@@ -85,6 +85,7 @@ class TaskBook:
                 log.info("task.refused", owner=signed.author, why=error.why)
                 return None
             task = self._open(id, spec, signed)
+        # Gossip may bring an older offer after a newer one.
         if message.sequence > task.sequence:
             self._update(task, message)
             self._tell(task)

@@ -51,6 +51,7 @@ class Terms:
 
     def of(self, step: int) -> Term:
         """The term in which a policy lies, as far as is known."""
+        # The oldest that is remembered stands for all that were before it.
         return next(term for term in reversed(self._terms) if term.from_step <= step or term is self._terms[0])
 
     def taken_back(self, own: Address, after: int, apart: int) -> int | None:
@@ -87,6 +88,7 @@ class Terms:
         if not self.seated or trainer not in self.trainers:
             return None
         count = len(self.trainers)
+        # After a holder without a seat the first trainer has its turn at once.
         holder = self.trainers.index(self.now.holder) if self.now.holder in self.trainers else count - 1
         return self.now.until + (self.trainers.index(trainer) - holder - 1) % count * self.grace
 
@@ -119,6 +121,7 @@ class Terms:
             self._tell()
 
     def _change(self, number: int, **changes: object) -> None:
+        # A word about an older term changes nothing: a term that was taken since stands.
         if self.now.number == number:
             self._terms[-1] = msgspec.structs.replace(self.now, **changes)
             self._tell()

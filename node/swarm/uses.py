@@ -205,6 +205,7 @@ class UseBook:
             self._used(used.name(pool), used)
             if self._is_member(used.author):
                 self._meet(batch.step, used.name(pool), used.author, used=True)
+        # It asks `_fed`, which must not know this batch before the works that were passed over are noted.
         starving = self._starving(batch.step)
         # Works are in order, so the first of each worker remains.
         ahead = {used.author: used.name(pool) for used in reversed(batch.works) if starving(used.author)}
@@ -213,6 +214,7 @@ class UseBook:
             self._weigh(self._open.pop(step))
         for used in batch.works:
             self._fed[used.author] = batch.step
+        # Not what came first because its worker is starving: older than all others, it would make those look left out.
         in_turn = (one for one in batch.works if any(one.used) and ahead.get(one.author) != one.name(pool))
         oldest = min((one.policy_step for one in in_turn), default=batch.step + 1)
         for id, one in list(self._waiting.items()):
@@ -316,6 +318,7 @@ class UseBook:
             if not self._is_member(used.author):
                 return  # or a trainer could name strangers without end
             self._of(used.author).accepted += 1  # the trainer heard of its verdicts first
+        # Counted already: several batches may use groups of one work.
         elif self._done.get(id) is False:
             return
         uses = self._of(used.author)

@@ -93,6 +93,7 @@ class Slashing:
             while True:
                 for term in self._station.jury.policies.forks.keys() - self._terms:
                     self._terms.add(term)
+                    # A fork is two statements, or a quorum's verdicts: each of these returns where it is the other.
                     self._on_fork(term)
                     nursery.start_soon(self._execute_step, term)
                 for key in self._evidence.keys() - self._evidenced:
@@ -163,6 +164,7 @@ class Slashing:
         log.warning(what, node=key, work=work.hex()[:16])
         await trio.sleep(seconds_to_wait(self._station, work))
         if not await self._carry(key, lambda unfit: case):
+            # The next piece of evidence against this key may be carried.
             self._evidenced.discard(key)
 
     # what a quorum says

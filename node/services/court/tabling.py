@@ -149,6 +149,7 @@ class Tabling(Keeping):
             try:
                 source = Source(message.epoch, address_bytes(node), message.root, message.size)
                 lacks = await self._take(source, (node,))
+                # What lacks certificates is read again when it is shown next: validators say lost ones again.
                 read[message.root] = now + self._station.time.shown_every / 2 if lacks else math.inf
             except (IntellectError, OSError, msgspec.ValidationError) as error:
                 log.info("certificates.unusable", node=node, epoch=message.epoch, why=str(error))
@@ -373,6 +374,7 @@ class Tabling(Keeping):
         own, now = self._mine, self._station.clock.monotonic()
         if own is None or now < max(own.due, self._next_try):
             return
+        # The own newest word by itself: the reader of the board may not have come to it yet.
         said = {**self._books.signed, self._own: own.message}
         # Signed by the same root and total: whoever signed otherwise does not count for this table.
         alike = {author: one.signature for author, one in said.items() if one.earnings == own.message.earnings}

@@ -134,6 +134,7 @@ class Fetching:
         while True:
             await trio.sleep(FILL_POLL)
             for left in list(self._spare.values()):
+                # Files of many workers may lie here: the event loop goes on between two of them.
                 await trio.lowlevel.checkpoint()
                 for id, spare in list(left.items()):
                     if spare.due is None and not self.queue.has_passed(spare.place):
@@ -203,6 +204,7 @@ class Fetching:
         while True:
             for id in self._station.jury.ballots.open_disputes():
                 work = self._register.get(id)
+                # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
                     self._rechecked[id] = None
             await trio.sleep(RECHECK_POLL)
@@ -217,6 +219,7 @@ class Fetching:
             self._lined.pop(work.id, None)
 
     async def _fetch(self, work: Work) -> Candidate:
+        # Judged before: the verdict is only said again, and that needs no file.
         if await self._station.journal.do(self._station.journal.said, "verdict", work.id):
             return Candidate(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.

@@ -88,6 +88,7 @@ class OwnLots:
     async def prepare(self) -> None:
         """Recall or make the master secret, and the first pledges."""
         journal = self._journal
+        # All secrets follow from it: with a new one a restart could not tell those that it pledged before.
         master = await journal.do(journal.recall, "lot_master")
         if master is None:
             master = secrets.token_bytes(32)
@@ -108,6 +109,7 @@ class OwnLots:
             self._moved = trio.Event()
             window = window_of(self.newest, self._audit)
             await self._recall(range(max(0, window - RECALLED), window))
+            # One window ahead: a pledge counts towards the swarm's power only if it was heard before its window.
             await self._pledge(window, window + 1)
             await self._reveal()
 
@@ -121,6 +123,7 @@ class OwnLots:
         window = window_of(step, self._audit)
         pledge = self._pledged.get(window)
         pledged = as_share(pledge.rate) if pledge else 1.0
+        # Never below the pledge, however busy: the secret will show what the lot was (`broken_promise`).
         rate = as_rate(max(pledged, share_of_file(pledged, self.load(), verified, suspect, self._audit)))
         groups = groups or self._run.groups_per_file
         return Lot(window, rate, drawn_groups(self._secret(window), work, groups, rate))

@@ -73,7 +73,9 @@ class PeerAudit:
         ballots = self._station.jury.ballots
         claims = [one for one in claims if ballots.verdict_of(one.work.id, one.validator)]  # works are forgotten
         lot = [one for one in claims if not secrets.randbelow(LOT * self._others(one))]
+        # Files that this node judged itself can be compared without its engine.
         known = [one for one in claims if self._own_word(one.work) is not None] or claims
+        # Unpredictable: who could guess the picks would take care with those files alone.
         picks = secrets.SystemRandom().sample(known, min(-(-len(claims) // SHARE), MOST, len(known)))
         for claim in dict.fromkeys([*picks, *lot]):
             try:

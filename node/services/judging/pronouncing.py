@@ -82,6 +82,7 @@ class Pronouncing:
                 pause = min(1.1 * pause, LONGEST_POLL)
         awaited = board.withdraw(seal) or self._is_needed(id)
         board.say([message], within=AT_ONCE if awaited else SHOWN_WITHIN)
+        # Not when this verdict was shown but when the time is over: until then a slower one is not late.
         if over < math.inf:
             await trio.sleep_until(over)
             self._note_late(jury.has_sealed(id))

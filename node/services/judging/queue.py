@@ -90,6 +90,7 @@ class Looks:
         self._nursery.start_soon(self._look, author, look, over)
         with trio.move_on_after(self._patience if len(self._behind) < MOST_BEHIND else math.inf):
             await over.wait()
+        # The event is asked and not the scope: a look may end at the moment at which its patience does.
         if not over.is_set():
             self._behind[author] = deque()
         return True

@@ -39,6 +39,7 @@ class Recomputing:
         task, commitment = work.task, work.commitment
         if task is None or self._means is None:
             raise NodeError("it cannot be computed again here", "this node holds no tasks", "nothing to do here")
+        # Asked first: to compute a result again may take minutes.
         if commitment.units != task.spec.units:
             return Fault(Reason.UNITS, f"{commitment.units} units claimed for a {task.spec.kind} of {task.spec.units}")
         started = trio.current_time()
@@ -63,6 +64,7 @@ class Recomputing:
     async def _root(self, means: Means, task: Task, shard: int, afresh: bool) -> bytes:
         """Of the own result. Copies of one span have the same."""
         place = task.id, shard // task.spec.copies
+        # One at a time: copies of a span wait for the first one's result instead of making it again.
         async with self._turn:
             if afresh or place not in self._own:
                 self._own[place] = describe(await (await prepared(means, task, shard))()).root

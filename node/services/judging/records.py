@@ -54,6 +54,7 @@ class WorkerRecords:
         """
         history = await self.of(node)
         name, record = work[:8], history.records.get(evidence.verifier, WorkerRecord())
+        # A file that is looked at twice must not count as two: the bound on false alarms is per file.
         if name not in history.files:
             record = after(record, evidence, self._spec)
             history = History(

@@ -102,6 +102,7 @@ def named_policy(file: Path, run: RunSpec) -> str:
 
 def _read(file: Path) -> bytes:
     with file.open("rb") as opened:
+        # One byte more than a file may have: a larger one is refused as such, and not cut off.
         return opened.read(MAX_FILE_BYTES + 1)
 
 

@@ -156,6 +156,7 @@ class Reach(Service):
         self._due = {relay: due for relay, due in self._due.items() if relay in direct}
         left_alone = {one for one, (until, _) in self._refused.items() if until > now}
         willing = sorted(direct - left_alone - self._due.keys())
+        # By chance: in one order all hidden nodes would ask the same few members.
         random.shuffle(willing)
         for relay in [*[relay for relay, due in self._due.items() if due <= now], *willing]:
             if relay in self._due or len(self._due) < RELAYS:

@@ -116,6 +116,7 @@ class Rounds(Service):
         """Contribution -> the round in whose cut it stands."""
         self.norms: Recent[bytes, float] = Recent(REMEMBERED * 16)
         """Of contributions that this node looked at."""
+        # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
         self._agreements: Recent[int, Agreement] = Recent(REMEMBERED)
         self._roots: Recent[int, bytes] = Recent(REMEMBERED)
@@ -142,6 +143,7 @@ class Rounds(Service):
         parts = parts_of(self.shapes, self.rules.fragments)
         self._parts = [{name: self.shapes[name] for name in part} for part in parts]
         self.most_bytes = max(most_bytes(part, self.form) for part in self._parts)
+        # A worker that samples needs the model's shapes and the first outer state, and no learner from here on.
         if not self._learns:
             self._process.finish()
         for path in await trio.to_thread.run_sync(self._whole):  # what was made from the older ones is judged yet
@@ -154,6 +156,7 @@ class Rounds(Service):
             nursery.start_soon(self._hear)
             await self._catch_up()
             while not self.over:
+                # Taken before the look, which waits for others: what is decided meanwhile must not be missed.
                 moved = self._moved
                 if not await self._advance():
                     await moved.wait()
@@ -320,6 +323,7 @@ class Rounds(Service):
             raise TrainingError(
                 f"{missing} contributions of the round cannot be had", "no member hands them over", "it is tried again"
             )
+        # In the order of the cut: added in another one, float32 sums would have other bits.
         figures = await trio.to_thread.run_sync(self._added, outer, [paths[root] for root in proposal.files])
         seconds = round(self._station.clock.monotonic() - outer.opened, 3)
         self.figures[outer.round] = msgspec.structs.replace(figures, seconds=seconds)
@@ -393,6 +397,7 @@ class Rounds(Service):
         # Its bytes were those of the blob; whether they are the named state only its own root says.
         if (found.round, found.root) != (round_, root):
             raise TrainingError("an outer state is another one than the quorum named", str(path), "it is tried again")
+        # A copy: the store may let go of the blob at any moment.
         write_whole(self._path(round_), path.read_bytes())
 
     async def _open(self, path: Path) -> None:
@@ -418,6 +423,7 @@ class Rounds(Service):
         round_, described = await trio.to_thread.run_sync(_made_policy, outer, image)
         info = await self._station.blobs.add(image)
         image.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
+        # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
         path = await self._station.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
         root, run = policy_root(round_, described.tensors), self._station.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
@@ -524,6 +530,7 @@ class Rounds(Service):
         register = self._station.jury.register
         return [
             work
+            # `addresses` are the other members: this node's own works count as well.
             for node in [*self._station.membership.addresses(), self._station.key.address]
             for work in register.of(node)
             if work.round in counted and work.commitment.file_root not in self.included

@@ -45,6 +45,7 @@ class SeatTracing(Service):
         before, round_ = b"", -1
         while True:
             outer = await self._rounds.newer_than(round_)
+            # After a jump this node does not know what the rounds in between dealt, and counts nothing of them.
             if before and outer.round == round_ + 1:
                 await self._count(round_, before)
             before, round_ = outer.root, outer.round

@@ -62,6 +62,7 @@ class Cutting(Service):
         if self._station.jury.ballots.state(work.id) is not FileState.ACCEPTED:
             return False
         self._accepted_at.setdefault(work.id, now)
+        # Of two commitments for one slot neither is used (ADR 005).
         return not self._station.jury.register.is_contested(work)
 
     def _is_over(self, outer: Outer, works: list[Work], accepted: list[Work], now: float) -> bool:
@@ -90,6 +91,7 @@ class Cutting(Service):
     def _files(self, outer: Outer, accepted: list[Work]) -> tuple[bytes, ...]:
         """Roots of what is in, by this validator's own eyes: none that is far too large; of too many, a lot's."""
         norms = {work.commitment.file_root: self._rounds.norms.get(work.commitment.file_root) for work in accepted}
+        # By the norms that this node measured: of what it accepted by others' verdicts it has none.
         large = too_large({root: norm for root, norm in norms.items() if norm is not None})
         authors = {
             work.commitment.file_root: address_bytes(work.node)
@@ -115,5 +117,6 @@ class Cutting(Service):
             await journal.do(journal.say, "cut", slot, raw)
             self.said += 1
         await board.post_raw(raw)
+        # At once, and not when the board's reader comes to it: the next look must know the own word.
         self._rounds.note(board.opened(raw, CutSigned))
         log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))

@@ -205,6 +205,7 @@ class Looks:
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)
+        # What breaks a rule takes no seat from anybody, and nothing is called its copy.
         if reason is Reason.NONE or reason is Reason.NO_GAIN:
             place = order.policy_root, order.index
             self._seen[order.file_root] = (place, order.path, found["seat"], parse_address(order.node))
@@ -238,6 +239,7 @@ class Looks:
         if "state" in found:
             return Reason.INNER_STATE, found["state"], Outcome.REJECT
         copy = f"; it is {found['alike']:.3f} like another one of the round" if found["alike"] > 0.9 else ""
+        # In the same arithmetic honest steps have the same bits, so this alone needs no measure.
         if found.get("same") and not found["equal"]:
             at = f" from stretch {found['wrong'][0]} on" if found["wrong"] else ""
             detail = f"its steps come to other bits here{at}, distance {found['distance']:.2g}{copy}"

@@ -108,6 +108,7 @@ class Learning(Service):
         """The steps of a round that begin at `outer`, and what comes of them."""
         clock, seat, now = self._station.clock, self.seat, self._rounds.outer
         passed = clock.monotonic() - now.opened if now and now.round == round_ else 0.0
+        # By the wall clock: the learner is another process, whose monotonic seconds may begin elsewhere.
         until = clock.wall() - passed + self._rounds.rules.round_seconds
         steps = await self._find_steps(outer, seat, until)
         if steps is None:
@@ -129,6 +130,7 @@ class Learning(Service):
             await self._serve(Path(found["own"]))
         learnt = found["tokens"]
         units = contribution_units(self._station.run.spec, learnt)
+        # 0 for the state's own round. With fragments the next round's steps begin at it, too: 1.
         index = round_ - outer.round
         commitment = await commit(self._station, outer.root, index, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = round_
@@ -164,6 +166,7 @@ class Learning(Service):
         if info.root in self._served:
             return
         if len(self._served) == KEPT * self.blobs_a_round:
+            # `Recent` lets the oldest go with the next one, but not its pin.
             self._pins.unpin(next(iter(self._served)))
         self._served[info.root] = None
         self._pins.pin(info.root)

@@ -87,6 +87,7 @@ class Publishing(Service):
         except IntellectError as error:
             log.warning("round.not_published", round=round_, why=error.why)
             self._station.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
+            # Not tried again at once: the learner failed, and rounds go on without a record of this one.
             await self._rounds.newer_than(round_)
             return
         while self._evaluator is not None and not self._evaluations.complete(round_):  # noqa: ASYNC110 - a process writes it

@@ -83,6 +83,7 @@ class Seating(Learning):
             if self._is_past(outer.round):
                 return None
             place = first + self._ready
+            # Written before a restart: its groups are used up in the journal, and no other batch can have them.
             if self._spool.batch_path(place).exists():
                 await self._serve(self._spool.works_path(place))
                 self._ready += 1

@@ -74,6 +74,7 @@ class Judges:
         """Ask for judges, take what they agree on, give up what is too old."""
         tasks = {one.spec.nonce: id for id, one in self._owner.own.items() if one.spec.nonce.startswith(PREFIX)}
         for id in tasks.values():
+            # By the task's own step: after a restart its file may not be on the docket yet, or ever again.
             if not self._docket.fresh(self._owner.own[id].spec.step):
                 await end(self._owner, id)
         for file in self._docket.files:

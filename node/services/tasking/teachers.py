@@ -48,6 +48,7 @@ class Teachers:
                 await end(self._owner, id)
                 continue
             for shard, asset in enumerate(task.spec.assets):
+                # A shard that a closed task has no result of is asked about anew.
                 if task.open or shard in task.done:
                     asked[asset.root] = id, shard
         waiting: list[Lesson] = []
@@ -86,6 +87,7 @@ class Teachers:
         spec = TaskSpec(
             kind="teach",
             last=len(assets),
+            # The freshest: the task is worth waiting for as long as one of its files is.
             step=max(lesson.step for lesson in lessons),
             assets=tuple(assets),
             shard_size=1,

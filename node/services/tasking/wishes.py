@@ -75,6 +75,7 @@ def routes(owner: Owner) -> list[BaseRoute]:
 async def read_body(request: Request) -> bytes:
     """At most one byte more than a wish may have, which then is none."""
     body = b""
+    # Closed by hand: a loop that breaks leaves an asynchronous generator open.
     async with aclosing(cast(AsyncGenerator[bytes, None], request.stream())) as parts:
         async for part in parts:
             body += part

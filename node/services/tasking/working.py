@@ -93,6 +93,7 @@ class TaskWork(Service):
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
+            # Own leases first: while they run nobody else does these shards.
             for shard in [*mine, *([] if free is None else [free])]:
                 if not await self._was_said(task, shard):
                     return task, shard
@@ -119,6 +120,7 @@ class TaskWork(Service):
         name = slot_name(task.id, shard)
         if name not in self._said:
             journal = self._station.journal
+            # Kept, as each look asks this of all open tasks. Only `_deliver` can change it.
             self._said[name] = said = await journal.do(journal.said, "commitment", name) is not None
             return said
         return self._said[name]

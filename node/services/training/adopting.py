@@ -95,6 +95,7 @@ class Adopting:
             return False
         try:
             card, _, files = await fetch_checkpoint(self._fetcher(offer), offer.message, self._station.run.spec)
+        # For good: the bytes of this root will never be others. What cannot be had now may be had later.
         except ProtocolError as error:
             return self._refuse(offer, error.why)
         except IntellectError as error:

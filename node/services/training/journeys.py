@@ -40,6 +40,7 @@ class Journeys:
         """Mean seconds of each stage over the files of a batch that is being handed over now."""
         spent: dict[str, list[float]] = {stage: [] for stage in STAGES}
         now = self._clock()
+        # By file: one with many groups in the batch counts once.
         for work, step in {group.key[0]: group.policy_step for group in groups}.items():
             at: float | None = self._published.get(step)
             ends = {**self._works.get(work, {}), "queue": now}

@@ -39,6 +39,7 @@ def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, J
         group: Source(author, votes[author].report_root, votes[author].report_size)
         for group, believed in rows.items()
         for author, said in reports.items()
+        # By identity: another report may have equal rows, and was not the one that was heeded.
         if said.get(group) is believed
     }
 

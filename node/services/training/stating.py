@@ -35,6 +35,7 @@ async def make(station: Station, composed: ComposedBatch, holders: Sequence[Addr
     paths = dict[bytes, Path]()
     for work in composed.works:
         wanted = list(work.blobs())
+        # All of them for each part: a validator that wrote a report has had the file, and serves it.
         authors = dict.fromkeys(address_from_bytes(author) for _, _, author in wanted if author)
         for root, size, _ in wanted:
             sources = [*authors, *holders]

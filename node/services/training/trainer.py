@@ -118,6 +118,7 @@ class Trainer:
         self._evaluations = Evaluations(spool, self._spec)
         self._announced: dict[int, float] = {}
         self._pool = RolloutPool(self._spec)
+        # `Offering` has this docket and these lessons, and was opened before: they hear only here whom they serve.
         self._docket = Docket(self._spec) if docket is None else docket  # an empty one is one, too
         self._docket.fresh, self._docket.taken_in = self._fresh, self._take_in
         self._lessons = Lessons(self._spec) if lessons is None else lessons
@@ -278,6 +279,7 @@ class Trainer:
         if self.apart is not None:
             return self._ready_before(self.apart.step)
         newest = self._spool.newest_step()
+        # In the middle of a step there is no whole state to lead from.
         if newest < 0 or self._spool.next_batch() != newest:
             return None
         policies, terms = self._station.jury.policies, self._station.membership.terms
@@ -528,6 +530,7 @@ class Trainer:
             # At most AHEAD of what is published: a batch made sooner would miss the rollouts of the newest policies.
             elif self.apart is None and step <= self.step + AHEAD and not self._evaluations.behind:
                 full = self._pool.missing(step) == 0
+                # From manifests on disk, which are read only once there is a batch to order.
                 fed = await trio.to_thread.run_sync(self._fed, step) if full else None
                 selection = self._pool.take(step, fed)
                 if selection is not None:

@@ -73,6 +73,7 @@ class OwnLook:
                 await nursery.start(self._child.run)
                 self._ready.set()
         except* IntellectError as group:
+            # Whoever waits for the engine goes on as well, and finds `_broken`.
             self._broken = str(group.exceptions[0])
             log.warning("own_look.unavailable", why=self._broken)
             self._ready.set()
@@ -170,6 +171,7 @@ class Values:
         self.counts["agreed"] += len(agreed)
         self.counts["unused"] += len((apart | alone.keys()) - rows.keys())
         sources = whose(rows, reports, votes)
+        # Asked once more: the own look may just have ended the belief in one of them.
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
         return Believed(path, rows, tuple(votes.values()), sources) if rows and votes else None
 
