@@ -130,16 +130,12 @@ class LocalRun(DeskRun):
         assets: Path,
         *,
         engine: EngineProcess,
-        learner: TrainerProcess,
         evaluator: EvaluatorProcess,
         spool: Spool,
-        observer: Observer,
         async_level: int,
-        told: Told = lambda record: None,
-        doing: Doing = lambda text: None,
+        **parts: Any,
     ) -> None:
-        shared = {"learner": learner, "spool": spool, "observer": observer, "told": told, "doing": doing}
-        super().__init__(run, encoded, assets, others=(engine, evaluator), **shared)
+        super().__init__(run, encoded, assets, others=(engine, evaluator), spool=spool, **parts)
         self._engine = engine
         self._evaluator, self._evaluations = evaluator, Evaluations(spool, run)
         self._level = async_level

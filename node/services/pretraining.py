@@ -6,33 +6,16 @@ from typing import Any
 
 import trio
 
-from node.metrics.observer import Observer
-from node.services.local import DeskRun, Doing, Told
+from node.services.local import DeskRun, until
 from node.state.files import write_whole
-from node.training.client import TrainerProcess
-from node.training.spool import Spool
 from protocol.run import RunSpec
-
-POLL = 0.05
 
 
 class LocalPretraining(DeskRun):
     """One run that pre-trains, in one directory."""
 
-    def __init__(
-        self,
-        run: RunSpec,
-        encoded: bytes,
-        assets: Path,
-        *,
-        peers: int,
-        learner: TrainerProcess,
-        spool: Spool,
-        observer: Observer,
-        told: Told = lambda record: None,
-        doing: Doing = lambda text: None,
-    ) -> None:
-        super().__init__(run, encoded, assets, learner=learner, spool=spool, observer=observer, told=told, doing=doing)
+    def __init__(self, run: RunSpec, encoded: bytes, assets: Path, *, peers: int, **parts: Any) -> None:
+        super().__init__(run, encoded, assets, **parts)
         self._peers = peers
 
     async def run(self) -> None:
@@ -54,8 +37,7 @@ class LocalPretraining(DeskRun):
         """Record each round when it is complete; end the run where it has to end before its last one."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            while not self._spool.is_complete(step):  # noqa: ASYNC110 - another process writes it
-                await trio.sleep(POLL)
+            await until(lambda step=step: self._spool.is_complete(step))
             record = await trio.to_thread.run_sync(self._record, step)
             self._told(record)
             self._spool.forget_policies(step)
