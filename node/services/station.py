@@ -16,7 +16,9 @@ from node.swarm.board import Board
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.weights.keeper import PolicyShelf
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
+from protocol.messages import PolicyAnnounced
 from protocol.statements import Domain
 
 KEPT_POLICIES_EXTRA = 3
@@ -116,6 +118,17 @@ def take_station(
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
     return Station(*own, run, *shared, shelf, jury, progress or ProgressRecord(), price, clock, time or PoolTime())
+
+
+async def manifest_of(station: Station, author: Address, message: PolicyAnnounced, timeout: float) -> BatchManifest:
+    """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, or is none."""
+    sources = [author, *station.membership.addresses()]
+    # Announced by the trainer; the bound holds whatever it says.
+    size = min(message.batch_size, MAX_MANIFEST_BYTES)
+    path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=timeout)
+    manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+    manifest.check(station.run.root, station.pool, message.step - 1, station.run.spec.recipe.max_staleness)
+    return manifest
 
 
 class Rate:

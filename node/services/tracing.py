@@ -11,14 +11,14 @@ import structlog
 import trio
 
 from node.services.base import Service
-from node.services.station import Station
+from node.services.station import Station, manifest_of
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, PolicyStatement, decode_manifest
+from protocol.manifest import BatchManifest, PolicyStatement
 from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
 log = structlog.get_logger()
@@ -113,7 +113,7 @@ class Tracing(Service):
             while self._announced:
                 author, message = self._announced.popleft()
                 try:
-                    manifest = await self._manifest(author, message)
+                    manifest = await manifest_of(self._station, author, message, FETCH_TIMEOUT)
                 except IntellectError as error:
                     # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
                     self.unread += 1
@@ -133,15 +133,3 @@ class Tracing(Service):
         named = ", ".join(list(dropped.values())[:3])
         for tell in self.on_dropped:
             tell(statement, f"due files left out for later ones of others: {named}")
-
-    async def _manifest(self, author: Address, message: PolicyAnnounced) -> BatchManifest:
-        """Raises IntellectError where it cannot be had, or is none."""
-        station = self._station
-        sources = [author, *station.membership.addresses()]
-        # Announced by the trainer; the bound holds whatever it says.
-        size = min(message.batch_size, MAX_MANIFEST_BYTES)
-        path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=FETCH_TIMEOUT)
-        manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
-        staleness = station.run.spec.recipe.max_staleness
-        manifest.check(station.run.root, station.pool, message.step - 1, staleness)
-        return manifest

@@ -6,6 +6,7 @@ from pathlib import Path
 import trio
 
 from node.services.station import Station
+from node.services.training.values import check_report
 from node.swarm.register import Work
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
 from protocol.errors import IntellectError, ProtocolError
@@ -13,7 +14,6 @@ from protocol.identity import Address
 from protocol.messages import Judgement
 from protocol.rollout import MAX_REPORT_BYTES, decode_report
 from protocol.tasks import MAX_SHARD_SAMPLES
-from protocol.values import report_fault
 
 FETCH_TIMEOUT = 30.0
 
@@ -72,12 +72,8 @@ def _read(work: Work, vote: Judgement, path: Path) -> tuple[bytes, int]:
     """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
     data = path.read_bytes()
     report = decode_report(data, MAX_SHARD_SAMPLES)
-    if report.header.file_root != work.commitment.file_root.hex():
-        raise ProtocolError("unusable report", "it is not about this file")
     size = work.task.spec.samples if work.task else 1
-    fault = report_fault(report, vote, work.groups, size)
-    if fault is not None:
-        raise ProtocolError("unusable report", fault)
+    check_report(report, work.commitment.file_root, vote, work.groups, size)
     return data, len({row.group for row in report.rows})
 
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import structlog
 import trio
 
 from node.recipe.docket import Docket, Unjudged
 from node.recipe.judged import PREFIX
 from node.services.tasking.wishes import TaskWish
+from node.swarm.register import Work, WorkId
 from node.tasks.findings import judgement
 from node.tasks.judging import judge_task, scores_by_place
 from node.tasks.records import ShardRecord, TaskFolder
@@ -31,16 +33,21 @@ MOST_OPEN = 8
 SHARD_SIZE = 64
 
 
-class Owned(Protocol):
-    """A task of this node's owner. open: results are waited for; done: shards whose results are here; passing: it is
-    about to be forgotten."""
+class Owned(msgspec.Struct):
+    """A task of this node's owner. open: results are waited for; done: shards whose results are here; works: results
+    that were heard of and not gathered; said: times that its end was told; busy: shards that are being gathered;
+    passing: nothing of it is kept once its end was told."""
 
     folder: TaskFolder
     spec: TaskSpec
     encoded: bytes
     done: set[int]
     open: bool
-    passing: bool
+    works: dict[WorkId, Work] = {}
+    said: int = 0
+    repeated: float = -1e9
+    busy: set[int] = set()
+    passing: bool = False
 
 
 class Owner(Protocol):
@@ -127,6 +134,11 @@ def _named(folder: TaskFolder) -> JudgedTask:
 def _shard(record: ShardRecord, report: bytes) -> JudgedShard:
     root = describe(report).root
     author = next(one.validator for one in record.verdicts if one.report_root == root.hex())
+    return named_shard(record, author, root, len(report))
+
+
+def named_shard(record: ShardRecord, author: str, root: bytes, size: int) -> JudgedShard:
+    """A result as manifests name it. author, root, size: of the report on it."""
     return JudgedShard(
         node=address_bytes(Address(record.node)),
         shard=record.shard,
@@ -135,7 +147,7 @@ def _shard(record: ShardRecord, report: bytes) -> JudgedShard:
         epoch=record.epoch,
         author=address_bytes(Address(author)),
         report_root=root,
-        report_size=len(report),
+        report_size=size,
     )
 
 

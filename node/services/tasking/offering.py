@@ -19,7 +19,7 @@ from node.recipe.lessons import Lessons
 from node.services.base import Service
 from node.services.station import Station
 from node.services.tasking.gathering import gather
-from node.services.tasking.judges import Judges
+from node.services.tasking.judges import Judges, Owned
 from node.services.tasking.teachers import Teachers
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
@@ -45,22 +45,6 @@ MOST_OPEN = 32
 REMEMBERED = 8192
 
 
-class _Own(msgspec.Struct):
-    """A task of this node. works: results that were heard of and not gathered; said: times that its end was told;
-    busy: shards that are being gathered; passing: nothing of it is kept once its end was told."""
-
-    folder: TaskFolder
-    spec: TaskSpec
-    encoded: bytes
-    done: set[int]
-    open: bool
-    works: dict[WorkId, Work] = {}
-    said: int = 0
-    repeated: float = -1e9
-    busy: set[int] = set()
-    passing: bool = False
-
-
 class Offering(Service):
     """directory: of the tasks' folders; docket, lessons: what waits for judges, and for the teacher. own: the tasks of
     this node."""
@@ -78,7 +62,7 @@ class Offering(Service):
             self._askers.append(Judges(self, docket, run, directory))
         if lessons is not None and lessons.wanted:
             self._askers.append(Teachers(self, lessons, run, station.blobs))
-        self.own: dict[TaskId, _Own] = {}
+        self.own: dict[TaskId, Owned] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
         self._sequence = 0
@@ -220,11 +204,11 @@ class Offering(Service):
         self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
     ) -> None:
         said = 0 if is_open else LAST_WORDS
-        self.own[id] = _Own(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
+        self.own[id] = Owned(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
 
     # from time to time
 
-    async def _tend(self, own: _Own, nursery: trio.Nursery) -> None:
+    async def _tend(self, own: Owned, nursery: trio.Nursery) -> None:
         """Say again what is open; gather what has been accepted; end what is complete."""
         if own.said >= LAST_WORDS:
             if own.passing:
@@ -238,7 +222,7 @@ class Offering(Service):
         if trio.current_time() - own.repeated >= REPEAT_EVERY:
             await self._say(own)
 
-    async def _say(self, own: _Own) -> None:
+    async def _say(self, own: Owned) -> None:
         own.repeated = trio.current_time()
         own.said += not own.open
         now = time.time_ns() // 1_000_000
@@ -251,7 +235,7 @@ class Offering(Service):
         )
         await self._station.board.post(message)
 
-    async def _close(self, own: _Own, *, cancelled: bool = False) -> None:
+    async def _close(self, own: Owned, *, cancelled: bool = False) -> None:
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
         own.open = False
         own.works.clear()
@@ -264,7 +248,7 @@ class Offering(Service):
         self._station.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
         log.info("task.closed", task=own.folder.path.name[:16], shards=len(own.done), cancelled=cancelled)
 
-    def _gather_accepted(self, own: _Own, nursery: trio.Nursery) -> None:
+    def _gather_accepted(self, own: Owned, nursery: trio.Nursery) -> None:
         ballots, patience = self._station.jury.ballots, self._station.run.spec.audit.verdict_seconds
         for id, work in list(own.works.items()):
             shard, state = work.commitment.index, ballots.state(id)
@@ -278,7 +262,7 @@ class Offering(Service):
                 self._asked[id] = None
                 nursery.start_soon(self._ask_again, work)
 
-    async def _gather(self, own: _Own, work: Work) -> None:
+    async def _gather(self, own: Owned, work: Work) -> None:
         shard = work.commitment.index
         try:
             async with self._limit:
@@ -294,7 +278,7 @@ class Offering(Service):
     async def _ask_again(self, work: Work) -> None:
         await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
 
-    def _described(self, id: TaskId, own: _Own) -> dict[str, Any]:
+    def _described(self, id: TaskId, own: Owned) -> dict[str, Any]:
         task: Task | None = self._station.jury.tasks.find(id)
         known = describe_task(task, trio.current_time()) if task else {"id": id.hex(), "kind": own.spec.kind}
         gathered = {"open": own.open, "gathered": len(own.done), "shards": own.spec.shards}

@@ -11,12 +11,11 @@ import trio
 
 from node.blobs.interface import Blobs
 from node.recipe.lessons import Lesson, Lessons
-from node.services.tasking.judges import Owned, Owner, end
+from node.services.tasking.judges import Owned, Owner, end, named_shard
 from node.services.tasking.wishes import TaskWish
-from node.tasks.records import ShardRecord
 from protocol.errors import IntellectError
-from protocol.identity import Address, address_bytes
-from protocol.manifest import JudgedShard, JudgedTask, MalformedManifest
+from protocol.identity import Address
+from protocol.manifest import JudgedTask, MalformedManifest
 from protocol.rollout import MalformedRollout
 from protocol.run import Asset, RunSpec
 from protocol.tasks import LESSON, MAX_ASSETS, MAX_REVIEW_UNITS, TaskId, TaskSpec
@@ -116,20 +115,6 @@ class Teachers:
         record, data, _ = task.folder.result(shard)
         taught = decode_taught(data, lesson.root, id, self._run.rollout.samples_per_file)
         asset = task.spec.assets[shard]
-        named = JudgedTask(id, len(task.encoded), lesson.root, asset.size, (_shard(record, len(data)),))
-        return taught, named
-
-
-def _shard(record: ShardRecord, size: int) -> JudgedShard:
-    """The result itself stands where a judge's work has a validator's report on it."""
-    node, root = address_bytes(Address(record.node)), bytes.fromhex(record.file_root)
-    return JudgedShard(
-        node=node,
-        shard=record.shard,
-        file_root=root,
-        units=record.units,
-        epoch=record.epoch,
-        author=node,
-        report_root=root,
-        report_size=size,
-    )
+        # The result itself stands where a judge's work has a validator's report on it.
+        named = named_shard(record, record.node, bytes.fromhex(record.file_root), len(data))
+        return taught, JudgedTask(id, len(task.encoded), lesson.root, asset.size, (named,))

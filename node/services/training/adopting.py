@@ -7,7 +7,6 @@ could compare. The learner takes nothing over but the stated state, so it does n
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import trio
@@ -32,8 +31,8 @@ LATER = 10.0
 """Seconds before one that could not be had is asked for again."""
 
 
-class Fetch(Protocol):
-    def __call__(self, root: bytes, size: int, /) -> Awaitable[Path]: ...
+Fetch = Callable[[bytes, int], Awaitable[Path]]
+"""By root, and size at most."""
 
 
 async def fetch_checkpoint(
@@ -101,12 +100,8 @@ class Adopting:
         except IntellectError as error:
             return self._refuse(offer, error.why, self._station.clock.monotonic() + LATER)
         roots = stated.message.state_root, stated.message.policy_root
-
-        def ask() -> None:
-            adoption.order(self._spool, step, card.read_bytes(), files, roots)
-
         try:
-            await trio.to_thread.run_sync(ask)
+            await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
         except FileNotFoundError:
             return False  # the store has let go of it; it is fetched again
         while not adoption.answered(self._spool):  # noqa: ASYNC110 - another process answers
@@ -127,8 +122,5 @@ class Adopting:
 
     def _fetcher(self, offer: Signed[CheckpointOffered]) -> Fetch:
         sources = list(dict.fromkeys([offer.author, *self._station.membership.addresses()]))
-
-        async def fetch(root: bytes, size: int) -> Path:
-            return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
-
-        return fetch
+        blobs = self._station.blobs
+        return lambda root, size: blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)

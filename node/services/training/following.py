@@ -8,7 +8,7 @@ import trio
 
 from node.recent import Recent
 from node.recipe.batch_log import Entry
-from node.services.station import Station
+from node.services.station import Station, manifest_of
 from node.services.training.stating import FETCH_TIMEOUT, make, metrics_of
 from node.training.batch import Batch
 from node.training.spool import Spool
@@ -16,21 +16,17 @@ from protocol.audit import window_of
 from protocol.earnings import of_standing, standing_units
 from protocol.errors import ProtocolError
 from protocol.lots import unpack_groups
-from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, ComposedBatch, decode_manifest, replay_key
+from protocol.manifest import BatchManifest, ComposedBatch, replay_key
 from protocol.messages import PolicyAnnounced, Signed, StepReplayed
 
 log = structlog.get_logger()
 
 
-async def manifest_of(station: Station, signed: Signed[PolicyAnnounced]) -> BatchManifest:
+async def stated_manifest(station: Station, signed: Signed[PolicyAnnounced]) -> BatchManifest:
     """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, is not what was
     signed, or breaks a rule of the run."""
-    message, run = signed.message, station.run
-    holders = [signed.author, *station.membership.addresses()]
-    size = min(message.batch_size, MAX_MANIFEST_BYTES)
-    path = await station.blobs.fetch(message.batch_root, holders, max_size=size, timeout=FETCH_TIMEOUT)
-    manifest = decode_manifest(await trio.to_thread.run_sync(path.read_bytes))
-    manifest.check(run.root, station.pool, message.step - 1, run.spec.recipe.max_staleness)
+    message = signed.message
+    manifest = await manifest_of(station, signed.author, message, FETCH_TIMEOUT)
     if (manifest.parent, manifest.term) != (message.parent, message.term):
         raise ProtocolError("unusable manifest", "its parent or term is not that of the statement which names it")
     return manifest

@@ -6,7 +6,7 @@ the policy that made the tokens. Publishing and batching are journaled, so a res
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 import structlog
 import trio
 
-from node.metrics.alarms import Alarm
 from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
@@ -32,9 +31,9 @@ from node.services.training.following import (
     batch_of,
     compare,
     entry_of,
-    manifest_of,
     remember_term,
     settled_by,
+    stated_manifest,
     term_known,
 )
 from node.services.training.intake import Intake
@@ -171,16 +170,6 @@ class Trainer:
         return round(found.last, 4) if found.last is not None else None
 
     @property
-    def final_reward(self) -> float | None:
-        """The same of a run that is over."""
-        return self.reward if self.done else None
-
-    @property
-    def alarms(self) -> list[Alarm]:
-        """What looks like trouble now."""
-        return self._observer.alarms
-
-    @property
     def latest(self) -> dict[str, Any]:
         """The newest step's record."""
         return self._observer.latest
@@ -200,7 +189,10 @@ class Trainer:
         self._station.progress.enter("engine", "the learner loads its libraries and the model")
         # Groups that were journaled for a batch which was never written are free again.
         freed = await journal.do(journal.forget_consumed, self._first_batch)
-        self._used = _by_step(await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness))
+        consumed = await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness)
+        self._used = {}
+        for name, step in consumed.items():
+            self._used.setdefault(step, set()).add(name)
         self._intake.take_again({name[:-4] for name in freed})
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self._settle_adopted()
@@ -441,7 +433,8 @@ class Trainer:
         last = self._observer.newest
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             if self._spool.is_complete(step):  # it may have been skipped, or taken back by another trainer's term
-                self.metrics.append(await trio.to_thread.run_sync(self._read_metrics, step))
+                record = await trio.to_thread.run_sync(self._spool.record, step)
+                self.metrics.append(msgspec.convert(record, StepMetrics))
         done = self._spool.next_batch()
         self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, done)
         self.staleness = await trio.to_thread.run_sync(self._batch_log.staleness, done)
@@ -456,9 +449,6 @@ class Trainer:
             journal = self._station.journal
             await journal.do(journal.remember, "training_began", repr(now).encode())
         self.seconds = now - self.began_at
-
-    def _read_metrics(self, step: int) -> StepMetrics:
-        return msgspec.convert(self._spool.record(step), StepMetrics)
 
     def _observe(self, step: int) -> StepMetrics:
         """Put the step on record, with what its batch was made of, and the seconds from image to announcement."""
@@ -475,8 +465,8 @@ class Trainer:
         target = self._spec.recipe.target_reward
         if reached_target(self._spec, [m.eval_reward for m in self.metrics if m.eval_reward is not None]):
             return f"the goal is reached: recipe.target_reward = {target:g}"
-        if self._spec.alarms.stop and self.alarms:
-            return f"an alarm rings: {self.alarms[0].text}"
+        if self._spec.alarms.stop and self._observer.alarms:
+            return f"an alarm rings: {self._observer.alarms[0].text}"
         return spent(self._spec, self.seconds, self._tokens)
 
     def _give_up(self, why: str) -> None:
@@ -573,7 +563,7 @@ class Trainer:
         """Raises IntellectError. Notes in what the leader computes otherwise."""
         root = signed.message.batch_root
         if self._class_of is None or self._class_of[0] != root:
-            manifest = await manifest_of(self._station, signed)
+            manifest = await stated_manifest(self._station, signed)
             own = await trio.to_thread.run_sync(metrics_of, self._spool, self._spool.newest_step())
             differences = tuple(arithmetic_in(own).differences(manifest.arithmetic))
             if differences and not self.differences:
@@ -678,7 +668,7 @@ class Trainer:
             "loss": last.loss if last else None,
             "grad_norm": last.grad_norm if last else None,
             "entropy": last.entropy if last else None,
-            "alarms": [msgspec.to_builtins(alarm) for alarm in self.alarms],
+            "alarms": [msgspec.to_builtins(alarm) for alarm in self._observer.alarms],
             "latest": self.latest,
             "ended_by": self.ended_by,
             "done": self.done,
@@ -691,20 +681,13 @@ class Trainer:
         children = [
             {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
         ]
-        run = {"over": self.done, "final_reward": self.final_reward, "reward": self.reward}
+        run = {"over": self.done, "final_reward": self.reward if self.done else None, "reward": self.reward}
         return {"run": run, "training": training, "processes": children}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)
         beat = {"rate": rate, "engine": self._learner.engine_name, "finished": self.done}
         return beat | {"reward": self.reward}
-
-
-def _by_step(names: Mapping[bytes, int]) -> dict[int, set[bytes]]:
-    found: dict[int, set[bytes]] = {}
-    for name, step in names.items():
-        found.setdefault(step, set()).add(name)
-    return found
 
 
 def _key_name(key: Key) -> bytes:

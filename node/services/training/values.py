@@ -29,7 +29,7 @@ from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import draws_file
 from protocol.messages import DIGEST, Judgement
-from protocol.rollout import ReportRow, decode_report
+from protocol.rollout import Report, ReportRow, decode_report
 from protocol.run import RolloutSpec
 from protocol.statements import Outcome
 from protocol.values import report_fault, rows_differ
@@ -288,12 +288,18 @@ def _sorted(
 def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: Path) -> Rows:
     """The rows of a report that is about this file and holds what its author signed. Raises ProtocolError."""
     report = decode_report(path.read_bytes(), rollout.samples_per_file)
+    check_report(report, file_root, vote, rollout.prompts_per_file, rollout.group_size)
+    return by_group(report.rows)
+
+
+def check_report(report: Report, file_root: bytes, vote: Judgement, groups: int, size: int) -> None:
+    """Raises ProtocolError for one that is about another file, or says otherwise than its author signed. groups: of
+    the file; size: samples of each."""
     if report.header.file_root != file_root.hex():
         raise ProtocolError("unusable report", "it is not about this file")
-    fault = report_fault(report, vote, rollout.prompts_per_file, rollout.group_size)
+    fault = report_fault(report, vote, groups, size)
     if fault is not None:
         raise ProtocolError("unusable report", fault)
-    return by_group(report.rows)
 
 
 async def own_rows(found: Inspected, rollout: RolloutSpec) -> Rows:
