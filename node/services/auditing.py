@@ -27,7 +27,7 @@ from node.blobs.store import BlobStore
 from node.processes.forkserver import Starter
 from node.recent import Recent
 from node.run.assets import image_limit
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
 from node.services.station import Station
@@ -59,6 +59,7 @@ KIND = "step-verdict"
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
 FETCH_TIMEOUT = 60.0
+POLL = 0.5
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
 SHOWN_PATIENCE = 2.0
@@ -321,7 +322,7 @@ class Auditing(Service):
         else from a replay, which is an audit as any."""
         step = drawn.statement.step - 1
         keys: dict[str, bytes] = {one: replay_key(drawn.statement.struct_hash, one) for one in drawn.told}
-        await self._wait_for(lambda: step + 1 in self._offered(), SHOWN_PATIENCE)
+        await wait_until(lambda: step + 1 in self._offered(), SHOWN_PATIENCE, POLL)
         wanted, name = _Wanted(drawn.statement), drawn.statement.struct_hash
         if step + 1 in self._offered():
             with suppress(IntellectError):  # what cannot be had can be made
@@ -397,12 +398,12 @@ class Auditing(Service):
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
         patience: seconds for a later checkpoint, where it takes that."""
         step, back = statement.step - 1, held_back(self._station.run.spec, self._station.membership.terms)
-        await self._wait_for(lambda: self._station.jury.policies.newest_step >= statement.step + back, patience)
+        await wait_until(lambda: self._station.jury.policies.newest_step >= statement.step + back, patience, POLL)
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await self._wait_for(lambda: step + 1 in self._offered(), SHOWN_PATIENCE if back else CHECKPOINT_PATIENCE)
+        await wait_until(lambda: step + 1 in self._offered(), SHOWN_PATIENCE if back else CHECKPOINT_PATIENCE, POLL)
         ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
-            await self._wait_for(lambda: any(at > step for at in self._offered()), patience)
+            await wait_until(lambda: any(at > step for at in self._offered()), patience, POLL)
             if beyond := checkpoint_beyond(step, self._offered()):
                 ruled, audit = await self._look(step, beyond)
         return ruled, audit
@@ -430,11 +431,6 @@ class Auditing(Service):
                 claims, where = {step: self._claim(step, named)}, (self._station.run.root, self._station.pool)
                 order = StepOrder(*where, step, step + 1, claims, {}, {}, {}, states, 2 * self._memory, keys=keys)
                 return None, await self._replay(order, self._standing_desk.spool)
-
-    async def _wait_for(self, true: Callable[[], bool], seconds: float) -> None:
-        with trio.move_on_after(seconds):
-            while not true():  # noqa: ASYNC110 - the board is asked, which keeps few
-                await trio.sleep(0.5)
 
     async def _replay(self, order: StepOrder, spool: Spool) -> Audit:
         """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
@@ -557,10 +553,8 @@ class Auditing(Service):
         return found
 
     async def _fetch_state(self, offer: CheckpointOffered, pins: list[bytes]) -> tuple[str, tuple[str, ...]]:
-        async def fetch(root: bytes, size: int) -> Path:
-            return await self._fetch(root, size, pins)
-
-        path, _, files = await fetch_checkpoint(fetch, offer, self._station.run.spec)
+        spec = self._station.run.spec
+        path, _, files = await fetch_checkpoint(lambda root, size: self._fetch(root, size, pins), offer, spec)
         return str(path), tuple(map(str, files))
 
     def _claim(self, step: int, manifest: BatchManifest) -> Claim:

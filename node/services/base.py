@@ -4,6 +4,7 @@ Every service has the same shape, so that the daemon is a list of them, the stat
 and the heartbeat what they say of themselves.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import trio
@@ -36,6 +37,13 @@ class Service:
     def beat(self) -> dict[str, Any]:
         """The fields of this node's heartbeat that this fills."""
         return {}
+
+
+async def wait_until(true: Callable[[], bool], seconds: float, poll: float) -> None:
+    """Return once it is so, or so many seconds have passed: of things that have no event, looked at again and again."""
+    with trio.move_on_after(seconds):
+        while not true():  # noqa: ASYNC110
+            await trio.sleep(poll)
 
 
 class Crew:

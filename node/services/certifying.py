@@ -30,7 +30,6 @@ from protocol.messages import (
     MAX_ENTRIES,
     Certificate,
     PolicyAnnounced,
-    Signed,
     VerdictIssued,
     VerdictRechecked,
 )
@@ -152,19 +151,16 @@ class Certifying(Service):
         self._files.setdefault(work.node, Recent(WAITING))[work.id] = work
 
     async def _hear_verdicts(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            self._note(signed)
-
-    def _note(self, signed: Signed[VerdictIssued]) -> None:
         """The first word counts; another one is evidence, and no work."""
-        message = signed.message
-        groups = len(message.rewards) // DIGEST or self._run.groups_per_file
-        checked = len(unpack_groups(message.checked, groups) or ())
-        statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
-        if statement.units:
-            waiting = self._verdicts.setdefault(signed.author, Recent(WAITING))
-            # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
-            waiting.setdefault(message.verdict.work, (message.verdict.outcome == Outcome.ACCEPT, statement))
+        async for signed in self._station.board.subscribe(VerdictIssued):
+            message = signed.message
+            groups = len(message.rewards) // DIGEST or self._run.groups_per_file
+            checked = len(unpack_groups(message.checked, groups) or ())
+            statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
+            if statement.units:
+                waiting = self._verdicts.setdefault(signed.author, Recent(WAITING))
+                # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
+                waiting.setdefault(message.verdict.work, (message.verdict.outcome == Outcome.ACCEPT, statement))
 
     async def _hear_policies(self) -> None:
         """All but the first, which is what the run began with."""
@@ -245,7 +241,8 @@ class Certifying(Service):
                 # The policy clock decides what is a policy; an announcement alone is only somebody's word.
                 if clock.find(root) is None:
                     continue  # of a term that the chain has not told yet, or nobody's
-                if not self._is_made_by(trainer, root):
+                said = clock.announcement(root)
+                if said is None or said.author != trainer or clock.is_orphan(root):
                     del waiting[root]
                     continue
                 if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
@@ -253,11 +250,6 @@ class Certifying(Service):
                 self._steps = max(self._steps - 1.0, 0.0)
                 found.append(waiting.pop(root))
         return found
-
-    def _is_made_by(self, trainer: Address, root: bytes) -> bool:
-        clock = self._station.jury.policies
-        said = clock.announcement(root)
-        return said is not None and said.author == trainer and not clock.is_orphan(root)
 
     async def _accepted_before(self, statement: Accepted) -> bool:
         """Whether this validator accepted just this work, as its journal remembers."""

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from node.chain.errors import Reverted
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.register import WorkId
@@ -113,7 +113,8 @@ class Chairing(Service):
         if not self._terms.seated:
             return {}
         # In the order in which the contract lets them take the chair.
-        order = sorted((one for one in self._terms.trainers if one != term.holder), key=lambda one: self._turn(one))
+        standbys = (one for one in self._terms.trainers if one != term.holder)
+        order = sorted(standbys, key=lambda one: self._terms.turn(one) or 0)
         facts = {
             "term": term.number,
             "holder": term.holder,
@@ -125,9 +126,6 @@ class Chairing(Service):
             "lost": self.lost,
         }
         return {"chair": {**facts, **self.told()}}
-
-    def _turn(self, trainer: Address) -> int:
-        return self._terms.turn(trainer) or 0
 
     # validators: silence
 
@@ -284,6 +282,4 @@ class Chairing(Service):
     async def _until_changed(self, term: Term) -> None:
         """Until the chain's events tell of it."""
         # Until its event is read the term looks as before, and the next poll would send the transaction again.
-        with trio.move_on_after(4 * PAUSE):
-            while self._terms.now == term:  # noqa: ASYNC110 - the event comes from another task
-                await trio.sleep(POLL / 5)
+        await wait_until(lambda: self._terms.now != term, 4 * PAUSE, POLL / 5)

@@ -56,19 +56,13 @@ class Claiming(Service):
         while True:
             await trio.sleep(LOOK_EVERY)
             for member in self.due():
-                await self._challenge(member)
+                try:
+                    await self._member.claims.challenge(member)
+                except IntellectError as error:  # gone, or of another version
+                    log.debug("claim.not_asked", peer=member, why=error.why)
 
     def due(self) -> list[Address]:
         """Who claims a GPU, is alive, and is to be challenged now."""
-        table, claims = self._member.membership.table, self._member.claims
-        others = [
-            table.get(address) for address in table.live(trio.current_time()) if address != self._member.key.address
-        ]
-        claimants = [one.address for one in others if one and one.beat and claims_gpu(one.beat.engine)]
-        return [address for address in claimants if claims.due(address)]
-
-    async def _challenge(self, member: Address) -> None:
-        try:
-            await self._member.claims.challenge(member)
-        except IntellectError as error:  # gone, or of another version
-            log.debug("claim.not_asked", peer=member, why=error.why)
+        own, beats = self._member.key.address, self._member.membership.beats(trio.current_time())
+        claimants = [node for node, beat in beats.items() if node != own and claims_gpu(beat.engine)]
+        return [node for node in claimants if self._member.claims.due(node)]

@@ -61,7 +61,8 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
     current = window_of(max(lots.newest_step, 0), audit)
     live = jury.validators()
     pledged = lots.pledged_share(current, set(ballots.electorate()))
-    groups = round(sum(row.groups for row in powers) / len(powers)) if powers else 0
+    committed = sum(row.groups for row in powers)
+    groups = round(committed / len(powers)) if powers else 0
     return {
         "window": window,
         "trust": audit.trust,
@@ -69,7 +70,7 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
         "power_wanted": audit.power,
         "power": round(min(row.power for row in powers), 4) if powers else None,
         "groups_per_worker": groups,
-        "checked_share": _share(sum(row.checked for row in powers), sum(row.groups for row in powers)),
+        "checked_share": round(sum(row.checked for row in powers) / committed, 4) if committed else None,
         "pledged_share": round(pledged, 4),
         "pledged_power": round(detection_power(pledged, groups, audit), 4),
         "validators": [
@@ -95,7 +96,3 @@ def describe_trust(jury: Jury) -> dict[str, Any]:
     fork = jury.policies.fork
     said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
     return said | {"unstated": jury.policies.unstated, "audited": jury.steps.status()}
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, 4) if whole else None

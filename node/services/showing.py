@@ -106,8 +106,7 @@ class Showing(Service):
     async def _offer(self, step: int) -> None:
         """Say where a checkpoint is. One without room is not offered, and nothing else suffers."""
         try:
-            written = await trio.to_thread.run_sync(self._read, step)
-            size = await trio.to_thread.run_sync(self._size, step, written)
+            written, size = await trio.to_thread.run_sync(self._read, step)
             self._make_room(size)
             if size + sum(self._offered.values()) > self._store.quota // SHARE:
                 raise StoreFull(f"checkpoints may have a {SHARE}nd part of the store, {size} bytes more do not fit")
@@ -152,11 +151,11 @@ class Showing(Service):
         await self._station.board.post(said)
         log.info("checkpoint.offered", step=step, bytes=self._offered[step])
 
-    def _read(self, step: int) -> _Written:
-        return msgspec.json.decode((self._folder(step) / "state.json").read_bytes(), type=_Written)
-
-    def _size(self, step: int, written: _Written) -> int:
-        return sum((self._folder(step) / name).stat().st_size for name in written.files)
+    def _read(self, step: int) -> tuple[_Written, int]:
+        """(what was written, bytes of it)."""
+        folder = self._folder(step)
+        written = msgspec.json.decode((folder / "state.json").read_bytes(), type=_Written)
+        return written, sum((folder / name).stat().st_size for name in written.files)
 
     async def _add(self, step: int, name: str) -> BlobInfo:
         work = self._workshop / name

@@ -276,7 +276,7 @@ class Board:
     def _accept(self, publisher: Address, raw: bytes) -> bool:
         """The gossip validator: True if the message may be forwarded."""
         # Of somebody who is no member there is nobody to charge: not even its bytes are looked at.
-        if not self._belongs(publisher):
+        if not (self._authority.is_member(publisher) or self._authority.is_trainer(publisher)):
             self.counts["strangers"] += 1
             return False
         name = _name(raw)
@@ -349,9 +349,6 @@ class Board:
         log.debug("message.refused", why=error.why)
 
     # rights
-
-    def _belongs(self, address: Address) -> bool:
-        return self._authority.is_member(address) or self._authority.is_trainer(address)
 
     def _may_say(self, author: Address, kind: type[Message]) -> bool:
         by, authority = RULES[kind].by, self._authority

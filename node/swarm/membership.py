@@ -139,6 +139,11 @@ class Membership:
         trainers = dict.fromkeys((self.trainer, *self.terms.trainers))
         return [*trainers, *(address for address in self._validators if self.is_validator(address))]
 
+    def beats(self, now: float, role: str | None = None) -> dict[Address, Heartbeat]:
+        """What each member that is alive said last."""
+        members = (self.table.get(address) for address in self.table.live(now, role))
+        return {one.address: one.beat for one in members if one is not None and one.beat is not None}
+
     def live_validators(self, now: float) -> list[Address]:
         """Those that are alive: found without a look at everybody else."""
         return [address for address in self._validators if self.table.is_live(address, now)]

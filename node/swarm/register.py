@@ -288,11 +288,8 @@ class Register:
         while len(node.works) > most:
             id, old = node.works.popitem(last=False)
             del self._works[id]
-            self._leave_slot(old)
+            slot = slot_of(old.commitment)
+            self._slots[slot].remove(old)
+            if not self._slots[slot]:
+                del self._slots[slot]
             self.on_forgotten(id)
-
-    def _leave_slot(self, work: Work) -> None:
-        slot = slot_of(work.commitment)
-        self._slots[slot].remove(work)
-        if not self._slots[slot]:
-            del self._slots[slot]

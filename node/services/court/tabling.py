@@ -28,7 +28,6 @@ from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.membership import is_cut_off, voices
-from node.swarm.register import WorkId
 from protocol.earnings import (
     MAX_SHOWN_BYTES,
     MAX_TABLE_BYTES,
@@ -192,17 +191,14 @@ class Tabling(Keeping):
 
     async def _follow_jury(self) -> None:
         """A fault that a quorum finds inside the window takes the work out."""
-        async for id in self._station.jury.watch():
-            await self._note_refused(id)
-
-    async def _note_refused(self, id: WorkId) -> None:
         ballots = self._station.jury.ballots
-        if ballots.state(id) is not FileState.REJECTED or not ballots.undisputed(id):
-            return
-        said = [(one.verdict, one.signature) for one in ballots.rejecting(id).values()]
-        if len(said) >= self._quorum:
-            proof = msgspec.msgpack.encode(refusal_of(said))
-            await self._journal.do(self._journal.refuse, id, said[0][0].epoch, proof)
+        async for id in self._station.jury.watch():
+            if ballots.state(id) is not FileState.REJECTED or not ballots.undisputed(id):
+                continue
+            said = [(one.verdict, one.signature) for one in ballots.rejecting(id).values()]
+            if len(said) >= self._quorum:
+                proof = msgspec.msgpack.encode(refusal_of(said))
+                await self._journal.do(self._journal.refuse, id, said[0][0].epoch, proof)
 
     async def _heed_refusals(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:

@@ -15,6 +15,7 @@ import trio
 from blake3 import blake3
 
 from node.recent import Recent
+from node.services.base import wait_until
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
@@ -267,7 +268,5 @@ class Fetching:
 
 async def _lasting(find: Callable[[Work], Fault | None], work: Work, seconds: float) -> Fault | None:
     """A fault that nothing has mended after so many seconds."""
-    with trio.move_on_after(seconds):
-        while find(work):  # noqa: ASYNC110 - any of many messages may mend it
-            await trio.sleep(GAP_POLL)
+    await wait_until(lambda: not find(work), seconds, GAP_POLL)
     return find(work)

@@ -116,7 +116,9 @@ class PeerAudit:
             raise ProtocolError("incomplete report", f"it leaves out group {left_out[0]}")
         ours = await self._own_rows(work)
         common = sorted(ours.keys() & theirs.keys())
-        differing = await trio.to_thread.run_sync(_differing, common, ours, theirs, self._tolerance)
+        differing = await trio.to_thread.run_sync(
+            lambda: [one for one in common if rows_differ(ours[one], theirs[one], self._tolerance) is not None]
+        )
         self.counts["compared"] += bool(common)
         wanted = differing[:1] or ([secrets.choice(groups)] if recompute and groups else [])
         found = None
@@ -154,10 +156,6 @@ class PeerAudit:
         limit = min(vote.report_size, rollout.most_report_bytes)
         path = await self._station.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
         return await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
-
-
-def _differing(groups: list[int], ours: Rows, theirs: Rows, tolerance: float) -> list[int]:
-    return [group for group in groups if rows_differ(ours[group], theirs[group], tolerance) is not None]
 
 
 def _is_undecided(vote: Judgement, group: int) -> bool:

@@ -85,7 +85,9 @@ class Pronouncing:
         # Not when this verdict was shown but when the time is over: until then a slower one is not late.
         if over < math.inf:
             await trio.sleep_until(over)
-            self._note_late(jury.has_sealed(id))
+            in_time = jury.has_sealed(id)
+            for one in jury.ballots.electorate():
+                self._late[one] = 0 if one in in_time else self._late[one] + 1
 
     def _is_needed(self, id: WorkId) -> bool:
         """Whether this verdict is among the quorum that decides a work: of those who sealed it the first, in an order
@@ -108,10 +110,6 @@ class Pronouncing:
             return not awaited
         let_pass = ballots.files_let_pass(quorum)
         return all(self._late[one] >= let_pass for one in awaited)
-
-    def _note_late(self, sealed: set[Address]) -> None:
-        for one in self._station.jury.ballots.electorate():
-            self._late[one] = 0 if one in sealed else self._late[one] + 1
 
     async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""

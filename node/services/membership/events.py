@@ -20,7 +20,7 @@ from contracts.bindings import (
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.swarm.membership import Membership, SlashRecord
 
 FIRST_LOOK = 60.0
@@ -41,9 +41,7 @@ class Events(Service):
     async def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
-        with trio.move_on_after(FIRST_LOOK):
-            while self._follower.block is None and not self._goes_on_without():  # noqa: ASYNC110 - asked a few times, once
-                await trio.sleep(0.05)
+        await wait_until(lambda: self._follower.block is not None or self._goes_on_without(), FIRST_LOOK, 0.05)
 
     def _goes_on_without(self) -> bool:
         """The chain was asked in vain, and what was known of the pool before is more than ourselves."""

@@ -19,8 +19,11 @@ from node.network.errors import BadContact
 from node.services.base import Service
 from protocol.identity import Address
 
-log = structlog.get_logger(__name__)
-
+log = structlog.get_logger()
+PAUSE = 0.25
+"""Seconds between two claims that are looked at."""
+AGAIN = 60.0
+"""Until multicast is tried again where it failed, or only this machine was listened on."""
 SERVICE = "_p2p._udp.local."
 TEXT = b"dnsaddr="
 MAX_HEARD = 64
@@ -109,13 +112,6 @@ def contacts_in(text: bytes) -> Iterator[str]:
         if contact != line and contact.isascii() and len(contact) <= MAX_CONTACT:
             found += 1
             yield contact.decode()
-
-
-log = structlog.get_logger()
-PAUSE = 0.25
-"""Seconds between two claims that are looked at."""
-AGAIN = 60.0
-"""Until multicast is tried again where it failed, or only this machine was listened on."""
 
 
 class Lan(Service):

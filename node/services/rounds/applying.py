@@ -16,7 +16,7 @@ import trio
 from blake3 import blake3
 
 from node.recent import Recent
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.services.station import Station
 from node.state.files import mapped, write_whole
 from node.swarm.ballots import FileState
@@ -164,9 +164,7 @@ class Rounds(Service):
     async def _catch_up(self) -> None:
         """Hear first how far the others are: a newcomer is told the oldest cuts first, and would make states that are
         history."""
-        with trio.move_on_after(CATCH_UP):
-            while not self._has_heard():  # noqa: ASYNC110 - heartbeats and cuts of many
-                await trio.sleep(POLL)
+        await wait_until(self._has_heard, CATCH_UP, POLL)
         self.caught_up.set()
 
     def _has_heard(self) -> bool:
@@ -177,8 +175,7 @@ class Rounds(Service):
         rounds = sorted(said + [one.beat.policy_step for one in members if one and one.beat], reverse=True)
         if len(rounds) < self.quorum:
             return False
-        decided = [at for at, one in self._agreements.items() if one.decided]
-        return rounds[self.quorum - 1] <= max([self.newest + 1, *(at + 1 for at in decided)])
+        return rounds[self.quorum - 1] <= max(self.newest + 1, self.furthest)
 
     @property
     def quorum(self) -> int:
@@ -506,11 +503,9 @@ class Rounds(Service):
         station, found = self._station, list[dict[str, Any]]()
         assert self.outer is not None  # noqa: S101 - as its caller
         inside = {work.node for work in self.works()}
-        for node in station.membership.table.live(station.clock.monotonic()):
-            member = station.membership.table.get(node)
-            if node == station.key.address or member is None or member.beat is None:
+        for node, beat in station.membership.beats(station.clock.monotonic()).items():
+            if node == station.key.address:
                 continue
-            beat = member.beat
             own = self._roots.get(beat.policy_step)
             found.append(
                 {

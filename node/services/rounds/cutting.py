@@ -13,7 +13,7 @@ from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
-from protocol.identity import address_bytes
+from protocol.identity import Address, address_bytes
 from protocol.messages import CutSigned
 from protocol.rounds import chosen, closes_at, too_large
 
@@ -77,16 +77,10 @@ class Cutting(Service):
         done = {work.node for work in works if work.round == outer.round and states(work.id) in judged}
         return len(accepted) >= rules.min_contributions and done >= self._at_work(outer)
 
-    def _at_work(self, outer: Outer) -> set[Any]:
+    def _at_work(self, outer: Outer) -> set[Address]:
         """Living peers that are in this round, or were in the one before: a heartbeat may be a little old."""
-        membership = self._station.membership
-        live = membership.table.live(self._station.clock.monotonic())
-        members = (membership.table.get(node) for node in live)
-        return {
-            one.address
-            for one in members
-            if one and one.beat and one.beat.seat >= 0 and one.beat.policy_step >= outer.round - 1
-        }
+        beats = self._station.membership.beats(self._station.clock.monotonic())
+        return {node for node, beat in beats.items() if beat.seat >= 0 and beat.policy_step >= outer.round - 1}
 
     def _files(self, outer: Outer, accepted: list[Work]) -> tuple[bytes, ...]:
         """Roots of what is in, by this validator's own eyes: none that is far too large; of too many, a lot's."""

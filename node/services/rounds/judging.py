@@ -20,6 +20,7 @@ import trio
 from node.inference.link import Told
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, ShardOrder
 from node.recent import Recent
+from node.services.base import wait_until
 from node.services.certifying import Certifying
 from node.services.generating import EngineChild
 from node.services.judging.judge import OwnTrouble, Validator
@@ -117,7 +118,8 @@ class Looks:
                     return found | {"unusable": error.why}
             for which in lacks:
                 if which in inner:
-                    paths[which] = await self._own_state(node, bytes.fromhex(inner[which]))
+                    path = await self._had(bytes.fromhex(inner[which]), node, self._rounds.own_bytes)
+                    paths[which] = str(path) if path else ""
             if missing := [which for which, path in paths.items() if not path]:
                 seconds = self._station.run.spec.audit.delivery_seconds
                 told = f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"
@@ -181,10 +183,6 @@ class Looks:
                 break
             await trio.sleep(POLL)
 
-    async def _own_state(self, node: Address, root: bytes) -> str:
-        path = await self._had(root, node, self._rounds.own_bytes)
-        return str(path) if path else ""
-
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
         """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
         station, seconds = self._station, self._station.run.spec.audit.delivery_seconds
@@ -199,9 +197,7 @@ class Looks:
         return None
 
     async def _hear_claim(self, node: Address, seat: int) -> None:
-        with trio.move_on_after(CLAIM_SECONDS):
-            while seat not in self._claims.get(node, ()):  # noqa: ASYNC110 - `hear_seats` writes it
-                await trio.sleep(POLL)
+        await wait_until(lambda: seat in self._claims.get(node, ()), CLAIM_SECONDS, POLL)
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)

@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from node.recent import Recent
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.services.committing import OwnWorks, commit, slot_name
 from node.services.rounds.applying import Outer, Rounds, in_words
 from node.services.station import Rate, Station
@@ -134,9 +134,8 @@ class Learning(Service):
         index = round_ - outer.round
         commitment = await commit(self._station, outer.root, index, Path(found["path"]), units, outer.round)
         self._open[work_id(commitment)] = round_
-        with trio.move_on_after(HEARD):  # with fragments the next steps begin at once, and ask what stands
-            while not self._works(round_):  # noqa: ASYNC110 - the jury hears of it as of anybody's
-                await trio.sleep(POLL)
+        # With fragments the next steps begin at once, and ask what stands; the jury hears of it as of anybody's.
+        await wait_until(lambda: bool(self._works(round_)), HEARD, POLL)
         self.rate.add(learnt)
         await self.works.count()
         log.info("contribution.committed", round=round_, seat=seat, learnt=learnt, loss=found["loss"])
@@ -187,9 +186,9 @@ class Learning(Service):
 
     def beat(self) -> dict[str, Any]:
         """The seat is chosen as often as it is told: what others say of theirs may change it."""
-        station, table = self._station, self._station.membership.table
-        members = (table.get(node) for node in table.live(station.clock.monotonic()))
-        taken = {one.address: one.beat.seat for one in members if one and one.beat and one.beat.seat >= 0}
+        station = self._station
+        beats = station.membership.beats(station.clock.monotonic())
+        taken = {node: beat.seat for node, beat in beats.items() if beat.seat >= 0}
         seat = choose(station.run.root, station.key.address, self._rounds.rules.max_contributions, self.seat, taken)
         self._said = self._said + 1 if seat == self.seat else 0
         self.seat = seat

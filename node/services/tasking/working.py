@@ -14,7 +14,7 @@ import trio
 
 from node.inference.wire import Produce, Produced
 from node.recent import Recent
-from node.services.base import Service
+from node.services.base import Service, wait_until
 from node.services.committing import commit, slot_name
 from node.services.generating import EngineChild
 from node.services.station import Station
@@ -105,9 +105,8 @@ class TaskWork(Service):
 
     def _candidates(self, task: Task) -> list[Address]:
         """Workers that are alive and meet what the task requires; this node if it does."""
-        table = self._station.membership.table
-        live = [table.get(address) for address in table.live(trio.current_time(), "worker")]
-        return [one.address for one in live if one and one.beat and admits_engine(task.spec, one.beat.engine)]
+        beats = self._station.membership.beats(trio.current_time(), "worker")
+        return [node for node, beat in beats.items() if admits_engine(task.spec, beat.engine)]
 
     def _is_alive(self, node: Address) -> bool:
         """Whether a holder is waited for: until it is dead, which is longer than others would."""
@@ -176,9 +175,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._station.pool, task=task.id, shard=shard, sequence=now)
             await self._station.board.post(claim)
-            with trio.move_on_after(HEARD_IN):
-                while not self._holds(task, shard):  # noqa: ASYNC110 - the jury hears it in its own time
-                    await trio.sleep(POLL / 10)
+            await wait_until(lambda: self._holds(task, shard), HEARD_IN, POLL / 10)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held
