@@ -46,7 +46,7 @@ class Beating(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         boot = await place.station.journal.do(place.station.journal.boots)
-        return cls(place.station, place.crew, place.role, place.contacts, place.config.heartbeat, boot)
+        return cls(place.station, place.crew, place.role, place.member.network.contacts, place.config.heartbeat, boot)
 
     def status(self) -> dict[str, Any]:
         """The offset that peers see: this clock minus theirs."""

@@ -11,7 +11,7 @@ from node.swarm.contributions import Contributions
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.taskbook import describe_task
-from protocol.audit import AuditSpec, detection_power, window_of
+from protocol.audit import AuditSpec, detection_power
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at what the clock may have decided."""
@@ -58,9 +58,8 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
     lots, ballots = jury.lots, jury.ballots
     window = lots.last_full_window()
     powers = [row for row in lots.powers(window) if membership.is_member(row.node)]
-    current = window_of(max(lots.newest_step, 0), audit)
     live = jury.validators()
-    pledged = lots.pledged_share(current, set(ballots.electorate()))
+    pledged = lots.pledged_share(lots.current_window, set(ballots.electorate()))
     committed = sum(row.groups for row in powers)
     groups = round(committed / len(powers)) if powers else 0
     return {

@@ -65,10 +65,6 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     starter: Starter
     control: Control | None = None
 
-    def contacts(self) -> tuple[str, ...]:
-        """Where others reach this node now, the best first."""
-        return self.member.network.contacts()
-
     @property
     def scratch(self) -> Path:
         """A directory for files that nobody misses."""

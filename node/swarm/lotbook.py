@@ -71,10 +71,6 @@ class LotBook:
         self.early = 0
         self.broken = 0
 
-    @property
-    def newest_step(self) -> int:
-        return self._policies.newest_step
-
     def committed(self, work: Work) -> None:
         """A worker committed to a file: its groups count, checked or not. A task's file belongs to no window: all of
         it is looked at. Nor does a contribution beside rollouts: power is told of one kind of works."""
@@ -89,7 +85,7 @@ class LotBook:
     @property
     def current_window(self) -> int:
         """The audit window of the newest policy."""
-        return window_of(max(self.newest_step, 0), self._audit)
+        return window_of(max(self._policies.newest_step, 0), self._audit)
 
     def window_of(self, work: Work) -> int:
         """The audit window that a work belongs to."""
@@ -112,7 +108,7 @@ class LotBook:
                 continue  # nobody can crowd out others with pledges for ever
             known = self._pledged.get((signed.author, pledge.window))
             if known is None:
-                in_time = self.newest_step < pledge.window * self._audit.window
+                in_time = self._policies.newest_step < pledge.window * self._audit.window
                 self._pledged[signed.author, pledge.window] = _Pledged(pledge, signed.raw, in_time)
             elif known.pledge != pledge:
                 return self._break(signed.author, f"two pledges for window {pledge.window}", known.raw, signed.raw)
@@ -149,7 +145,7 @@ class LotBook:
 
     def _unrevealed(self, signed: Signed[VerdictIssued]) -> BrokenPromise | None:
         """Whether the author keeps its secrets to itself for good."""
-        due = (self.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
+        due = (self._policies.newest_step - self._staleness) // self._audit.window - OVERDUE_WINDOWS
         # A pledge by which no verdict was given hides nothing.
         kept = [
             known
@@ -175,7 +171,7 @@ class LotBook:
         for groups, said in self._verdicts.pop((signed.author, message.window), []):
             if (broken := self._compare(known, signed, groups, said)) is not None:
                 return broken
-        if self.newest_step <= (message.window + 1) * self._audit.window - 1 + self._staleness:
+        if self._policies.newest_step <= (message.window + 1) * self._audit.window - 1 + self._staleness:
             self.early += 1
         else:
             self.kept += 1
@@ -228,5 +224,5 @@ class LotBook:
 
     def last_full_window(self) -> int:
         """The newest window of which no new files can come; the newest of all while there is none."""
-        done = (self.newest_step - self._staleness + 1) // self._audit.window - 1
+        done = (self._policies.newest_step - self._staleness + 1) // self._audit.window - 1
         return done if done >= 0 else self.current_window

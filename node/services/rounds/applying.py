@@ -197,10 +197,6 @@ class Rounds(Service):
         for `late` of them."""
         return max([self.newest, *(at + 1 for at, one in self._agreements.items() if one.decided)])
 
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
     def _expected(self, outer: Outer) -> Expected:
         """What a contribution in a cut may be: of its round, or late by one. Of those that began before this state the
         quorum has seen that they begin at the right one; a node that has just come does not know it."""
@@ -377,7 +373,8 @@ class Rounds(Service):
         tokens = sum(one.header.tokens for one in found)
         loss = sum(one.header.loss_last * one.header.tokens for one in found) / tokens if tokens else None
         named = tuple(root for one in found for root in one.header.batches)
-        return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / self.parameters, batches=named)
+        parameters = sum(math.prod(shape) for shape in self.shapes.values())
+        return Figures(outer.round, loss, tokens, len(found), 8 * max(sizes) / parameters, batches=named)
 
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
