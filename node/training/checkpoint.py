@@ -129,7 +129,8 @@ class Checkpoints:
     def available(self) -> list[int]:
         """Their steps, ascending."""
         paths = (path for path in self._directory.glob("step-*") if path.is_dir())
-        return sorted(int(path.name.removeprefix("step-")) for path in paths)
+        numbers = (path.name.removeprefix("step-") for path in paths)
+        return sorted(int(number) for number in numbers if number.isdecimal())  # of others somebody else knows more
 
     def load_newest(self) -> CheckpointState | None:
         """Put the newest sound checkpoint into the learner; None if there is none.

@@ -186,7 +186,7 @@ class EvaluatorProcess(SpoolProcess):
             starter if forkable else None,
             part="eval",
             error_path=spool.evaluator_error_path,
-            progress=lambda: left.next() or run.recipe.steps,
+            progress=lambda: run.recipe.steps + 1 if (step := left.next()) is None else step,
         )
 
 

@@ -92,11 +92,12 @@ class Jobs:
 
     def next(self) -> tuple[str, Job] | None:
         """The oldest job that has no answer."""
-        left = [path for path in self._directory.glob("[!.]*.json") if not self._answer(path.stem).exists()]
-        if not left:
+        try:
+            left = [path for path in self._directory.glob("*.json") if not self._answer(path.stem).exists()]
+            first = min(left, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+            return (first.stem, msgspec.json.decode(first.read_bytes(), type=Job)) if first else None
+        except FileNotFoundError:  # the daemon has just withdrawn one
             return None
-        first = min(left, key=lambda path: (path.stat().st_mtime_ns, path.name))
-        return first.stem, msgspec.json.decode(first.read_bytes(), type=Job)
 
     def answer(self, name: str, answer: Answer) -> None:
         write_whole(self._answer(name), msgspec.json.encode(answer))

@@ -1,5 +1,6 @@
 """What the hardware gave: tokens per second, share of its peak, memory. Measured, so it differs between replays."""
 
+import re
 import resource
 import sys
 from typing import Any
@@ -17,7 +18,6 @@ PEAK_TFLOPS = {
     "B200": 2250.0,
     "A100": 312.0,
     "A800": 312.0,
-    # Before L4, which is a part of its name: the first key that is in a name counts.
     "L40S": 362.0,
     "L4": 121.0,
     "A10G": 70.0,
@@ -37,7 +37,8 @@ def peak_flops(device: torch.device, given_tflops: float) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for key, peak in PEAK_TFLOPS.items() if key in name), None)
+    # As a whole word: the L40 has L4 in its name, and is another card.
+    return next((peak * 1e12 for key, peak in PEAK_TFLOPS.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 def training_flops(parameters: float, tokens: float, mean_length: float, layers: int, hidden: int) -> float:

@@ -213,7 +213,8 @@ class Spool:
 
     def _beyond(self, step: int) -> list[Path]:
         """Metrics come first: without them a step is not complete."""
-        made = [path for part in ("out", "eval", "ckpt") for path in sorted((self.root / part).iterdir())]
+        metrics = sorted((self.root / "out").glob("step-*"))
+        made = metrics + [path for part in ("out", "eval", "ckpt") for path in sorted((self.root / part).iterdir())]
         fed = [path for part in ("in", "works", "stats") for path in sorted((self.root / part).glob("batch-*"))]
         found = [path for path in made if (at := _number(path)) is not None and at >= step]
         return found + [path for path in fed if (at := _number(path)) is not None and at >= step - 1]

@@ -197,8 +197,10 @@ class Fetching:
         return work.id in self._lined or work.id in self._spare.get(work.node, ())
 
     async def _hurry(self, work: Work) -> None:
-        self.queue.hurry(await self._fetch(work))
-        self._asked -= 1
+        try:
+            self.queue.hurry(await self._fetch(work))
+        finally:
+            self._asked -= 1
 
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""

@@ -25,6 +25,8 @@ from protocol.errors import IntellectError
 
 log = structlog.get_logger()
 POLL = 0.05
+LAST_AGAIN = 10.0
+"""Seconds until the last round is evaluated once more, where that failed."""
 
 
 class Publishing(Service):
@@ -88,7 +90,10 @@ class Publishing(Service):
             log.warning("round.not_published", round=round_, why=error.why)
             self._station.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
             # Not tried again at once: the learner failed, and rounds go on without a record of this one.
-            await self._rounds.newer_than(round_)
+            if round_ < self._rounds.last:
+                await self._rounds.newer_than(round_)
+            else:
+                await trio.sleep(LAST_AGAIN)  # none is newer, and the run has not ended without it
             return
         while self._evaluator is not None and not self._evaluations.complete(round_):  # noqa: ASYNC110 - a process writes it
             await trio.sleep(POLL)

@@ -10,6 +10,7 @@ from node.recent import Recent
 from node.recipe.batch_log import Entry
 from node.services.station import Station, manifest_of
 from node.services.training.stating import FETCH_TIMEOUT, make, metrics_of
+from node.state.files import write_whole
 from node.training.batch import Batch
 from node.training.spool import Spool
 from protocol.audit import window_of
@@ -129,7 +130,8 @@ def term_known(spool: Spool) -> int:
 
 
 def remember_term(spool: Spool, term: int) -> None:
-    _term_path(spool).write_text(f"{term}\n", encoding="ascii")
+    # Whole: an empty file would read as term 0, and what a later term decided long ago would be cut once more.
+    write_whole(_term_path(spool), f"{term}\n".encode())
 
 
 def _term_path(spool: Spool) -> Path:

@@ -1,7 +1,9 @@
 import os
 from pathlib import Path
 
+from node.training.evaluations import Evaluations
 from node.training.spool import Spool
+from protocol.run import EnvironmentSpec, EvaluationSpec, Recipe, RunSpec
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_start(tmp_path: Path) -> None:
@@ -49,3 +51,32 @@ def test_what_another_trainer_decides_is_cut_and_what_led_to_it_stays(tmp_path: 
     assert spool.evaluation_path(4).exists() and not spool.evaluation_path(5).exists()
     assert not (spool.root / "stats" / "batch-000004.json").exists()
     assert spool.checkpoint_steps() == [3]
+
+
+def test_a_cut_takes_metrics_first_so_that_a_crash_in_it_leaves_no_complete_step_without_its_policy(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.prepare(b"{}", tmp_path)
+    for step in range(3):
+        for path in (spool.policy_path(step), spool.metrics_path(step)):
+            path.write_bytes(b"{}")
+    names = [path.name for path in spool._beyond(1)]
+    assert names.index("step-000002.json") < names.index("policy-000001.safetensors")
+
+
+def test_what_was_evaluated_and_is_cut_is_due_again_for_whoever_had_counted_beyond(tmp_path: Path) -> None:
+    run = RunSpec(
+        name="r", environment=EnvironmentSpec(name="sort"), recipe=Recipe(steps=12), evaluation=EvaluationSpec(every=5)
+    )
+    ours, theirs = Spool(tmp_path / "spool"), Spool(tmp_path / "spool")
+    ours.prepare(b"{}", tmp_path)
+    for step in range(12):
+        for path in (ours.policy_path(step), ours.metrics_path(step), ours.evaluation_path(step)):
+            path.write_bytes(b"{}")
+    left = Evaluations(theirs, run)
+    assert left.next() == 12
+    ours.cut(4)
+    assert left.next() == 5
+    ours.cut(0)
+    assert left.next() == 0
