@@ -37,14 +37,15 @@ def split_url(url: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def dial(parts: SplitResult, seconds: float) -> socket.socket:
-    """A connection to a server, encrypted for https and wss. Raises OSError."""
+    """A connection to a server, encrypted for https. That of wss is encrypted by websockets, which takes no socket that
+    is so already. Raises OSError."""
     host, port = str(parts.hostname), parts.port or PORTS[parts.scheme]
     *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if not (ipaddress.ip_address(address[0]).is_global or os.environ.get(LOCAL_SERVERS) == "1"):
         raise OSError(f"{host} is {address[0]}, not on the public internet; {LOCAL_SERVERS}=1 permits it here")
     # The address that was compared, not the name: a second look-up may give another one (DNS rebinding).
     plain = socket.create_connection((str(address[0]), port), timeout=seconds)
-    if parts.scheme not in ("https", "wss"):
+    if parts.scheme != "https":
         return plain
     try:
         # The certificate is for the name, although the connection is to an address.

@@ -44,22 +44,22 @@ class OpenEnvEpisode:
         self._seconds, self._action, self._shown = seconds, action, shown
         self._opened = ExitStack()
         try:
-            self._socket = self._opened.enter_context(dial(split_url(url, SCHEMES), seconds))
-            with within(self._socket, seconds):
-                self._link = self._opened.enter_context(
-                    connect(
-                        url,
-                        # The connection whose address was compared: without it the name would be resolved again.
-                        sock=self._socket,
-                        proxy=None,
-                        compression=None,
-                        open_timeout=seconds,
-                        close_timeout=1,
-                        ping_interval=None,
-                        max_size=MAX_REPLY_BYTES,
-                        max_queue=2,
-                    )
+            plain = self._opened.enter_context(dial(split_url(url, SCHEMES), seconds))
+            # It encrypts that of wss for the name in the URL, and `open_timeout` bounds all that opening takes.
+            self._link = self._opened.enter_context(
+                connect(
+                    url,
+                    # The connection whose address was compared: without it the name would be resolved again.
+                    sock=plain,
+                    proxy=None,
+                    compression=None,
+                    open_timeout=seconds,
+                    close_timeout=1,
+                    ping_interval=None,
+                    max_size=MAX_REPLY_BYTES,
+                    max_queue=2,
                 )
+            )
         except (OSError, WebSocketException) as error:
             self._opened.close()
             raise silent(str(error)) from error
@@ -79,7 +79,8 @@ class OpenEnvEpisode:
 
     def _ask(self, kind: str, data: dict[str, Any]) -> Heard:
         try:
-            with within(self._socket, self._seconds):
+            # Not the socket that was dialled: encryption takes its descriptor over, and cutting it would cut nothing.
+            with within(self._link.socket, self._seconds):
                 self._link.send(json.dumps({"type": kind, "data": data}))
                 return self._read(self._link.recv(self._seconds))
         # An answer that does not come is a TimeoutError, which is an OSError.

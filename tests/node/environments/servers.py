@@ -1,14 +1,22 @@
 """Real servers on this machine, in the words of OpenEnv and of MCP: guess a digit from hints. As a program, MCP's over
 stdio."""
 
+import datetime
 import json
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.server import ServerConnection, serve
 
@@ -18,8 +26,8 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @contextmanager
-def openenv(change: Change = lambda told: told) -> Iterator[str]:
-    """The URL of a server as OpenEnv's `/ws`."""
+def openenv(change: Change = lambda told: told, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The URL of a server as OpenEnv's `/ws`. tls: what it encrypts with."""
 
     def episode(link: ServerConnection) -> None:
         with suppress(ConnectionClosedError):  # whoever asks may go away in the middle
@@ -40,14 +48,40 @@ def openenv(change: Change = lambda told: told) -> Iterator[str]:
                 told = _observed("right" if right else f"not {guess[:8]}", float(right), right)
             link.send(json.dumps(change({"type": "observation", "data": told})))
 
-    with serve(episode, "127.0.0.1", 0) as server:
+    with serve(episode, "127.0.0.1", 0, ssl=tls) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws"
+            yield f"{'wss' if tls else 'ws'}://127.0.0.1:{server.socket.getsockname()[1]}/ws"
         finally:
             server.shutdown()
             thread.join()
+
+
+def certified(name: str, folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """(what a server of that name encrypts with, the certificate of the authority that signed for it)."""
+    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    whose = x509.SubjectAlternativeName([x509.DNSName(name)])
+    pem, chain = folder / "authority.pem", folder / "server.pem"
+    pem.write_bytes(_signed("authority", authority, authority, x509.BasicConstraints(ca=True, path_length=0)))
+    key = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    chain.write_bytes(_signed(name, own, authority, whose) + key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(chain)
+    return context, pem
+
+
+def _signed(
+    subject: str, own: ec.EllipticCurvePrivateKey, authority: ec.EllipticCurvePrivateKey, says: x509.ExtensionType
+) -> bytes:
+    def named(what: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, what)])
+
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    certificate = x509.CertificateBuilder().subject_name(named(subject)).issuer_name(named("authority"))
+    certificate = certificate.public_key(own.public_key()).serial_number(x509.random_serial_number())
+    certificate = certificate.not_valid_before(now - day).not_valid_after(now + day).add_extension(says, critical=True)
+    return certificate.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def _observed(message: str, reward: float | None, done: bool) -> dict[str, Any]:

@@ -4,14 +4,18 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.server import ServerProtocol
 
 from node.environments.base import Segment, Transcript
 from node.environments.errors import EnvironmentFault, Undecided
@@ -19,8 +23,9 @@ from node.environments.registry import load_environment
 from node.environments.server.dial import LOCAL_SERVERS
 from node.environments.server.environment import ServerEnvironment
 from node.environments.server.mcp import _Program
+from node.environments.server.openenv import OpenEnvEpisode
 from protocol.run import EnvironmentSpec
-from tests.node.environments.servers import SECRET, mcp, openenv
+from tests.node.environments.servers import SECRET, certified, mcp, openenv
 from tests.node.environments.tokens import Characters
 
 
@@ -73,6 +78,73 @@ def test_an_episode_that_was_not_kept_is_played_again_from_its_answers(tmp_path:
         assert again.score([environment.problem(0)], [rollout]) == [0.0]
         environment.close()
         again.close()
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
+    """(the port of an encrypted server game.example, names looked up). Every name leads to it, the first time only."""
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *rest: Any, **more: Any) -> Any:
+        if not host.endswith(".example"):
+            return resolve(host, *rest, **more)
+        asked.append(host)
+        return resolve("127.0.0.1" if asked.count(host) == 1 else "127.0.0.9", *rest, **more)
+
+    tls, authority = certified("game.example", tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with openenv(tls=tls) as url:
+        yield url.rpartition(":")[2].partition("/")[0], asked
+
+
+def test_an_encrypted_server_is_spoken_to_at_the_address_that_was_compared(
+    tmp_path: Path, named: tuple[str, list[str]]
+) -> None:
+    port, asked = named
+    environment = load(tmp_path, f"wss://game.example:{port}/ws")
+    rollout, reward = play(environment, "9", environment.problem(0).problem_id)
+    assert "not 9" in told(rollout) and reward == 1.0 and asked == ["game.example"]
+    environment.close()
+
+
+def test_a_server_whose_certificate_is_for_another_name_or_of_no_known_authority_is_not_believed(
+    tmp_path: Path, named: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = load(tmp_path, f"wss://other.example:{named[0]}/ws")
+    with pytest.raises(Undecided, match="not valid for 'other.example'"):
+        play(refused, "9", "8")
+    monkeypatch.delenv("SSL_CERT_FILE")
+    stranger = load(tmp_path, f"wss://game.example:{named[0]}/ws")
+    with pytest.raises(Undecided, match="certificate verify failed"):
+        play(stranger, "9", "8")
+
+
+def test_an_encrypted_server_that_reads_nothing_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, authority = certified("localhost", tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    over = threading.Event()
+
+    def open_and_wait() -> None:
+        with tls.wrap_socket(listener.accept()[0], server_side=True) as link:
+            words = ServerProtocol()
+            words.receive_data(link.recv(1 << 16))
+            words.send_response(words.accept(words.events_received()[0]))  # type: ignore[arg-type]
+            link.sendall(b"".join(words.data_to_send()))
+            over.wait(20)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as server:
+        waits = server.submit(open_and_wait)
+        episode = OpenEnvEpisode(f"wss://localhost:{listener.getsockname()[1]}/ws", 5.0, "message", "message")
+        episode._seconds = 0.5
+        with pytest.raises(Undecided):
+            episode.say("x" * (32 << 20))
+        assert not waits.done(), "the server gave up before we did"
+        over.set()
+        episode.close()
 
 
 @contextmanager
