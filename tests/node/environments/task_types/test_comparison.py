@@ -1,5 +1,6 @@
 """What a program printed or returned, and what was expected."""
 
+import math
 from typing import Any
 
 import pytest
@@ -26,6 +27,22 @@ for _ in range(200):
         ("nan", "nan", True),
         ("nan", "1", False),
         ("inf", "1e400", False),
+        ("5", "inf", False),
+        ("5", "-inf", False),
+        ("-5", "-inf", False),
+        ("5", "1e400", False),
+        ("5", "Infinity", False),
+        ("5", "nan", False),
+        ("5", "9" * 400, False),
+        ("9" * 400, "5", False),
+        ("9" * 400, "9" * 400, True),
+        ("9" * 399 + "8", "9" * 400, False),
+        ("1.5e308", "1.500000001e308", True),
+        ("-1.7e308", "1.7e308", False),
+        ("inf", "inf", True),
+        ("-inf", "inf", False),
+        ("1 inf", "1 inf", True),
+        ("1 2", "1 inf", False),
         ("", "", True),
         ("x", "", False),
         ("YES", "yes", False),
@@ -56,6 +73,17 @@ def test_texts_are_compared_by_lines_and_tokens(printed: str, expected: str, sam
         ({"a": 1}, {"b": 1}, False),
         ([1, 2], [1], False),
         (10**400, 1.0, False),
+        (1.0, 10**400, False),
+        (10**400, 10**400, True),
+        (10**400, math.inf, False),
+        (5, math.inf, False),
+        (5.0, math.inf, False),
+        (-5.0, -math.inf, False),
+        (5, [math.inf], False),
+        ({"a": [5]}, {"a": [math.inf]}, False),
+        (math.inf, 5.0, False),
+        (5.0, math.nan, False),
+        (math.nan, math.nan, False),
         (DEEP, DEEP, False),
     ],
 )
