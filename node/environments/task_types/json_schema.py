@@ -117,26 +117,28 @@ class SchemaScorer:
         self.gave_up += sum(isinstance(text, Undecided) for text in texts)
         asked = [(text if isinstance(text, str) else "", q[1]) for text, q in zip(texts, questions, strict=True)]
         keys = [key_of(question) for question in asked]
-        new = {key: q for key, q in zip(keys, asked, strict=True) if q[0] and key not in self._known}
-        undecided = self._ask(new)
-        self.gave_up += sum(key in undecided for key in keys)
-        return [self._known.get(key, 0.0) for key in keys]
+        # Read before the new ones are remembered: these may push the old ones out.
+        found = {key: self._known[key] for key in keys if key in self._known}
+        new = {key: q for key, q in zip(keys, asked, strict=True) if q[0] and key not in found}
+        told = self._ask(new)
+        self._known.update(told)
+        found |= told
+        self.gave_up += sum(key in new and key not in told for key in keys)
+        return [found.get(key, 0.0) for key in keys]
 
-    def _ask(self, questions: Mapping[bytes, Question]) -> set[bytes]:
-        """Learns the answers; returns the keys of those that this machine could not find."""
+    def _ask(self, questions: Mapping[bytes, Question]) -> dict[bytes, float]:
+        """The rewards, without those that this machine could not find."""
         if not questions:
-            return set()
+            return {}
         if self._sandbox is None:
             self._sandbox = self._runner.open(_ENTRY, guest(_ENTRY))
         outcomes = self._sandbox.call_all("fits", [(json.loads(truth[0]), text) for text, truth in questions.values()])
-        undecided: set[bytes] = set()
-        for key, outcome in zip(questions, outcomes, strict=True):
-            if isinstance(outcome, Undecided):
-                undecided.add(key)
-            else:
-                # Out of fuel is the same on every machine, so it may be remembered as a wrong answer.
-                self._known[key] = float(outcome.status is Status.OK and outcome.value is True)
-        return undecided
+        # Out of fuel is the same on every machine, so it may be remembered as a wrong answer.
+        return {
+            key: float(outcome.status is Status.OK and outcome.value is True)
+            for key, outcome in zip(questions, outcomes, strict=True)
+            if not isinstance(outcome, Undecided)
+        }
 
     def close(self) -> None:
         if self._sandbox is not None:

@@ -230,6 +230,17 @@ def test_json_fits_a_schema_or_not() -> None:
     scorer.close()
 
 
+def test_a_right_answer_is_paid_although_its_batch_is_more_than_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "_REMEMBERED", 2)
+    scorer = TASK_TYPES["json_schema"].open(ProgramRunner(OpenSandbox, Limits()))
+    truth = json_schema.read_truth({"json_schema": {"type": "integer"}}, {})
+    assert scorer.score([("1", truth)]) == [1.0]
+    answers = ["1", "2", "x", "3", "4", "1"]
+    assert scorer.score([(answer, truth) for answer in answers]) == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    assert scorer.gave_up == 0
+    scorer.close()
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
