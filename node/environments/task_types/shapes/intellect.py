@@ -235,6 +235,8 @@ SHAPE = Shape(NAME, "prompt, task_type, verification_info", lambda row: "task_ty
 # Values are taken as JSON has them: pydantic's own coercions ("3" for an int) are wrong answers here. Validators are
 # programs and need pydantic itself, which the sandbox does not hold.
 MAX_SOURCE = 64 * 1024
+_NO_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
+"""What parsing comes to where a text is none."""
 _PLAIN = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "None": "null"}
 _BOUNDS = {
     "ge": "minimum",
@@ -253,7 +255,7 @@ def schema_of(source: str, name: str) -> dict[str, Any]:
         raise ValueError(f"pydantic_config has more than {MAX_SOURCE} characters")
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except _NO_PYTHON:
         raise ValueError("pydantic_config is no Python") from None
     classes: dict[str, ast.ClassDef] = {}
     for one in body:
@@ -360,7 +362,10 @@ def _bounded(kind: dict[str, Any], rules: dict[str, Any], name: str) -> dict[str
 
 def _type(node: ast.expr, classes: dict[str, ast.ClassDef]) -> dict[str, Any]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        node = ast.parse(node.value, mode="eval").body
+        try:
+            node = ast.parse(node.value, mode="eval").body
+        except _NO_PYTHON:
+            raise ValueError(f"the type {node.value[:80]!r} is no Python") from None
     if isinstance(node, ast.Constant) and node.value is None:
         return {"type": "null"}
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

@@ -68,9 +68,18 @@ def test_a_null_info_is_good_where_nothing_of_it_is_needed(tmp_path: Path) -> No
         load(tmp_path, [*rows, row(30, verification_info=None)])
 
 
+def model_with(annotation: str) -> dict[str, Any]:
+    source = f"from pydantic import BaseModel\nclass A(BaseModel):\n    a: {annotation!r}\n"
+    return {"task_type": "pydantic_adherance", "verification_info": {"pydantic_config": source, "model_name": "A"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        (model_with("List["), "the type 'List[' is no Python"),
+        (model_with("int\0"), "is no Python"),
+        (model_with("(" * 5000), "is no Python"),
+        (model_with("-" * 20_000 + "1"), "is no Python"),
         ({"task_type": "verifiable_maths"}, "did you mean 'verifiable_math'"),
         ({"task_type": "poetry"}, "use one of"),
         ({"verification_info": "{'a': __import__('os')}"}, "neither JSON"),
