@@ -70,7 +70,9 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - whatever a data set raises at settings is told
             reply = {"wrong": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(reply), file=replies, flush=True)
-        sys.stdout.truncate(0)
+        # From the start: what is written behind the end of an empty text fills the gap, with all that was ever printed.
+        sys.stdout.seek(0)
+        sys.stdout.truncate()
 
 
 def begin(place: str) -> None:

@@ -21,7 +21,7 @@ from node.environments.reasoning.environment import (
 from node.environments.reasoning.table import ALLOWED, DENIED, FLOORS, VERSION
 
 LITTLE = """
-import os, random, time
+import os, random, sys, time
 class Sums:
     def __init__(self, size=10, seed=0, low=1):
         self.seed, self.low = seed, low
@@ -38,6 +38,7 @@ class Sums:
         if answer == "nan": return float("nan")
         if answer == "much": return 7
         if answer == "almost": return FLOOR
+        if answer == "room": return float(len(sys.stdout.getvalue()) < 100)
         if answer == "keys": return 1.0 if "SECRET" in os.environ else 0.25
         return float(answer == str(entry["answer"]))
 def create_dataset(name, **settings): return Sums(**settings)
@@ -114,6 +115,10 @@ def test_an_answer_is_scored_and_what_is_not_a_score_is_none(
 ) -> None:
     before = little.gave_up
     assert score(little, text) == reward and little.gave_up == before
+
+
+def test_what_scorers_print_does_not_pile_up(little: ReasoningGymEnvironment) -> None:
+    assert [score(little, "room") for _ in range(30)] == [1.0] * 30
 
 
 def test_an_answer_that_was_cut_off_scores_nothing(little: ReasoningGymEnvironment) -> None:
