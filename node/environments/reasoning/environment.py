@@ -163,6 +163,8 @@ class ReasoningGymEnvironment(OneTurn):
     def another(self) -> Self:
         other = copy(self)
         other._gym = self._gym.another()
+        # Each thread keeps problems for itself: what one throws away, another may be about to read.
+        other._known = dict(self._known)
         return other
 
     def close(self) -> None:

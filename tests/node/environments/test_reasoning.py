@@ -117,6 +117,20 @@ def test_an_answer_is_scored_and_what_is_not_a_score_is_none(
     assert score(little, text) == reward and little.gave_up == before
 
 
+def test_a_problem_that_one_thread_throws_away_is_still_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, interpreter(tmp_path))
+    monkeypatch.setattr("node.environments.reasoning.environment._KEPT", 0)
+    one = load(Arguments(dataset="gcd"), tmp_path, Text())
+    other = one.another()
+    assert other.problem(70).prompt == "70+1=" and 0 not in other._known
+    # Between looking for it and reading it there is no lock.
+    assert 0 in one._known and one.problem(0).prompt == "0+1="
+    one.close()
+    other.close()
+
+
 def test_what_scorers_print_does_not_pile_up(little: ReasoningGymEnvironment) -> None:
     assert [score(little, "room") for _ in range(30)] == [1.0] * 30
 
