@@ -110,4 +110,8 @@ class LineChild:
         self._unread.clear()
         if child is not None:
             child.kill()
-            child.communicate()
+            for pipe in (child.stdin, child.stdout):
+                # Closing writes what it could not take, and it has ended.
+                with suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+            child.wait()  # not for the end of its output: a child of its own may hold that for ever
