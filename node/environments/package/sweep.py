@@ -7,7 +7,7 @@ that counts its calls could tell; rows that are drawn are asked by themselves, t
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from blake3 import blake3
@@ -80,10 +80,12 @@ def sweep(
         # An answer of a session is tested in machines, which one call of the package cannot do.
         outcome = None if package.sessions else package.call_all("sweep", [(asked,)])[0]
         values = outcome.value if isinstance(outcome, Outcome) and outcome.status is Status.OK else None
-        for place, (item, texts) in enumerate(zip(some, answers, strict=True)):
-            # One row that never ends takes the call's fuel, and its neighbours with it. Then each is asked by itself.
-            found = values[place] if isinstance(values, list) and len(values) == len(some) else [None] * len(texts)
-            for (name, text), value in zip(texts.items(), found, strict=True):
+        # One row that never ends takes the call's fuel, and its neighbours with it. Then each is asked by itself.
+        told = values if _is_list(values, len(some)) else [None] * len(some)
+        for (item, texts), found in zip(zip(some, answers, strict=True), told, strict=True):
+            # A package can change what its guest tells of a row as well.
+            rewards = found if _is_list(found, len(texts)) else [None] * len(texts)
+            for (name, text), value in zip(texts.items(), rewards, strict=True):
                 yield item, name, _reward(value) if value is not None else _alone(scorer, item.row, text, left)
         progress(done)
 
@@ -106,6 +108,10 @@ def _slices(items: Sequence[Item]) -> Iterator[tuple[int, list[Item]]]:
         size += length
     if some:
         yield len(items), some
+
+
+def _is_list(value: Any, length: int) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and len(value) == length
 
 
 def _reward(value: Any) -> float:

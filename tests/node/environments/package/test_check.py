@@ -118,6 +118,23 @@ def test_a_package_that_makes_its_guest_tell_no_rows_is_refused_and_not_asked_fo
         check_package(files, WAYS[:1], 1)
 
 
+@pytest.mark.parametrize("told", ["texts.append('')", "texts.pop()"])
+def test_a_package_that_changes_how_many_rewards_its_guest_tells_is_asked_one_by_one(told: str) -> None:
+    trick = f"""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "sweep":
+            for _, texts in frame.f_locals["asked"]:
+                if len(texts) == 3:
+                    {told}
+        frame = frame.f_back
+"""
+    changed = "import sys\n" + SINGLE.replace("def score(row, turns):\n", f"def score(row, turns):{trick}")
+    assert trick in changed
+    report, honest = checked(changed, WAYS[:1], most=1), checked(SINGLE, WAYS[:1], most=1)
+    assert report.good and report.swept == honest.swept
+
+
 def test_a_judged_package_needs_no_score_and_decides_nothing() -> None:
     judged = SINGLE.replace('class = "exact"', 'class = "judged"')
     assert checked(judged.replace("def score", "def unused"), most=2).good
