@@ -9,7 +9,7 @@ and never says what it is: which command that is says the member's own environme
 import json
 import os
 import re
-import select
+import selectors
 import shlex
 import signal
 import time
@@ -222,11 +222,11 @@ class _Program:
                 return reply
 
     def _wait(self, descriptor: int, until: float, *, writes: bool = False) -> None:
-        some = [descriptor]
-        left = max(0.0, until - time.monotonic())
-        ready = select.select([], some, [], left)[1] if writes else select.select(some, [], [], left)[0]
-        if not ready:
-            raise silent("it does not answer in time")
+        # select() takes no descriptor from 1024 on, and a node with many links has those.
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_WRITE if writes else selectors.EVENT_READ)
+            if not selector.select(max(0.0, until - time.monotonic())):
+                raise silent("it does not answer in time")
 
     def close(self) -> None:
         with suppress(ProcessLookupError):

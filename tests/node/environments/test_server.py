@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_mcp_tools_are_called_and_the_grader_is_out_of_the_models_reach(tmp_path
         assert "cannot be called so" in told(play(environment, '<call>{"name": "none"}</call>', "7")[0])
         deep = '{"name": "double", "arguments": {"n": ' + "[" * 3000
         assert "nested too deeply" in told(play(environment, f"<call>{deep}</call>", "7")[0])
+        environment.close()
+
+
+def test_a_program_is_heard_in_a_process_of_many_descriptors(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip("this machine lets nobody open as many")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    with ExitStack() as opened, stdio() as url:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        while opened.enter_context(open(os.devnull)).fileno() < 1024:
+            pass
+        environment = load(tmp_path, url, protocol="mcp")
+        assert play(environment, '<call>{"name": "double", "arguments": {"n": 4}}</call>', "8")[1] == 1.0
         environment.close()
 
 
