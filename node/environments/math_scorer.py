@@ -75,7 +75,7 @@ class MathScorer:
 
     def __init__(self, pool: ScoringPool | None = None) -> None:
         self._pool = pool or ALGEBRA
-        self._cache: dict[Question, bool | None] = {}
+        self._cache: dict[Question, bool] = {}
         self.gave_up = 0
 
     def match(self, questions: Sequence[Question]) -> list[bool]:
@@ -86,11 +86,12 @@ class MathScorer:
         hard = dict.fromkeys(q for q, verdict in zip(questions, verdicts, strict=True) if verdict is None)
         asked = [question for question in hard if question not in self._cache]
         found = self._pool.call_all(_equals, asked) if asked else []
-        known = (None if isinstance(one, Undecided) else one is True for one in found)
-        self._cache.update(zip(asked, known, strict=True))
-        self.gave_up += sum(self._cache[q] is None for q in hard)
+        # What this machine could not tell is asked again: it may have been busy.
+        known = {q: one is True for q, one in zip(asked, found, strict=True) if not isinstance(one, Undecided)}
+        self._cache.update(known)
+        self.gave_up += sum(q not in self._cache for q in hard)
         pairs = zip(questions, verdicts, strict=True)
-        return [self._cache[q] is True if verdict is None else verdict for q, verdict in pairs]
+        return [self._cache.get(q, False) if verdict is None else verdict for q, verdict in pairs]
 
 
 def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
