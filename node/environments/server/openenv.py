@@ -60,7 +60,8 @@ class OpenEnvEpisode:
                     max_queue=2,
                 )
             )
-        except (OSError, WebSocketException) as error:
+        # A ValueError: the server sends us elsewhere, and websockets would need a connection of its own for that.
+        except (OSError, WebSocketException, ValueError) as error:
             self._opened.close()
             raise silent(str(error)) from error
 

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
+from websockets.sync.server import ServerConnection, serve
 
 from node.environments.base import Segment, Transcript
 from node.environments.errors import EnvironmentFault, Undecided
@@ -120,6 +123,20 @@ def test_a_server_whose_certificate_is_for_another_name_or_of_no_known_authority
     stranger = load(tmp_path, f"wss://game.example:{named[0]}/ws")
     with pytest.raises(Undecided, match="certificate verify failed"):
         play(stranger, "9", "8")
+
+
+def test_a_server_that_sends_its_members_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    def elsewhere(link: ServerConnection, request: Request) -> Response:  # noqa: ARG001
+        return Response(302, "Found", Headers(Location="ws://127.0.0.9:1/ws"), b"")
+
+    with serve(lambda link: None, "127.0.0.1", 0, process_request=elsewhere) as server, ThreadPoolExecutor() as threads:
+        threads.submit(server.serve_forever)
+        environment = load(tmp_path, f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws")
+        try:
+            with pytest.raises(Undecided, match="redirect"):
+                play(environment, "9", "8")
+        finally:
+            server.shutdown()
 
 
 def test_an_encrypted_server_that_reads_nothing_holds_nobody_up(
