@@ -170,13 +170,13 @@ class Means:
 
 
 def trainer_settings(words: Sequence[str]) -> "TrainerSettings":
-    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError."""
+    """[trainer] of config.toml with the command line's NAME=VALUE words over it. Raises CommandError, TrainingError."""
     import tomllib
 
-    from node.config import NodeConfig
+    from cli.config import build_config
     from node.training.settings import read_settings
 
-    values: dict[str, Any] = dict(NodeConfig().trainer)
+    values: dict[str, Any] = dict(build_config().trainer)
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:

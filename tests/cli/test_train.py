@@ -245,6 +245,27 @@ def test_settings_of_the_machine_come_from_words(monkeypatch: pytest.MonkeyPatch
         trainer_settings(["wrold_size=2"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "size"],
+        ["audit", "step", "3", "--dir", "training", "--trainer", "dtype=float32"],
+        ["trainer", "rank", "--rdzv-endpoint", "127.0.0.1:4000", "--dir", "rank"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_wrong_line_in_config_toml_is_no_bug_of_the_commands_that_read_trainer(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text("store_quotas = 5\n")
+    assert main(words) == 3
+    what, why, remedy = capfd.readouterr().err.splitlines()
+    assert what == "error: there is no setting store_quotas"
+    assert str(tmp_path / "config.toml") in why and "did you mean store_quota?" in remedy
+
+
 def test_a_directory_with_other_files_is_left_alone(run_file: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     assert main(["train", "--run", str(run_file), "--dir", str(tmp_path), "--fresh"]) == 3
