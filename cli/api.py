@@ -7,9 +7,12 @@ import together, so they come when a daemon is asked.
 import os
 import socket as sockets
 import tempfile
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from cli.daemon_status import DaemonStatus, parse_status
 from cli.errors import NETWORK, RUN, USAGE, CommandError
@@ -17,10 +20,10 @@ from cli.errors import NETWORK, RUN, USAGE, CommandError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import httpx
-
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 * 1024 * 1024
+# Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
+AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 def socket_of(state_dir: Path) -> Path:
@@ -59,10 +62,8 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
         raise _no_daemon("nobody listens on its socket")
     import httpx
 
-    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
-        with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
-            answer = client.get("/status")
+        code, body = _exchange(socket, "GET", "/status", None, timeout)
     except httpx.TimeoutException:
         raise CommandError(
             "the daemon does not answer",
@@ -72,30 +73,29 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
         ) from None
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
-    return read_answer(answer)
+    return _status_in(code, body)
 
 
 def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout: float = 60.0) -> dict[str, Any]:
     """What a daemon answers to a request of its owner, as JSON; raises CommandError in the daemon's own words."""
     import httpx
 
-    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
     try:
-        with httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client:
-            answer = client.request(method, path, content=body)
-            told = answer.json() if answer.content[:MAX_ANSWER] else {}
+        code, answer = _exchange(socket, method, path, body, timeout)
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
+    try:
+        told = msgspec.json.decode(answer, type=dict[str, Any])
     # The HTTP server's own refusals (404, 405) are no JSON: the status code below says what they mean.
-    except ValueError:
-        told = {}
-    if answer.status_code == HTTPStatus.OK and isinstance(told, dict):
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = None
+    if code == HTTPStatus.OK and told is not None:
         return told
-    if answer.status_code == HTTPStatus.BAD_REQUEST:
+    if code == HTTPStatus.BAD_REQUEST and told is not None:
         raise CommandError(str(told.get("what")), str(told.get("why")), str(told.get("remedy")), RUN)
     raise CommandError(
         "this node does not do that",
-        f"HTTP {answer.status_code} for {method} {path}",
+        f"HTTP {code} for {method} {path}",
         "tasks are offered at the node of the pool's trainer, in a run without rounds: name its --state-dir",
         USAGE,
     )
@@ -106,22 +106,50 @@ async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus |
     if not socket.exists():  # noqa: ASYNC240 - one stat of a local file system
         return None
     import httpx
+    import trio
 
-    transport = httpx.AsyncHTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a warning.
+    exchange = partial(_exchange, socket, "GET", "/status", None, timeout)
     try:
-        async with httpx.AsyncClient(transport=transport, timeout=timeout, base_url="http://daemon") as client:
-            return read_answer(await client.get("/status"))
+        code, body = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True)
     except httpx.HTTPError:
         return None
+    return _status_in(code, body)
 
 
-def read_answer(answer: "httpx.Response") -> DaemonStatus:
-    """The status in an HTTP answer; raises CommandError."""
-    if answer.status_code != HTTPStatus.OK or len(answer.content) > MAX_ANSWER:
+def _exchange(socket: Path, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, bytearray]:
+    """One request: the answer's status code and its body. Raises httpx.TransportError, and CommandError for too long
+    a one."""
+    import httpx
+
+    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    body = bytearray()
+    with (
+        httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client,
+        client.stream(method, path, content=content, headers=AS_IT_IS) as answer,
+    ):
+        for piece in answer.iter_raw():
+            _keep(body, piece)
+    return answer.status_code, body
+
+
+def _keep(body: bytearray, piece: bytes) -> None:
+    """One more piece of an answer, as it came. Raises CommandError before they are too much together."""
+    if len(body) + len(piece) > MAX_ANSWER:
         raise CommandError(
-            "the daemon did not give its status", f"HTTP {answer.status_code}", "look at its log", NETWORK
+            "the daemon's answer is too long",
+            f"it has more than {MAX_ANSWER // 2**20} MiB",
+            "see whether it is a daemon of this program that listens there",
+            NETWORK,
         )
-    return parse_status(answer.content)
+    body += piece
+
+
+def _status_in(code: int, body: bytearray) -> DaemonStatus:
+    """The status in an HTTP answer; raises CommandError."""
+    if code != HTTPStatus.OK:
+        raise CommandError("the daemon did not give its status", f"HTTP {code}", "look at its log", NETWORK)
+    return parse_status(body)
 
 
 def _is_ours(socket: Path) -> bool:

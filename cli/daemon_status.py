@@ -436,7 +436,7 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     events: list[EventPart] = []
 
 
-def parse_status(data: bytes) -> DaemonStatus:
+def parse_status(data: bytes | bytearray) -> DaemonStatus:
     """Raises CommandError when the answer is not a status of a schema that this program reads."""
     try:
         status = msgspec.json.decode(data, type=DaemonStatus)

@@ -1,0 +1,69 @@
+"""What listens at a daemon's socket may be no daemon: its answer is bounded while it comes."""
+
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+from cli import api
+from cli.errors import NETWORK, CommandError
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+PIECE = b" " * 65536
+PATIENCE = 8 * api.MAX_ANSWER
+"""Bytes after which it gives up: a reader without a bound then shows itself."""
+
+
+class Babbler(socketserver.ThreadingUnixStreamServer):
+    """Answers without end. said: bytes that somebody took."""
+
+    said = 0
+
+
+class _Babble(socketserver.BaseRequestHandler):
+    server: Babbler
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the other side has hung up
+            self.request.recv(65536)
+            self.request.sendall(HEAD)
+            while self.server.said < PATIENCE:
+                self.request.sendall(PIECE)
+                self.server.said += len(PIECE)
+
+
+@pytest.fixture
+def babbler() -> Iterator[tuple[Babbler, Path]]:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "s"
+        with Babbler(str(socket), _Babble) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+            thread.start()
+            yield server, socket
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        api.get_status,
+        lambda socket: api.ask(socket, "GET", "/tasks"),
+        lambda socket: trio.run(api.get_status_async, socket),
+    ],
+    ids=["status", "ask", "status inside trio"],
+)
+def test_no_more_of_an_answer_is_read_than_a_daemon_says(
+    asking: Callable[[Path], object], babbler: tuple[Babbler, Path]
+) -> None:
+    server, socket = babbler
+    with pytest.raises(CommandError, match="too long") as refused:
+        asking(socket)
+    assert refused.value.code == NETWORK
+    # A little more may stand in the socket's buffers.
+    assert server.said < api.MAX_ANSWER + 2**22
