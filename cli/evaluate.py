@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from node.training.evaluator import Evaluator
     from node.training.settings import TrainerSettings
 
+T = TypeVar("T")
 EXAMPLES = (
     "Examples:  intellect-node eval models/start runs/my-run --run my-run.toml   |   "
     "intellect-node eval runs/my-run@0 runs/my-run@20 runs/my-run@40 --run my-run.toml --draws 4   |   "
@@ -115,17 +116,22 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
     found: dict[str, tuple[Path, Path | None]] = {}
     for text in models:
         path, number = _place(text)
-        if text in found:
-            raise CommandError(f"{text} is named twice", "it would be compared with itself", "name it once", USAGE)
         if (path / "spool").is_dir():
             chosen, image = image_of(path / "spool", number)
-            found[f"{path}@{chosen}"] = path / "spool" / "assets" / "model", image
+            _put(found, f"{path}@{chosen}", (path / "spool" / "assets" / "model", image))
         elif number is None and (path / "config.json").is_file():
-            found[text] = path, None
+            _put(found, str(path), (path, None))
         else:
             why = "there is no config.json there, and no spool of `train`"
             raise CommandError(f"no model at {path}", why, "name a model directory, or DIR or DIR@STEP of `train`", RUN)
     return found
+
+
+def _put(found: dict[str, T], name: str, source: T) -> None:
+    """By what was meant and not by what was typed: DIR is DIR@STEP where STEP is the newest. Raises CommandError."""
+    if name in found:
+        raise CommandError(f"{name} is named twice", "it would be compared with itself", "name it once", USAGE)
+    found[name] = source
 
 
 def _place(text: str) -> tuple[Path, int | None]:
@@ -150,17 +156,14 @@ def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
             if not holds_adapter(image):
                 raise CommandError(f"{path} has no adapter", "its policies are whole models", f"eval {text}", RUN)
             _check_same(path, path / "spool" / "assets" / "model", model)
-            name, source = f"{path}@{chosen}", image
+            _put(found, f"{path}@{chosen}", image)
         elif number is None and peft:
-            name, source = text, peft
+            _put(found, str(path), peft)
         else:
             why = f"there is no {ADAPTER_CONFIG} there, and no spool of `train`"
             raise CommandError(
                 f"no adapter at {path}", why, "name PEFT's directory, or DIR or DIR@STEP of `train`", RUN
             )
-        if name in found:
-            raise CommandError(f"{name} is named twice", "it would be compared with itself", "name it once", USAGE)
-        found[name] = source
     return found
 
 

@@ -172,6 +172,8 @@ def test_what_is_no_model_is_said(trained: Path, capsys: pytest.CaptureFixture[s
         ([str(trained / "absent")], 6, "no model at"),
         ([str(trained / "trained@1")], 6, "no policy of step 1 is held"),
         ([str(trained / "model")] * 2, 2, "is named twice"),
+        ([str(trained / "model"), f"{trained / 'model'}/"], 2, "model is named twice"),
+        ([str(trained / "trained"), str(trained / "trained@2")], 2, "trained@2 is named twice"),
     ):
         assert main(["eval", *models, *run]) == code
         assert said in capsys.readouterr().err
