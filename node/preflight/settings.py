@@ -9,8 +9,10 @@ from node.config import NodeConfig
 from node.preflight.finding import Finding, failure, ok, warning
 
 PREFIX = "INTELLECT_NODE_"
-OTHERS = ("CACHE",)
-"""Variables with the prefix that other parts of the program read."""
+OTHERS = ("CACHE", "ENGINE_KEY", "LOCAL_SERVERS", "REASONING_GYM_PYTHON", "VERIFIERS_PYTHON")
+"""Variables with the prefix that are no settings, and that other parts of the program read."""
+NAMED = "MCP_"
+"""Such ones with a name of the owner's choice behind it."""
 
 
 def check_settings(file: Path, environment: Mapping[str, str]) -> list[Finding]:
@@ -45,8 +47,12 @@ def _check_file(file: Path) -> Finding:
 
 def _check_environment(environment: Mapping[str, str]) -> Finding:
     names = [name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX)]
-    unknown = [name for name in names if name.lower() not in known() and name not in OTHERS]
+    unknown = [name for name in names if not _is_read(name)]
     if unknown:
         hints = "; ".join(f"{PREFIX}{name}: {nearest(name)}" for name in unknown)
         return warning("environment", f"variables that nothing reads: {', '.join(unknown)}", hints, unknown=unknown)
     return ok("environment", f"{len(names)} settings in the environment", names=sorted(names))
+
+
+def _is_read(name: str) -> bool:
+    return name.lower() in known() or name in OTHERS or name.startswith(NAMED)

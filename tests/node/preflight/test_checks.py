@@ -1,6 +1,7 @@
 """The checks before joining, each by its pure core: what a newcomer gets wrong must be named with what mends it."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ from node.preflight.machine import (
 )
 from node.preflight.reach import check_announced, check_listen, is_public
 from node.preflight.running import Running, check_running
-from node.preflight.settings import check_settings
+from node.preflight.settings import NAMED, OTHERS, PREFIX, check_settings
 from node.preflight.survey import check_calibrated, exit_code
 from node.state.directory import StateDir
 from protocol.cuts import Cuts
@@ -237,6 +238,17 @@ def test_settings_of_another_version_are_named_with_the_nearest(tmp_path: Path) 
     assert of_file.level == "failure" and "storage_quota: did you mean store_quota?" in of_file.remedy
     assert of_environment.level == "warning" and "did you mean listen?" in of_environment.remedy
     assert of_environment.data["unknown"] == ["LISTENS"]
+
+
+def test_every_variable_that_the_program_reads_is_known(tmp_path: Path) -> None:
+    """By the sources: who adds one finds it named here."""
+    root = Path(__file__).resolve().parents[3]
+    rooms = ("cli/**", "node/**", "protocol/**", "contracts")
+    sources = (file for room in rooms for file in root.glob(f"{room}/*.py"))
+    names = {name for file in sources for name in re.findall(rf"{PREFIX}([A-Z]\w*)", file.read_text("utf-8"))}
+    assert names - {name.upper() for name in NodeConfig.model_fields} == {*OTHERS, NAMED}
+    used = {f"{PREFIX}{name}": "1" for name in names - {NAMED} | {f"{NAMED}DOUBLES"}}
+    assert [one.level for one in check_settings(tmp_path / "config.toml", used)] == ["ok", "ok"]
 
 
 # chain
