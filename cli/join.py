@@ -295,9 +295,9 @@ def join_in_background(words: Sequence[str], directory: Path, *, as_json: bool) 
 
 def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], None]) -> Started:
     """Run this program with `words` in the background. Raises CommandError with the daemon's own words if it fails."""
-    from cli.stop import pid_of
+    from cli.stop import daemon_of
 
-    pid = pid_of(directory)
+    pid = daemon_of(directory)
     # The daemon would refuse by its lock as well, but into a log that nobody is shown.
     if pid is not None:
         raise CommandError(

@@ -12,7 +12,7 @@ import typer
 from cli.errors import CHAIN, USAGE, CommandError
 from cli.output import AsJson, asking, console, date, duration, ether, print_json, quiet_logs
 from cli.places import StateDir, chosen_directory, complete_networks
-from cli.stop import PATIENCE, pid_of, stop
+from cli.stop import PATIENCE, daemon_of, stop
 
 if TYPE_CHECKING:
     from contracts.bindings import NodeInfo, Stake
@@ -62,7 +62,7 @@ def command(
                 "the node stays in the pool", "the answer was no", "wait for the next table of earnings", USAGE
             )
     stopped, pool = None, 0
-    if pid_of(directory) is not None:
+    if daemon_of(directory) is not None:
         # Before it is stopped: afterwards the chain no longer says which pool it was.
         pool = _pool_now(directory)
         say("the daemon finishes what is under way, and leaves")

@@ -43,14 +43,7 @@ def command(
 
 def stop(directory: Path, patience: float, say: Callable[[str], None]) -> tuple[str, float]:
     """(drained, cut or killed; after how many seconds). Raises CommandError where no daemon of ours runs."""
-    pid, began = pid_of(directory), time.monotonic()
-    if pid is None:
-        raise CommandError(
-            f"no daemon runs in {directory}",
-            "nobody holds its lock",
-            "see those that run: intellect-node status",
-            NETWORK,
-        )
+    pid, began = _pid_of(directory), time.monotonic()
     for how, signals, wait in _stages(patience):
         if how != "drained":
             say(f"it still runs after {duration(time.monotonic() - began)}: {signals[-1].name} cuts it short")
@@ -64,11 +57,33 @@ def stop(directory: Path, patience: float, say: Callable[[str], None]) -> tuple[
     )
 
 
-def pid_of(directory: Path) -> int | None:
-    """Of the daemon that holds a state directory."""
+def daemon_of(directory: Path) -> str | None:
+    """pid of the daemon that holds a state directory, or "unknown"; None if none does."""
     from node.state.locks import holder_of
 
     return holder_of(directory / "lock")
+
+
+def _pid_of(directory: Path) -> int:
+    """Raises CommandError where no process can be told to end."""
+    from node.state.locks import UNKNOWN
+
+    holder = daemon_of(directory)
+    if holder is None:
+        raise CommandError(
+            f"no daemon runs in {directory}",
+            "nobody holds its lock",
+            "see those that run: intellect-node status",
+            NETWORK,
+        )
+    if holder == UNKNOWN:
+        raise CommandError(
+            f"the daemon in {directory} cannot be told to stop",
+            "its lock is held, but names no process that this user can read",
+            f"ask again in a moment; else find the process and end it: fuser -v {directory / 'lock'}",
+            NETWORK,
+        )
+    return int(holder)
 
 
 def _stages(patience: float) -> list[tuple[str, tuple[signal.Signals, ...], float]]:
@@ -110,7 +125,7 @@ def _is_gone(directory: Path, seconds: float, say: Callable[[str], None]) -> boo
     """Whether nobody holds the directory any more, within so many seconds."""
     # the lock is asked, not the number of the process, which another process may have by then
     began = told = time.monotonic()
-    while pid_of(directory) is not None:
+    while daemon_of(directory) is not None:
         now = time.monotonic()
         if now - began >= seconds:
             return False

@@ -154,7 +154,7 @@ def unit_for(name: str, words: Sequence[str], *, system: bool) -> "Unit":
 
 def require_free(manager: "Manager", unit: "Unit") -> None:
     """Refuse a second service, or a service beside a daemon, in one state directory."""
-    from cli.stop import pid_of
+    from cli.stop import daemon_of
 
     for name, state in manager.units():
         if state == unit.state_dir and name != unit.name:
@@ -169,7 +169,7 @@ def require_free(manager: "Manager", unit: "Unit") -> None:
                 f"it runs the node in {state}",
                 "choose another --name, or uninstall that one first",
             )
-    pid = pid_of(unit.state_dir)
+    pid = daemon_of(unit.state_dir)
     if pid is not None and not manager.file_of(unit.name).exists():
         raise CommandError(
             f"a daemon runs in {unit.state_dir}", f"process {pid} holds its lock", "stop it first: intellect-node stop"

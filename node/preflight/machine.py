@@ -1,6 +1,5 @@
 """What this machine is and has: program, state directory, key, hardware, disk. Blocking: call from a thread."""
 
-import fcntl
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from node.sandbox import RuntimeMissing, find_runtime, runtime
 from node.sandbox.confined import walls
 from node.state.directory import MIN_FREE_BYTES, existing
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
+from node.state.locks import holder_of
 from protocol.run import RunSpec
 from protocol.sections import TEACHER
 
@@ -78,27 +78,13 @@ def _version(name: str) -> str | None:
 
 def check_lock(directory: Path, *, joining: bool) -> Finding:
     """joining: this program is about to take the directory, so whoever holds it is in the way. Changes nothing."""
-    holder = holder_of(directory)
+    holder = holder_of(directory / "lock")
     if holder is None:
         return ok("lock", f"no daemon runs in {directory}", pid=None)
     if not joining:
         return ok("lock", f"a daemon runs in {directory}, pid {holder}", pid=holder)
     remedy = "stop that daemon, or give this one its own --state-dir (and so its own key)"
     return failure("lock", f"another daemon (pid {holder}) works in {directory}", remedy, pid=holder)
-
-
-def holder_of(directory: Path) -> str | None:
-    """The pid that holds the lock, None if nobody does; a file that a killed daemon left is nobody's."""
-    try:
-        with open(directory / "lock", encoding="ascii") as file:
-            try:
-                # Shared: two that look at once do not take each other for a daemon.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return file.read(16).strip() or "unknown"
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None
 
 
 # The node's key and its directory: there, private, and opened by the password. Blocking: scrypt takes a second

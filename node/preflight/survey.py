@@ -41,7 +41,6 @@ from node.preflight.machine import (
     check_memory,
     check_sandbox,
     check_versions,
-    holder_of,
     speed_finding,
 )
 from node.preflight.reach import (
@@ -56,6 +55,7 @@ from node.preflight.reach import (
 from node.preflight.settings import check_settings
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
+from node.state.locks import holder_of
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
 from protocol.run import RunSpec
@@ -211,7 +211,7 @@ class Survey:
 
     def _look_at_port(self, profile: NetworkProfile, role: Role) -> list[Finding]:
         config = self._config
-        running = holder_of(self._directory) is not None
+        running = holder_of(self._directory / "lock") is not None
         listen = choose_listen(config.listen, profile, self._directory, running=running)
         where = announced(listen, config.announce)
         reach = check_all_announced(where, role, is_public(profile), chosen=bool(config.announce))

@@ -5,6 +5,9 @@ import os
 from pathlib import Path
 from typing import IO
 
+UNKNOWN = "unknown"
+"""A holder whose pid cannot be read: it has not written it yet, or the file is another user's."""
+
 
 class FileLock:
     """An exclusive lock on `path`, held by this process. Blocking calls of microseconds."""
@@ -13,17 +16,17 @@ class FileLock:
         self.path = path
         self._file: IO[str] | None = None
         self.holder = ""
-        """pid of the process that holds it, after a failed `acquire`"""
+        """pid of the process that holds it, or UNKNOWN, after a failed `acquire`"""
 
     def acquire(self) -> bool:
         """Whether the lock is ours now. OSError if the file cannot be opened."""
         while True:
-            file = open(self.path, "a+", encoding="ascii")  # noqa: SIM115 - held until release
+            file = open(self.path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115 - held until release
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
-                self.holder = file.read(16).strip() or "unknown"
+                self.holder = _pid_in(file)
                 file.close()
                 return False
             if self._still_there(file):
@@ -49,16 +52,23 @@ class FileLock:
             return False
 
 
-def holder_of(path: Path) -> int | None:
-    """pid of the process that holds the lock at `path`; None if nobody does (a killed process leaves a dead file)."""
+def holder_of(path: Path) -> str | None:
+    """pid of the process that holds the lock at `path`, or UNKNOWN; None if nobody does (a killed process leaves a dead
+    file). Changes nothing."""
     try:
-        file = open(path, encoding="ascii")  # noqa: SIM115 - closed below
-    except FileNotFoundError:
+        with open(path, encoding="ascii", errors="replace") as file:
+            try:
+                # Shared: two that look at once do not take each other for a holder.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return _pid_in(file)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = file.read(16).strip()
-            return int(text) if text.isdigit() else None
+    except OSError:
+        return UNKNOWN  # who may not look cannot say that it is free
     return None
+
+
+def _pid_in(file: IO[str]) -> str:
+    text = file.read(16).strip()
+    return text if text.isdecimal() else UNKNOWN

@@ -11,7 +11,8 @@ import pytest
 
 from cli.errors import CommandError
 from cli.main import main
-from cli.stop import pid_of, stop
+from cli.stop import daemon_of, stop
+from node.state.locks import FileLock
 
 DAEMON = """
 import os, signal, sys, time
@@ -59,10 +60,10 @@ def test_a_daemon_is_asked_then_cut_then_killed_and_each_stage_is_said(
 ) -> None:
     monkeypatch.setattr("cli.stop.AFTER_CUT", 0.3)
     pid = start(tmp_path, daemons, deaf)
-    assert pid_of(tmp_path) == pid
+    assert daemon_of(tmp_path) == str(pid)
     said: list[str] = []
     how, _ = stop(tmp_path, 30.0 if deaf == 0 else 0.3, said.append)
-    assert how == outcome and pid_of(tmp_path) is None
+    assert how == outcome and daemon_of(tmp_path) is None
     assert [word for line in said for word in ("SIGTERM", "SIGKILL") if word in line] == {
         "drained": [],
         "cut": ["SIGTERM"],
@@ -75,9 +76,9 @@ def test_a_daemon_that_is_killed_is_not_started_again_by_its_guardian(
 ) -> None:
     monkeypatch.setattr("cli.stop.AFTER_CUT", 0.2)
     guardian = start(tmp_path, daemons, 9, "guarded")
-    assert pid_of(tmp_path) != guardian
+    assert daemon_of(tmp_path) != str(guardian)
     assert stop(tmp_path, 0.1, print)[0] == "killed"
-    assert daemons[0].wait(10) == -signal.SIGKILL and pid_of(tmp_path) is None
+    assert daemons[0].wait(10) == -signal.SIGKILL and daemon_of(tmp_path) is None
 
 
 def test_the_command_says_what_it_did(
@@ -94,3 +95,15 @@ def test_a_lock_file_that_a_killed_daemon_left_is_nobody_s(tmp_path: Path) -> No
     (tmp_path / "lock").write_text("1\n")
     with pytest.raises(CommandError, match="no daemon runs"):
         stop(tmp_path, 1.0, print)
+
+
+def test_a_daemon_whose_lock_names_no_process_is_not_taken_for_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire()
+    lock.path.write_text("")
+    assert daemon_of(tmp_path) == "unknown"
+    assert main(["stop", "--state-dir", str(tmp_path)]) == 5
+    assert "names no process" in capsys.readouterr().err
+    lock.release()
