@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli.contract.frame import Network, OnlyPool, Rows, app, question, read
+from cli.contract.frame import Network, Rows, app, question, read
 from cli.contract.stake import amount_rows, amounts_of
-from cli.contract.values import address
+from cli.contract.values import MAX_POOL, address
 from cli.errors import CommandError
 from cli.output import AsJson, clean, console, duration, ether, print_json, short
 from node.state.files import write_whole
@@ -63,7 +63,12 @@ async def show(
 )
 def events(
     network: Network = "local",
-    pool: OnlyPool = None,
+    pool: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_POOL, help="Only those of one pool, and those of none: stakes, registrations, the arbiter."
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C; with --json one line each.")
     ] = False,
@@ -75,7 +80,7 @@ def events(
     if follow:
         _follow(network, pool, as_json)
         return
-    rows = [row for row in read(network, event_rows) if pool is None or row.get("pool") in (None, pool)]
+    rows = [row for row in read(network, event_rows) if _concerns(row, pool)]
     if as_json:
         print_json({"events": rows})
         return
@@ -87,6 +92,11 @@ def events(
     console().print(table)
 
 
+def _concerns(row: dict[str, Any], pool: int | None) -> bool:
+    """Of one pool, or of none: what becomes of its members' stakes is told without its number."""
+    return pool is None or row.get("pool") in (None, pool)
+
+
 def _follow(network: str, pool: int | None, as_json: bool) -> None:
     """History first, then what comes; events of replaced blocks are told to be undone."""
     import trio
@@ -94,22 +104,23 @@ def _follow(network: str, pool: int | None, as_json: bool) -> None:
     from node.chain.follower import EventFollower
 
     async def follow(chain: "ChainClient") -> None:
-        # In memory: a command that looks leaves no file, and reads all of history from the chain.
-        follower = EventFollower(chain, pool, ":memory:")
+        # In memory: a command that looks leaves no file, and reads all of history from the chain. Of all pools: with a
+        # pool's number the chain is not asked for what has none.
+        follower = EventFollower(chain, None, ":memory:")
         async with trio.open_nursery() as nursery:
             await nursery.start(follower.run)
             async for delivery in follower.events:
-                _tell(delivery, as_json)
+                _tell(delivery, pool, as_json)
 
     read(network, follow)
 
 
-def _tell(delivery: Any, as_json: bool) -> None:
+def _tell(delivery: Any, pool: int | None, as_json: bool) -> None:
     from cli.events import describe_event, event_row
     from node.chain.follower import RolledBack
 
     if isinstance(delivery, RolledBack):
-        rows = [event_row(event) for event in delivery.events]
+        rows = [row for event in delivery.events if _concerns(row := event_row(event), pool)]
         if as_json:
             print_json({"event": "RolledBack", "block": delivery.block, "undone": rows})
             return
@@ -117,6 +128,8 @@ def _tell(delivery: Any, as_json: bool) -> None:
             console().print(f"{row['block']:>8}  {row['event']} did not happen: its block was replaced", soft_wrap=True)
         return
     row = event_row(delivery)
+    if not _concerns(row, pool):
+        return
     if as_json:
         print_json(row)
         return

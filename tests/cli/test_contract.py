@@ -254,6 +254,28 @@ def test_events_can_be_read_by_programs(scene: Any) -> None:
     json.dumps(rows)
 
 
+def test_who_follows_a_pool_is_told_what_who_looks_at_it_is(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    people = ["--trainer", scene.me, "--validator", NodeKey.generate().address]
+    people += ["--run-root", "ab" * 32, "--fund", "50"]
+    scene.send("me", "stake", "3")
+    pool, other = (scene.send("me", "pool", "create", *people)["pool"] for _ in range(2))
+    scene.send("me", "pool", "pause", str(pool))
+    scene.rpc("anvil_mine", hex(64))  # what is followed must be deep enough
+    heard: list[dict[str, Any]] = []
+
+    def hear(row: dict[str, Any]) -> None:
+        heard.append(json.loads(json.dumps(row)))
+        if row["event"] == "PoolPaused":
+            raise KeyboardInterrupt
+
+    looked = scene.look("events", "--pool", str(pool))["events"]
+    monkeypatch.setattr("cli.contract.look.print_json", hear)
+    assert main(["contract", "events", "--network", NETWORK, "--pool", str(pool), "--follow", "--json"]) == 130
+    assert heard == looked
+    assert {"Bonded", "PoolCreated"} <= {row["event"] for row in heard}
+    assert {row["pool"] for row in heard if "pool" in row} == {pool} != {other}
+
+
 def test_a_stranger_can_choose_among_pools(scene: Any, capsys: pytest.CaptureFixture[str]) -> None:
     line = "sort: sort, model of 1.2 MB; workers: any machine, */float32/*"
     people = ["--trainer", NodeKey.generate().address, "--validator", NodeKey.generate().address]
