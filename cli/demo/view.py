@@ -102,7 +102,8 @@ class PlainView:
         self._write = write
         self._every = every
         self._last = float("-inf")
-        self._told: set[str] = set()
+        # With what was told of it: who was slashed may be disbelieved besides.
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> "PlainView":
         return self
@@ -115,22 +116,25 @@ class PlainView:
 
     def show(self, snapshot: Snapshot) -> None:
         for slash in snapshot.slashed:
-            if slash.node not in self._told:
-                self._told.add(slash.node)
+            if self._is_news("slashed", slash.node):
                 self._write(plain_slash(snapshot, slash.node))
         for row in snapshot.rows:
             name = row.participant.name
-            if row.paid_wei and name not in self._told:
-                self._told.add(name)
+            if row.paid_wei and self._is_news("paid", name):
                 self._write(f"- {name} is paid: {ether(row.paid_wei)} tokens for what a table of earnings says")
         for one in snapshot.quarantined:
-            if one.validator not in self._told:
-                self._told.add(one.validator)
+            if self._is_news("disbelieved", one.validator):
                 name = snapshot.names.get(one.validator.lower(), one.validator)
                 self._write(f"- {name} is not believed any more: {clean(one.why, 200)}")
         if snapshot.done or snapshot.elapsed - self._last >= self._every:
             self._last = snapshot.elapsed
             self._write(plain_line(snapshot))
+
+    def _is_news(self, what: str, who: str) -> bool:
+        """Whether this was not told of somebody yet; from now on it was."""
+        known = (what, who) in self._told
+        self._told.add((what, who))
+        return not known
 
 
 def render(snapshot: Snapshot, width: int, height: int = 50) -> RenderableType:

@@ -128,6 +128,18 @@ def test_plain_lines_tell_a_slash_once_and_the_state_every_few_seconds() -> None
     assert sum("step 96/150" in line for line in written) == 1
 
 
+def test_plain_lines_tell_of_a_slashed_validator_that_it_is_not_believed_any_more() -> None:
+    written: list[str] = []
+    with PlainView(written.append) as view:
+        slashed = sample_snapshot()
+        view.show(slashed)
+        doubt = Disbelief(slashed.slashed[0].node, "it lied", by=2, seconds=5.0)
+        for _ in range(2):
+            view.show(replace(slashed, quarantined=(doubt,)))
+    assert sum("was slashed" in line for line in written) == 1
+    assert sum("is not believed any more: it lied" in line for line in written) == 1
+
+
 def test_the_live_view_leaves_the_last_picture_standing() -> None:
     out = io.StringIO()
     with LiveView(Console(file=out, width=100, force_terminal=True)) as view:
