@@ -128,6 +128,8 @@ def command(
     share_engine: Annotated[
         int | None,
         typer.Option(
+            min=1,
+            max=16,
             metavar="RUNS",
             help="One engine for all nodes of this machine that say so, with room for so many runs. Runs that train "
             "adapters of one model then share its weights.",
