@@ -340,7 +340,8 @@ class Transfer:
                 contact.missed(now)
         elif isinstance(error, PeerUnavailable):
             self._downloads.reputation.failed(source, now)
-        elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError):
+        # A name that is no UTF-8 is no DecodeError to msgspec.
+        elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError | UnicodeDecodeError):
             self._blame(source, str(error))
         elif isinstance(error, NetworkError):  # ours: the store is full, the blob is too large
             # No source is at fault, so asking the next one would end the same way.

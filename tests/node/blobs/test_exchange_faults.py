@@ -159,6 +159,34 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
     assert answer[:1] == wire.FOUND
 
 
+@pytest.mark.parametrize("kind", [wire.AskInfo, wire.Tell])
+async def test_a_name_that_is_no_text_blames_its_source_and_ends_nothing(swarm, folders, kind) -> None:
+    honest, liar, fetcher = (Node(swarm, next(folders)) for _ in range(3))
+    await _start(swarm, honest, liar, fetcher)
+    data = os.urandom(3 * MIB)
+    info, lied = await honest.store.add(data), trio.Event()
+
+    async def babbles(asker: Address, request: bytes) -> bytes | Answer:
+        asked = wire.read_request(request)
+        if isinstance(asked, kind):
+            lied.set()
+            return wire.FOUND + b"\x81\xa1\xff\xc0"
+        if isinstance(asked, wire.AskInfo):  # who has all is told nothing: it lacks the first piece
+            have = bitfield.pack(np.arange(len(info.pieces)) > 0)
+            return wire.FOUND + msgspec.msgpack.encode(wire.HaveInfo(encode_info(info), have))
+        return wire.MISSING
+
+    async def after_the_lie(answer, asker, request) -> bytes:
+        await lied.wait()
+        return await answer(asker, request)
+
+    liar.network.serve(wire.PROTOCOL, babbles, max_request=wire.MAX_REQUEST)
+    honest.behaves(after_the_lie)
+    path = await fetcher.exchange.fetch(info.root, [liar.address, honest.address], timeout=60)
+    assert path.read_bytes() == data
+    assert fetcher.exchange.scores()[liar.address].lies == 1
+
+
 async def test_a_full_disk_ends_the_fetch_by_name_and_the_rest_is_resumed(swarm, folders, monkeypatch) -> None:
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)
