@@ -6,6 +6,7 @@ run says so, or when the patches since the last one have grown to a quarter of i
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -98,11 +99,18 @@ class Publisher:
     async def publish(self, step: int, image: Path, word: StepWord | None = None) -> HeldPolicy:
         """Announce the image of `step`. After a restart the journaled announcement is repeated as it was."""
         info, tensors = await self._take_in(step, image)
+        with self._kept(info.root):
+            return await self._announce(step, info, tensors, word)
+
+    async def _announce(
+        self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], word: StepWord | None
+    ) -> HeldPolicy:
         slot = _slot(step, word)
         raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
         if raw is None:
             manifest = await self._describe(step, info, tensors)
-            raw = self._board.sealed(await self._announcement(manifest, word))
+            with self._kept(*(patch.root for patch in manifest.patches[-1:])):
+                raw = self._board.sealed(await self._announcement(manifest, word))
             # On the disk before it is said: a restart would else sign another announcement of this step.
             await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
@@ -118,7 +126,13 @@ class Publisher:
         """Serve a policy that another trainer has announced, and build on it. Raises MalformedPolicy if the image is
         another one."""
         info, tensors = await self._take_in(step, image)
-        return await self._held(raw, step, info, await self._said_before(raw, step, info, tensors))
+        with self._kept(info.root):
+            return await self._held(raw, step, info, await self._said_before(raw, step, info, tensors))
+
+    def _kept(self, *roots: bytes) -> AbstractContextManager[None]:
+        """Until the caller has the policy on the shelf: a full store would drop its image for its own patch, and that
+        for its manifest, before any older policy."""
+        return nullcontext() if self._shelf is None else self._shelf.pinned(roots)
 
     async def _held(self, raw: bytes, step: int, info: BlobInfo, manifest: PolicyManifest) -> HeldPolicy:
         message = self._read(raw)
@@ -141,8 +155,8 @@ class Publisher:
         finally:
             work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
 
-    async def _add(self, work: Path, known: BlobInfo | None = None) -> BlobInfo:
-        """A file of the workshop as a blob; older policies make room. Raises StoreFull."""
+    async def _add(self, work: Path | bytes, known: BlobInfo | None = None) -> BlobInfo:
+        """A file of the workshop, or a manifest, as a blob; older policies make room. Raises StoreFull."""
         while True:
             try:
                 return await self._store.add(work, move=True, known=known)
@@ -200,7 +214,7 @@ class Publisher:
         if word is not None and word.statement.policy_root != manifest.policy_root:
             raise MalformedPolicy("will not publish this policy", "its image is not what the learner said to have made")
         encoded = encode_manifest(manifest)
-        blob = await self._store.add(encoded)
+        blob = await self._add(encoded)
         return PolicyAnnounced(
             pool=self._pool,
             step=manifest.step,
@@ -223,7 +237,7 @@ class Publisher:
         if not encoded and self._store.has(message.manifest_root):
             encoded = await trio.to_thread.run_sync(_read_manifest, self._store.path(message.manifest_root))
         if encoded:
-            await self._store.add(encoded)
+            await self._add(encoded)
             return decode_manifest(encoded)
         return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
 

@@ -17,6 +17,7 @@ from protocol.manifest import PolicyStatement
 from protocol.messages import PolicyAnnounced, open_envelope, seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
 from protocol.statements import sign
+from tests.node.weights import little_swarm
 from tests.node.weights.little_swarm import DOMAIN, POOL, disk, until
 
 
@@ -478,6 +479,17 @@ async def test_a_quota_that_cannot_hold_all_keeps_the_newest(run, origin, peer) 
             await until(lambda step=step: follower.shelf.newest is not None and follower.shelf.newest.step == step)
         nursery.cancel_scope.cancel()
     assert follower.store.used <= follower.store.quota
+
+
+@pytest.mark.parametrize("images", [2.1, 2.18, 2.26])
+async def test_a_full_store_drops_no_policy_for_its_own_patch(run, origin, monkeypatch, images) -> None:
+    monkeypatch.setattr(little_swarm, "QUOTA", int(images * len(encode_image(run.step()))))
+    trainer = origin()
+    for step in range(5):
+        held = await trainer.publish(step, run.step())
+        assert trainer.store.has(held.manifest.image_root) and trainer.shelf.newest == held
+        assert trainer.store.has(held.manifest_root)
+        assert all(trainer.store.has(patch.root) for patch in held.manifest.patches[-1:])
 
 
 # restarts
