@@ -300,6 +300,10 @@ class Transfer:
             # Not forgotten: it may have the blob later, for instance a peer that is fetching it now.
             self._candidates[useless[0]] = None  # to the end of the line
             self._activate(spare[0])
+        elif not spare:
+            # Nobody else is left to try: these are asked again, each once its pause is over.
+            for source in useless:
+                self._seek(source, 0.0)
 
     def _busy(self, source: Address) -> bool:
         contact = self._contacts[source]

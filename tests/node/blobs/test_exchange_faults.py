@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 
+from node.blobs import transfer
 from node.blobs import wire as wire
 from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.exchange import BlobExchange, Limits
@@ -157,6 +158,22 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
     request = msgspec.msgpack.encode(wire.Tell(info.root, b"\xff\x0f"))
     answer = await two.network.request(one.address, wire.PROTOCOL, request, max_response=100, timeout=10)
     assert answer[:1] == wire.FOUND
+
+
+async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folders, monkeypatch) -> None:
+    monkeypatch.setattr(transfer, "MISSED", (0.01, 0.1))
+    one, two = (Node(swarm, next(folders)) for _ in range(2))
+    await _start(swarm, one, two)
+    data = os.urandom(MIB)
+
+    async def comes_late() -> None:
+        await trio.sleep(1.0)
+        await one.store.add(data)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comes_late)
+        path = await two.exchange.fetch(describe(data).root, [one.address], timeout=10)
+    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize("kind", [wire.AskInfo, wire.Tell])
