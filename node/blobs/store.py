@@ -66,6 +66,7 @@ class BlobStore:
         self._partial = directory / "partial"
         self._sizes: dict[bytes, int] = {}  # complete blobs, least recently used first
         self._reserved: dict[bytes, int] = {}  # partial blobs, oldest first, and blobs on their way in
+        self._moving: set[bytes] = set()  # blobs on their way in that the disk holds already
         self._open: dict[bytes, int] = {}  # partial blobs that somebody is working on
         self._pins: dict[bytes, int] = {}
         self._infos = Recent[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
@@ -162,10 +163,13 @@ class BlobStore:
         token = os.urandom(16)
         temporary = self._partial / f"{token.hex()}.new"
         self._reserved[token] = size
+        if on_disk:
+            self._moving.add(token)
         try:
             yield temporary
         finally:
             del self._reserved[token]
+            self._moving.discard(token)
             temporary.unlink(missing_ok=True)
 
     def has(self, root: bytes) -> bool:
@@ -342,11 +346,14 @@ class BlobStore:
         return next((root for root in self._reserved if len(root) == 32 and root not in self._open), None)
 
     def _unwritten(self) -> int:
-        """Bytes promised to unfinished blobs that the disk does not hold yet."""
+        """Bytes promised to unfinished blobs, and to those on their way in, that the disk does not hold yet."""
         total = 0
         for root, size in self._reserved.items():
+            if root in self._moving:
+                continue
+            name = root.hex() if len(root) == 32 else f"{root.hex()}.new"
             try:
-                written = (self._partial / root.hex()).stat().st_blocks * 512 if len(root) == 32 else 0
+                written = (self._partial / name).stat().st_blocks * 512
             except OSError:
                 written = 0
             total += max(0, size - written)

@@ -54,6 +54,33 @@ async def test_a_file_of_the_same_disk_is_moved_though_nothing_more_fits_there(
     assert store.has((await store.add(source, move=True)).root)
 
 
+@pytest.mark.parametrize("move", [True, False])
+async def test_what_is_written_of_a_blob_on_its_way_in_is_promised_no_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: bool
+) -> None:
+    store = BlobStore(tmp_path / "store", quota=10**7)
+    source, fsync = tmp_path / "source", os.fsync
+    source.write_bytes(os.urandom(400 * 1024))
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        began.set()
+        assert may_end.wait(20)
+        fsync(descriptor)
+
+    usage = shutil.disk_usage(tmp_path)
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", slow)
+            nursery.start_soon(lambda: store.add(source, move=move))
+            assert await trio.to_thread.run_sync(began.wait, 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100 * 1024))
+        try:
+            assert store.has((await store.add(b"a small one")).root)
+        finally:
+            may_end.set()
+
+
 async def test_the_quota_evicts_what_was_used_longest_ago_and_never_a_pinned_blob(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, quota=350)
     one, two, three = [(await store.add(bytes([n]) * 100)).root for n in range(3)]
