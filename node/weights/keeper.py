@@ -103,10 +103,13 @@ class PolicyShelf:
         self._pins.unpin(policy.manifest.image_root)
 
     def make_room(self) -> bool:
-        """Let go of the oldest policy, or at last of what is kept for others only; False if there is nothing left."""
+        """Let go of the oldest policy that nobody works with, orphans first, then of those that somebody does, or at
+        last of what is kept for others only; False if there is nothing left."""
+        held = self.held
         # The newest stays: a node without any policy has nothing to work with, and nothing to give to others.
-        if len(self._held) > 1:
-            self._let_go_of(self.held[0])
+        others = [one for one in held if one is not (self.newest or held[-1])]
+        if others:
+            self._let_go_of(min(others, key=lambda one: (one.root in self._wanted, one.root not in self._orphans)))
             return True
         referred, self._referred = self._referred, frozenset()
         for root in referred:

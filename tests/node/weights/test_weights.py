@@ -492,6 +492,19 @@ async def test_a_full_store_drops_no_policy_for_its_own_patch(run, origin, monke
         assert all(trainer.store.has(patch.root) for patch in held.manifest.patches[-1:])
 
 
+async def test_room_is_made_of_what_is_needed_least(run, origin) -> None:
+    trainer = origin()
+    held = [await trainer.publish(step, run.step()) for step in range(4)]
+    trainer.shelf.hold(held[0].root)
+    trainer.shelf.orphan(held[3].root)
+    left = []
+    while trainer.shelf.count > 1:
+        assert trainer.shelf.make_room()
+        left.append([policy.step for policy in trainer.shelf.held])
+    assert left == [[0, 1, 2], [0, 2], [2]]
+    assert trainer.shelf.newest == held[2]
+
+
 # restarts
 
 
