@@ -486,7 +486,8 @@ class _UnderWay:
 def _raise_expected(group: BaseExceptionGroup) -> None:
     """An expected error of several tasks as itself; anything else as it is."""
     expected, rest = group.split(IntellectError)
-    if expected is None or rest is not None:
+    # Where the time was up meanwhile, too, the next wait says so again.
+    if expected is None or (rest is not None and rest.split(trio.Cancelled)[1] is not None):
         raise group
     first: BaseException = expected
     while isinstance(first, BaseExceptionGroup):

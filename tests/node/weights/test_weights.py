@@ -1,11 +1,14 @@
 """Publisher and follower together, as trainer and members use them."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
+from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.weights import fetch, images, records
 from node.weights.errors import WeightsDiskError
@@ -503,6 +506,23 @@ async def test_room_is_made_of_what_is_needed_least(run, origin) -> None:
         left.append([policy.step for policy in trainer.shelf.held])
     assert left == [[0, 1, 2], [0, 2], [2]]
     assert trainer.shelf.newest == held[2]
+
+
+async def test_a_fetch_that_fails_as_the_time_is_up_is_one_error(origin, peer) -> None:
+    follower, (one, two) = peer("a", NodeKey.generate().address).follower, (b"1" * 32, b"2" * 32)
+
+    async def fetch(root, sources, **options):
+        if root == one:
+            raise BlobUnavailable(root, "nobody has it")
+        try:
+            await trio.sleep_forever()
+        finally:
+            time_is_up.cancel()
+
+    follower._blobs = SimpleNamespace(fetch=fetch)
+    with trio.CancelScope() as time_is_up, pytest.raises(BlobUnavailable):
+        await follower._fetch_all([(one, 1), (two, 1)], [], 0, 0)
+    assert time_is_up.cancel_called
 
 
 # restarts
