@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from node.blobs.errors import SourceFailed
+from node.blobs.errors import SourceFailed, StoreFull
 from node.blobs.http.fetch import HttpBlobs, fetch_listing
 from node.blobs.http.server import ServedPolicy
 from node.blobs.http.sources import HttpSource, PolicyRow
@@ -77,13 +77,7 @@ class Mirror:
         root = bytes.fromhex(row.image_root)
         known = self._store.has(root)  # compared with its root at some time, but not now
         try:
-            path = await self._http.fetch(
-                root,
-                self._sources,
-                # What a source lists is a claim: neither more than that nor more than anybody's model.
-                max_size=min(row.image_size, MAX_IMAGE),
-                timeout=FETCH_TIMEOUT,
-            )
+            path = await self._fetch(row, root)
             blob = None if known else self._store.info(root)
             found = await trio.to_thread.run_sync(root_of_image, path, row.step, blob)
         except (SourceFailed, NetworkError) as error:
@@ -97,6 +91,23 @@ class Mirror:
             return
         self._hold(ServedPolicy(row.step, found, root, row.image_size, path, bytes.fromhex(row.announcement)))
 
+    async def _fetch(self, row: PolicyRow, root: bytes) -> Path:
+        """The image; in a store that is full, in the place of older policies, of which the newest stays meanwhile."""
+        while True:
+            try:
+                return await self._http.fetch(
+                    root,
+                    self._sources,
+                    # What a source lists is a claim: neither more than that nor more than anybody's model.
+                    max_size=min(row.image_size, MAX_IMAGE),
+                    timeout=FETCH_TIMEOUT,
+                )
+            except StoreFull:
+                oldest = min(self._held, default=row.step)
+                if len(self._held) < 2 or oldest >= row.step:
+                    raise
+                self._drop(oldest)
+
     def _refuse(self, row: PolicyRow, root: bytes, why: str) -> None:
         log.warning("mirror.refused", step=row.step, why=why)
         self._refused[_claim(row)] = None
@@ -107,9 +118,12 @@ class Mirror:
         self._store.pin(policy.image_root)
         log.info("mirror.held", step=policy.step, root=policy.policy_root.hex()[:16])
         for step in sorted(self._held)[: -self._keep]:
-            dropped = self._held.pop(step)
-            self._store.unpin(dropped.image_root)
-            self._let_go(dropped.image_root)
+            self._drop(step)
+
+    def _drop(self, step: int) -> None:
+        dropped = self._held.pop(step)
+        self._store.unpin(dropped.image_root)
+        self._let_go(dropped.image_root)
 
     def _let_go(self, image_root: bytes) -> None:
         """Forget an image, unless a held policy has it: steps with the same weights share one."""

@@ -71,6 +71,21 @@ async def test_a_relay_follows_an_origin_and_serves_what_it_holds(tmp_path: Path
         nursery.cancel_scope.cancel()
 
 
+async def test_a_relay_whose_store_is_full_goes_on_to_the_newest(tmp_path: Path) -> None:
+    first = BlobStore(tmp_path / "first", quota=10**8)
+    middle = BlobStore(tmp_path / "middle", quota=int(2.5 * len(image_of(0))))
+    policies = await origin(first, range(6))
+    shown = 1
+    async with serving(first, lambda: policies[:shown]) as source, trio.open_nursery() as nursery:
+        mirror = Mirror(middle, [source], every=0.02)
+        await nursery.start(mirror.run)
+        for shown in range(1, 7):
+            await until(lambda shown=shown: bool(mirror.policies()) and mirror.policies()[-1].step == shown - 1)
+            assert all(middle.has(held.image_root) for held in mirror.policies())
+        nursery.cancel_scope.cancel()
+    assert [held.step for held in mirror.policies()] == [4, 5]
+
+
 async def test_a_relay_drops_the_oldest_and_what_it_took(tmp_path: Path) -> None:
     first, middle = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle"))
     policies = await origin(first, range(4))
