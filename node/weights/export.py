@@ -179,7 +179,7 @@ def _indexed(index: Path) -> list[str]:
         with index.open("rb") as file:
             data: Any = msgspec.json.decode(file.read(MAX_INDEX_BYTES))
         names = sorted({str(name) for name in data["weight_map"].values()})
-    except (OSError, msgspec.MsgspecError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(f"cannot read {index}", str(error)[:200], "fetch or export the model again") from error
     # An index is a stranger's file: `../../x` in it would read, and hash, whatever lies there.
     if not names or any(Path(name).name != name for name in names):

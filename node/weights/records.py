@@ -73,7 +73,7 @@ def read_record(path: Path) -> PolicyRecord | None:
             # Bounded: in a model directory it is a stranger's file.
             record = msgspec.msgpack.decode(file.read(MAX_RECORD_BYTES), type=_Record)
         return PolicyRecord(record.announcement, record.manifest_root, decode_manifest(record.manifest))
-    except (OSError, msgspec.MsgspecError, ProtocolError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ProtocolError):
         return None
 
 

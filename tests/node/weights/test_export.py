@@ -103,6 +103,13 @@ def test_an_index_that_leads_elsewhere_is_refused(index: str, tmp_path) -> None:
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize("index", [b"[" * 100_000, b'{"weight_map": {"a": "\xff"}}'], ids=["brackets", "no text"])
+def test_an_index_that_cannot_be_read_is_refused(index: bytes, tmp_path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(WeightsError, match="cannot read"):
+        weight_files(tmp_path)
+
+
 def test_a_tensor_in_two_files_and_a_missing_file_are_refused(image, tmp_path) -> None:
     export_model(image, record(), {}, tmp_path / "out", shard_bytes=820)
     first, second = weight_files(tmp_path / "out")

@@ -610,6 +610,7 @@ def test_records_that_are_damaged_are_as_if_they_had_never_been(tmp_path) -> Non
     assert records.read() == []
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "000000001-ab.policy").write_bytes(b"half a rec")
+    (tmp_path / "held" / "000000002-ab.policy").write_bytes(b"\x81\xa1\xff\xc0")  # a name that is no UTF-8
     assert records.read() == []
 
 
