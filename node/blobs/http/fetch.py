@@ -5,14 +5,18 @@ and its share goes to the others. What has arrived stays in the store's partial 
 from peers, goes on from there. The bytes move in worker threads.
 """
 
+import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
 import trio
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from node.blobs.errors import SourceFailed
@@ -135,6 +139,11 @@ class _Door:
         return await trio.to_thread.run_sync(self._get, path, span, limit, abandon_on_cancel=True)
 
     def _get(self, path: str, span: tuple[int, int] | None, limit: int) -> bytes:
+        # A moment later than what is said below, which so is said of a line that was cut.
+        with _LINE.cut_after(SLOWEST + 0.5):
+            return self._get_in_time(path, span, limit)
+
+    def _get_in_time(self, path: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """In a thread. No redirect is followed: a stranger's source does not choose where else we connect to."""
         headers = {"range": f"bytes={span[0]}-{span[0] + span[1] - 1}"} if span else {}
         deadline = time.monotonic() + SLOWEST
@@ -149,13 +158,16 @@ class _Door:
             data = bytearray()
             # One byte more than the limit tells "more" from "all"; decode_content=False, for a compressed answer could
             # grow a thousandfold.
-            while chunk := answer.read1(limit + 1 - len(data), decode_content=False):
+            while True:
+                chunk = answer.read1(limit + 1 - len(data), decode_content=False)
                 data += chunk
                 if len(data) > limit:
                     raise HTTPError(f"more than the {limit} bytes asked for")
-                # urllib3's own limit is per read: a byte every twenty seconds would satisfy it for ever.
+                # Also where it ended: a line that was cut reads as an end.
                 if time.monotonic() > deadline:
                     raise HTTPError(f"{len(data)} bytes in {SLOWEST:g} s is too slow")
+                if not chunk:
+                    break
             if span and len(data) != span[1]:
                 raise HTTPError(f"{len(data)} bytes instead of {span[1]}")
         except BaseException:
@@ -166,6 +178,55 @@ class _Door:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+class _Line(threading.local):
+    """The socket that this thread waits for an answer on. urllib3's limits are per read: in the lines before the body,
+    and between its chunks, a byte every twenty seconds would satisfy them for days."""
+
+    sock: socket.socket | None = None
+
+    @contextmanager
+    def cut_after(self, seconds: float) -> Iterator[None]:
+        """Whoever waits longer reads an end."""
+        held = self.__dict__  # of this thread; the timer has another
+
+        def cut() -> None:
+            if (sock := held.get("sock")) is not None:
+                with suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.sock = None
+
+
+_LINE = _Line()
+
+
+class _HttpConnection(HTTPConnection):
+    def getresponse(self) -> urllib3.HTTPResponse:
+        _LINE.sock = self.sock
+        return super().getresponse()
+
+
+class _HttpsConnection(HTTPSConnection):
+    def getresponse(self) -> urllib3.HTTPResponse:
+        _LINE.sock = self.sock
+        return super().getresponse()
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HttpConnection  # type: ignore[assignment] - as urllib3's own is
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection  # type: ignore[assignment]
 
 
 class _Transfer:
@@ -268,7 +329,7 @@ async def _info(doors: Sequence[_Door], root: bytes) -> BlobInfo:
 def _pool(source: HttpSource) -> urllib3.PoolManager:
     """Connections that accept exactly the certificate with the fingerprint, or what the system trusts without one."""
     if source.fingerprint:
-        return urllib3.PoolManager(
+        pool = urllib3.PoolManager(
             maxsize=CONNECTIONS,
             timeout=TIMEOUT,
             cert_reqs="CERT_NONE",
@@ -276,7 +337,10 @@ def _pool(source: HttpSource) -> urllib3.PoolManager:
             assert_hostname=False,
             assert_fingerprint=source.fingerprint,
         )
-    return urllib3.PoolManager(maxsize=CONNECTIONS, timeout=TIMEOUT)
+    else:
+        pool = urllib3.PoolManager(maxsize=CONNECTIONS, timeout=TIMEOUT)
+    pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+    return pool
 
 
 def _complaints(doors: Sequence[_Door]) -> str:

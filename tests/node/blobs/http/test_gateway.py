@@ -5,7 +5,7 @@ import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,7 @@ import trio
 from blake3 import blake3
 
 from node.blobs.errors import BadSource, SourceFailed
+from node.blobs.http import fetch
 from node.blobs.http.fetch import HttpBlobs
 from node.blobs.http.server import Certificate, Gateway, ServedPolicy, own_certificate, server_context
 from node.blobs.http.sources import HttpSource, parse_source
@@ -230,6 +231,35 @@ async def test_a_source_that_only_fails_ends_in_an_error_that_says_so(tmp_path: 
     with odd_server({}, status) as source:
         with pytest.raises(SourceFailed, match=f"HTTP status {status}"):
             await HttpBlobs(make_store(tmp_path)).fetch(bytes(32), [source], max_size=100, timeout=30)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("begun", [b"", b"X: ", b"Transfer-Encoding: chunked\r\n\r\n1;", b"\r\n"])
+async def test_a_source_that_drips_is_too_slow_wherever_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes, tls: bool
+) -> None:
+    monkeypatch.setattr(fetch, "SLOWEST", 1.0)
+    made = own_certificate(tmp_path, NodeKey.generate())
+    context = server_context(made)
+
+    async def drip(stream: trio.abc.Stream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.receive_some(1000)
+            await stream.send_all(b"HTTP/1.1 200 OK\r\n" + begun)
+            while True:
+                await stream.send_all(b"a")
+                await trio.sleep(0.2)
+
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    port = listener.socket.getsockname()[1]
+    source = HttpSource(f"http://127.0.0.1:{port}")
+    if tls:
+        source = HttpSource(f"https://127.0.0.1:{port}", made.fingerprint)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, drip, [trio.SSLListener(listener, context) if tls else listener])
+        with trio.fail_after(10), pytest.raises(SourceFailed):
+            await fetch.fetch_listing(source)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_blob_larger_than_expected_is_refused_before_any_of_it_is_stored(tmp_path: Path) -> None:
