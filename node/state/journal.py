@@ -206,10 +206,12 @@ class Journal:
         where it matters later when that was."""
         row = (kind, slot, raw, at)
         cursor = self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw, at) VALUES (?, ?, ?, ?)", row)
+        # Of a new row only: where none was put in, `lastrowid` is another table's, whose numbers run ahead.
+        number = cursor.lastrowid if cursor.rowcount == 1 else None
         # At every thousandth row only: the delete goes through all verdicts that are kept.
-        if cursor.lastrowid and cursor.lastrowid % FORGET_EVERY == 0:
+        if number and number % FORGET_EVERY == 0:
             self._db.execute(
-                "DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (cursor.lastrowid - MOST_SAID,)
+                "DELETE FROM said WHERE kind IN ('verdict', 'recheck') AND rowid < ?", (number - MOST_SAID,)
             )
         # Read back rather than trusting the insert: equal bytes said twice are fine, as after a crash.
         if self.said(kind, slot) != raw:

@@ -3,7 +3,7 @@ import sqlite3
 import pytest
 
 from node.errors import StateError
-from node.state.journal import Journal
+from node.state.journal import MOST_SAID, Journal
 from protocol.statements import Accepted
 
 
@@ -20,6 +20,18 @@ def test_a_slot_takes_one_statement_and_repeats_it(journal: Journal) -> None:
     with pytest.raises(StateError, match="twice"):
         journal.say("commitment", b"slot", b"second")
     assert journal.said("commitment", b"slot") == b"first"
+
+
+def test_a_word_said_again_makes_no_verdict_forgotten_however_many_counters_were_kept(journal: Journal) -> None:
+    journal.say("verdict", b"work", b"first")
+    journal.note_tallies(b"run", [("part", str(number), 0) for number in range(1_024)])
+    # As after three hundred thousand writes of counters, each of which is a row with the next number.
+    journal._db.execute("UPDATE tallies SET rowid = rowid + ?", (MOST_SAID // 1_024 * 1_024 + 1_024,))
+    journal.note_tallies(b"run", [("part", str(number), 1) for number in range(1_024)])
+    journal.say("verdict", b"work", b"first")
+    assert journal.said("verdict", b"work") == b"first"
+    with pytest.raises(StateError, match="twice"):
+        journal.say("verdict", b"work", b"second")
 
 
 def test_submission_indices_go_on_where_they_stopped(journal: Journal) -> None:
