@@ -20,6 +20,8 @@ _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 Quantity = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{1,64}$")]
+Count = Annotated[str, Meta(pattern="^0x0*[0-9a-fA-F]{1,15}$")]
+"""Of blocks, logs, transactions or seconds: what SQLite holds, where they are written down."""
 Data = Annotated[str, Meta(pattern="^0x(?:[0-9a-fA-F]{2})*$")]
 Hash = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{64}$")]
 Account = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{40}$")]
@@ -33,15 +35,15 @@ class _Log(msgspec.Struct, rename="camel"):
     address: Account
     topics: list[Hash]
     data: Data
-    block_number: Quantity
+    block_number: Count
     block_hash: Hash
     transaction_hash: Hash
-    log_index: Quantity
+    log_index: Count
 
 
 class _Receipt(msgspec.Struct, rename="camel"):
     transaction_hash: Hash
-    block_number: Quantity
+    block_number: Count
     block_hash: Hash
     status: Quantity
     gas_used: Quantity
@@ -54,15 +56,15 @@ class _Receipt(msgspec.Struct, rename="camel"):
 class _Transaction(msgspec.Struct, rename={"sender": "from"}):
     hash: Hash
     sender: Account
-    nonce: Quantity
+    nonce: Count
 
 
 class _Block(msgspec.Struct, rename="camel"):
     """Of a block that is being made, number and hash are null."""
 
-    number: Quantity | None
+    number: Count | None
     hash: Hash | None
-    timestamp: Quantity
+    timestamp: Count
     transactions: list[Hash | _Transaction]
     parent_hash: Hash | UnsetType = UNSET
     base_fee_per_gas: Quantity | UnsetType = UNSET
@@ -71,11 +73,11 @@ class _Block(msgspec.Struct, rename="camel"):
 LOGS = "eth_getLogs"
 RESULTS: dict[str, Any] = {
     "eth_chainId": Quantity,
-    "eth_blockNumber": Quantity,
+    "eth_blockNumber": Count,
     "eth_gasPrice": Quantity,
     "eth_maxPriorityFeePerGas": Quantity,
     "eth_getBalance": Quantity,
-    "eth_getTransactionCount": Quantity,
+    "eth_getTransactionCount": Count,
     "eth_estimateGas": Quantity,
     "eth_call": Data,
     "eth_getCode": Data,

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
+from node.chain.client import Block
 from node.chain.errors import RpcUnreachable
+from node.chain.follower import EventStore
 from node.chain.rpc import FallbackProvider
 
 
@@ -24,6 +27,8 @@ def answer(result: Any) -> bytes:
         ("eth_blockNumber", "0x"),
         ("eth_blockNumber", None),
         ("eth_getTransactionCount", "0x" + "f" * 65),
+        ("eth_getTransactionCount", "0x" + "f" * 16),
+        ("eth_blockNumber", "0x1" + "0" * 16),
         ("eth_call", "0xabc"),
         ("eth_call", {"data": "0x"}),
         ("eth_sendRawTransaction", "0x12"),
@@ -38,6 +43,31 @@ def answer(result: Any) -> bytes:
 def test_a_result_of_another_type_is_refused(method: str, result: Any) -> None:
     with pytest.raises(BadAnswer):
         parse_answer(method, answer(result))
+
+
+HASH = "0x" + "11" * 32
+BLOCK = {"number": "0x5", "hash": HASH, "timestamp": "0x6553f100", "transactions": [], "parentHash": HASH}
+LOG = {"address": "0x" + "11" * 20, "topics": [HASH], "data": "0x", "blockNumber": "0x5", "blockHash": HASH}
+
+
+@pytest.mark.parametrize("name", ["number", "timestamp"])
+def test_what_the_follower_writes_down_fits_into_its_rows(name: str, tmp_path: Path) -> None:
+    """A number beyond 63 bits ended the daemon, in SQLite."""
+    told = parse_answer("eth_getBlockByNumber", answer({**BLOCK, name: "0x" + "f" * 15}))["result"]
+    store = EventStore(tmp_path / "f.sqlite")
+    store.advance(Block(int(told["number"], 16), bytes(32), int(told["timestamp"], 16)), [])
+    store.close()
+    for much in ("f" * 16, "f" * 64):
+        with pytest.raises(BadAnswer):
+            parse_answer("eth_getBlockByNumber", answer({**BLOCK, name: "0x" + much}))
+
+
+@pytest.mark.parametrize("name", ["blockNumber", "logIndex"])
+def test_a_log_at_no_place_is_refused(name: str) -> None:
+    log = {**LOG, "transactionHash": HASH, "logIndex": "0x0"}
+    assert parse_answer("eth_getLogs", answer([log]))["result"] == [log]
+    with pytest.raises(BadAnswer):
+        parse_answer("eth_getLogs", answer([{**log, name: "0x" + "f" * 16}]))
 
 
 @pytest.mark.parametrize(
