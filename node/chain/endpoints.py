@@ -8,6 +8,7 @@ a command may ask the chain before it pays the second that this takes.
 import json
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # The logs of a full chunk of blocks stay below it; an endpoint is a stranger, and may send without end.
 MAX_RESPONSE = 32 * 1024 * 1024
+WHOLE_ANSWER = 3
+"""Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte.
+
+Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
 log = structlog.get_logger()
 
 
@@ -43,7 +48,8 @@ class _EndpointFailed(Exception):
 
 class Endpoints:
     """JSON-RPC over HTTP. Raises RpcUnreachable when no endpoint answers, WrongChain when all that answer
-    belong to another chain. timeout: seconds per endpoint and request.
+    belong to another chain. timeout: seconds without a byte; a request takes up to WHOLE_ANSWER times that at an
+    endpoint.
     """
 
     def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
@@ -53,6 +59,7 @@ class Endpoints:
         # A host that is gone shows at the connect; one that computes may take longer to answer.
         patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
         self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
+        self._longest = WHOLE_ANSWER * timeout
         self._lock = threading.Lock()
         self._current = 0
         self._verified: set[str] = set()
@@ -131,11 +138,12 @@ class Endpoints:
                 self._current = place
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
+        until = time.monotonic() + self._longest
         try:
             with self._http.stream(
                 "POST", url, content=payload, headers={"content-type": "application/json"}
             ) as response:
-                body = _bounded(response)
+                body = _bounded(response, until)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise _EndpointFailed(str(error) or type(error).__name__) from error
         try:
@@ -148,10 +156,12 @@ class Endpoints:
         return answer
 
 
-def _bounded(response: httpx.Response) -> bytes:
+def _bounded(response: httpx.Response, until: float) -> bytes:
     body = bytearray()
     for chunk in response.iter_bytes():
         body += chunk
+        if time.monotonic() > until:
+            raise _EndpointFailed("its answer does not end")
         if len(body) > MAX_RESPONSE:
             raise _EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
     return bytes(body)

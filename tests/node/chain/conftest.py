@@ -97,6 +97,34 @@ def bad_endpoint() -> Iterator[Callable[[int, bytes], str]]:
 
 
 @pytest.fixture
+def trickling_url() -> Iterator[str]:
+    """An endpoint whose answer comes a byte at a time, and never ends."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # noqa: N802
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "1000000")
+            self.end_headers()
+            try:
+                while not over.wait(0.05):
+                    self.wfile.write(b" ")
+            except ConnectionError:  # who asked has left
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    over.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
 def meddler(deployed: NetworkProfile) -> Iterator[Meddler]:
     with meddling(deployed.rpc_urls[0]) as meddler:
         yield meddler

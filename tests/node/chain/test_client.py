@@ -109,6 +109,15 @@ async def test_an_endpoint_that_never_answers_is_passed_over(profile: NetworkPro
         nursery.cancel_scope.cancel()
 
 
+async def test_an_endpoint_that_answers_byte_by_byte_is_left_for_the_next(
+    profile: NetworkProfile, connect: Connect, trickling_url: str
+) -> None:
+    client = connect(with_urls(profile, trickling_url, profile.rpc_urls[0]), timeout=0.3)
+    with trio.fail_after(20):
+        assert (await client.block()).number > 0
+    assert client.url == profile.rpc_urls[0]
+
+
 async def test_another_chain_is_refused(profile: NetworkProfile, connect: Connect) -> None:
     client = connect(msgspec.structs.replace(profile, chain_id=8453))
     with pytest.raises(WrongChain) as caught:
