@@ -215,9 +215,9 @@ class EventFollower:
     async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
-        logs = await self._client.logs(first, last, topics, everything=self._pool is None)
-        # One that was replaced since it was asked for has another hash at the next look.
+        # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = latest if last == latest.number else await self._client.block(last)
+        logs = await self._client.logs(first, last, topics, everything=self._pool is None)
         if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
             return False  # between two questions: ask again
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.

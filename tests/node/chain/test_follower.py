@@ -23,6 +23,7 @@ from contracts.bindings import (
 from node.chain import follower as follower_module
 from node.chain.client import Block
 from node.chain.follower import KEPT_BLOCKS, Delivery, EventFollower, EventStore, RolledBack
+from node.chain.simulate import Step
 from protocol.identity import Address
 
 
@@ -138,6 +139,37 @@ async def test_replaced_blocks_are_taken_back(people: Any, tmp_path: Path, chain
     async with following(people, tmp_path / "f.sqlite") as follower:
         assert joined in await take(follower, 3)
         assert await nothing_more(follower)
+
+
+async def test_a_block_replaced_between_its_logs_and_its_hash_is_taken_back(
+    people: Any, tmp_path: Path, chain_rpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chunk that ends with an empty block, whose logs tell nothing of what became of it."""
+    client = people.client
+    client.profile = msgspec.structs.replace(client.profile, confirmations=1)
+    async with following(people, tmp_path / "f.sqlite") as follower:
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x2")
+        await take(follower, 2)
+        snapshot = chain_rpc("evm_snapshot")
+        monkeypatch.setattr(follower, "_poll", 0.5)  # so that all of it is one chunk
+        await trio.sleep(0.2)
+        real, replaced = client.logs, trio.Event()
+
+        async def logs(first: int, last: int, *rest: Any, **more: Any) -> Any:
+            found = await real(first, last, *rest, **more)
+            if found and not replaced.is_set():
+                replaced.set()
+                await trio.to_thread.run_sync(chain_rpc, "evm_revert", snapshot)
+                await trio.to_thread.run_sync(chain_rpc, "evm_increaseTime", "0x3e8")
+                await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x6")
+            return found
+
+        monkeypatch.setattr(client, "logs", logs)
+        await client.execute(Step("join", client.contracts.join(people.pool, "first")), client.key)
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x3")
+        joined, rolled_back = await take(follower, 2)
+        assert isinstance(joined, Joined) and isinstance(rolled_back, RolledBack)
+        assert rolled_back.events == (joined,)
 
 
 async def test_blocks_replaced_while_it_slept_are_taken_back_at_the_start(
