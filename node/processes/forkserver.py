@@ -110,7 +110,7 @@ class ForkServer:
                 await self._listen(self._link)
                 await self._bury()
                 log.warning("forkserver.died")
-                self._server = launch(modules, environment)
+                self._server = _launched(modules, environment)
                 self._connect()
             await trio.sleep_forever()
         finally:
@@ -226,6 +226,15 @@ class ForkServer:
         self._children.clear()
         if self._awaited is not None:
             self._awaited.answer(None)
+
+
+def _launched(modules: Sequence[str], environment: Mapping[str, str] | None) -> Server | None:
+    """Another server, or none: where memory is short the old one was killed for it, and the daemon must not end too."""
+    try:
+        return launch(modules, environment)
+    except OSError as error:
+        log.warning("forkserver.not_launched", why=str(error))
+        return None
 
 
 class ForkedChild:

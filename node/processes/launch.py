@@ -43,18 +43,23 @@ class Server:
 
 
 def launch(modules: Sequence[str], environment: Mapping[str, str] | None = None) -> Server | None:
-    """Start one; None where there is no such thing: not on Linux. environment: this process's own if None."""
+    """Start one; None where there is no such thing: not on Linux. environment: this process's own if None. Raises
+    OSError."""
     if not sys.platform.startswith("linux"):
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "node.processes.server", str(theirs.fileno()), *modules],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env=environment,
-        )
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "node.processes.server", str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+    except OSError:
+        ours.close()
+        raise
     return Server(process, ours, tuple(modules), environment)
 
 

@@ -1,5 +1,6 @@
 """A real fork server with real children."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from node.processes.forkserver import Child, ForkedChild, ForkServer
 from node.processes.launch import launch
@@ -114,3 +116,27 @@ async def test_a_server_ends_with_its_daemon_and_takes_its_children_along() -> N
     with trio.fail_after(60):
         while not has_ended(child.pid):  # noqa: ASYNC110 - another process ends
             await trio.sleep(0.01)
+
+
+async def test_a_server_that_cannot_be_replaced_ends_neither_the_daemon_nor_its_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was killed since memory is short, and for the same reason no other one can be started."""
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async with fork_server() as children:
+        assert children.pid is not None
+        with monkeypatch.context() as short:
+            short.setattr("node.processes.launch.subprocess.Popen", no_memory)
+            os.kill(children.pid, signal.SIGKILL)
+            with trio.fail_after(60):
+                while children.pid is not None:  # noqa: ASYNC110 - another process ends
+                    await trio.sleep(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        child = await children.start([*MIRROR, "3"], os.environ, heard=True)
+        assert not isinstance(child, ForkedChild)
+        await close_input(child)
+        with trio.fail_after(60):
+            assert await child.wait() == 3
