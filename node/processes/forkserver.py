@@ -155,21 +155,22 @@ class ForkServer:
         # O_CLOEXEC: else each child that is started anew would hold the others' pipes open, and none would ever see its
         # end.
         source, sink = os.pipe2(os.O_CLOEXEC)
-        heard_at, told_at = os.pipe2(os.O_CLOEXEC) if heard else (-1, -1)
-        theirs = [source, told_at] if heard else [source]
+        theirs, ours = [source], [sink]
+        child = None
         try:
+            if heard:
+                heard_at, told_at = os.pipe2(os.O_CLOEXEC)
+                theirs, ours = [source, told_at], [sink, heard_at]
             child = await self.fork(order, theirs)
         finally:
-            for descriptor in theirs:
+            # Where there is no child, ours have no reader or writer: cancelled, out of descriptors, or no server.
+            for descriptor in theirs if child is not None else [*theirs, *ours]:
                 os.close(descriptor)
-        stdin, stdout = trio.lowlevel.FdStream(sink), trio.lowlevel.FdStream(heard_at) if heard else None
-        if child is not None:
-            child.stdin, child.stdout = stdin, stdout
-            return child
-        await stdin.aclose()
-        if stdout is not None:
-            await stdout.aclose()
-        return None
+        if child is None:
+            return None
+        child.stdin = trio.lowlevel.FdStream(sink)
+        child.stdout = trio.lowlevel.FdStream(ours[1]) if heard else None
+        return child
 
     async def _ordered(
         self, link: trio.socket.SocketType, order: Start, descriptors: Sequence[int]

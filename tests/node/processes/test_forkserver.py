@@ -140,3 +140,13 @@ async def test_a_server_that_cannot_be_replaced_ends_neither_the_daemon_nor_its_
         await close_input(child)
         with trio.fail_after(60):
             assert await child.wait() == 3
+
+
+async def test_a_child_that_nobody_waits_for_any_more_leaves_no_descriptors() -> None:
+    async with fork_server() as children:
+        before = len(os.listdir("/proc/self/fd"))
+        with trio.CancelScope() as given_up:
+            given_up.cancel()
+            await children.start([*MIRROR, "0"], os.environ, heard=True)
+        assert given_up.cancelled_caught
+        assert len(os.listdir("/proc/self/fd")) == before
