@@ -76,7 +76,7 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     @property
     def name(self) -> str:
         if isinstance(self.first, WorkCommitment):
-            return _place(self.first)
+            return f"commitments-{_place(self.first)}"  # a quorum may have judged the file, too
         what = "verdicts" if isinstance(self.first, Verdict) else "certificate"
         return f"{what}-{self.first.work.hex()[:16]}-{self.first_signature.hex()[:8]}"
 

@@ -358,6 +358,11 @@ async def test_a_case_is_kept_as_a_file_that_says_what_was_carried(people: Any, 
     await client.carry(case)
     (path,) = (tmp_path / "cases").iterdir()
     assert read_case(path) == case
+    second = msgspec.structs.replace(c, file_root=b"\x03" * 32)
+    evidence = CommitmentContradiction(c, mine, second, sign(people.node, client.domain, second))
+    await client.carry(evidence)
+    kept = [read_case(each) for each in (tmp_path / "cases").iterdir()]
+    assert len(kept) == 2 and case in kept and evidence in kept, "each that it carried"
     told = json.loads(path.read_text())
     assert told["kind"] == "file" and told["commitment"]["file_root"] == "0x" + "02" * 32
 
