@@ -135,7 +135,7 @@ def read_password(password: str | None, file: Path | None, state_dir: Path) -> s
 
 
 def read_password_file(path: Path) -> str:
-    """The first line of a private file, without its end. Raises KeyError_."""
+    """The text of a private file, without white space around it. Raises KeyError_."""
     require_private(path)
     try:
         with path.open("rb") as file:
