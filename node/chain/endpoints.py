@@ -28,6 +28,9 @@ WHOLE_ANSWER = 3
 """Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte.
 
 Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
+REFUSALS = (401, 402, 403, 429)
+"""Of whoever asks, not of what is asked: a key that is not valid any more, a bill, a quota. Another endpoint may
+answer, whatever JSON stands in the body."""
 log = structlog.get_logger()
 
 
@@ -151,7 +154,7 @@ class Endpoints:
         except BadAnswer as error:
             raise _EndpointFailed(f"HTTP {response.status_code} {error}") from error
         # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
-        if response.status_code == 429 or (response.status_code >= 500 and "error" not in answer):
+        if response.status_code in REFUSALS or (response.status_code >= 500 and "error" not in answer):
             raise _EndpointFailed(f"HTTP {response.status_code}")
         return answer
 

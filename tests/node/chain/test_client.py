@@ -109,6 +109,17 @@ async def test_an_endpoint_that_never_answers_is_passed_over(profile: NetworkPro
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("status", [401, 402, 403, 429])
+async def test_an_endpoint_that_serves_us_no_longer_is_left_for_the_next(
+    profile: NetworkProfile, connect: Connect, bad_endpoint: Any, status: int
+) -> None:
+    refusing = bad_endpoint(status, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"invalid api key"}}')
+    client = connect(with_urls(profile, refusing, profile.rpc_urls[0]))
+    client._provider.endpoints._verified.add(refusing)  # it told its chain id when the key was good
+    assert (await client.block()).number > 0
+    assert client.url == profile.rpc_urls[0]
+
+
 async def test_an_endpoint_that_answers_byte_by_byte_is_left_for_the_next(
     profile: NetworkProfile, connect: Connect, trickling_url: str
 ) -> None:
