@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 MAX_NESTING = 16
 """Brackets inside brackets; a block with its transactions has six."""
 
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# One without its end goes on to the end of all: else each quote in it would be tried as the next beginning, which takes
+# hours for a megabyte, and holds the interpreter's lock.
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 Quantity = Annotated[str, Meta(pattern="^0x[0-9a-fA-F]{1,64}$")]

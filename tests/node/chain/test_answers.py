@@ -98,6 +98,17 @@ def test_nesting_that_would_end_the_process_is_refused() -> None:
     assert done.returncode == 0 and done.stdout.count(b"inside each other") == 3
 
 
+def test_a_string_without_its_end_is_refused_as_fast_as_it_came() -> None:
+    """In a process of its own, since the interpreter's lock is held all the while."""
+    program = (
+        "from node.chain.answers import BadAnswer, parse_answer\n"
+        "try:\n    parse_answer('eth_call', b'[' * 17 + b'\"' + b'\\\\\"' * 1_000_000)\n"
+        "except BadAnswer as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0 and b"inside each other" in done.stdout
+
+
 def test_brackets_inside_strings_are_no_nesting() -> None:
     text = '[{\\"' * 1000
     assert parse_answer("anything", answer([text]))["result"] == [text]
