@@ -194,12 +194,19 @@ class OwnHosts:
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return "asked for by another site"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _netloc(origin) != host.lower():
             return "asked for by another site"
         return None
 
     def _is_ours(self, name: str) -> bool:
         return name in self._names or _is_address(name)
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # brackets of IPv6 that do not close, for example
+        return None
 
 
 def host_name(host: str) -> str:
