@@ -38,7 +38,7 @@ from node.services.training.values import Rows, own_rows
 from node.services.workplace import Workplace
 from node.state.tally import Tally
 from node.swarm.ballots import FileState
-from node.swarm.register import Work
+from node.swarm.register import Work, WorkId
 from node.swarm.standbys import held_back
 from node.tasks.recomputed import Means
 from node.tasks.stock import TaskStock
@@ -126,6 +126,7 @@ class Validator(Service):
         self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
         self._peer_audit = PeerAudit(station, self._look_at_groups, certifying)
         self._vanished: Recent[bytes, None] = Recent(VANISHED)
+        self._beside: set[tuple[WorkId, bool]] = set()
         self.rate = Rate(clock=station.clock.monotonic)
         tally = tally or Tally(station.journal, station.run.root)
         self.outcomes = tally.part("verdicts")
@@ -192,7 +193,7 @@ class Validator(Service):
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
             if candidate.work.is_recomputed:  # takes minutes, mostly without the engine
-                nursery.start_soon(self._judge_or_put_off, candidate, nursery)
+                nursery.start_soon(self._judge_beside, candidate, nursery)
             elif not await looks.take(node, partial(self._judge_or_put_off, candidate, nursery)):
                 self.outcomes["skipped"] += 1
 
@@ -202,6 +203,17 @@ class Validator(Service):
         late = self._station.jury.ballots.state(candidate.work.id) is FileState.ACCEPTED
         # Work is shared out by lots. On a calm machine looking anyway is free, and more eyes see more.
         return late and not candidate.recheck and not self.own_lots.is_calm()
+
+    async def _judge_beside(self, candidate: Candidate, nursery: trio.Nursery) -> None:
+        """A look beside the others: no two at one work, whose second word the journal would refuse. Its task's owner
+        asks for a verdict that is not there yet."""
+        look = candidate.work.id, candidate.recheck
+        if look not in self._beside:
+            self._beside.add(look)
+            try:
+                await self._judge_or_put_off(candidate, nursery)
+            finally:
+                self._beside.discard(look)
 
     async def _judge_or_put_off(self, candidate: Candidate, nursery: trio.Nursery) -> None:
         try:
