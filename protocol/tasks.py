@@ -189,6 +189,7 @@ class TaskSpec(Section, frozen=True):
                 sizes and self.shard_size * self.samples <= MAX_SHARD_SAMPLES,
                 "1 to 256 to each, 8192 a shard",
             ),
+            ("step", -1 <= self.step < 2**63, "must be -1 to 2^63 - 1"),
             ("copies", self.copies == (COPIES if pinned else 1), f"{COPIES} to judge or review, otherwise 1"),
             ("shards", sizes and self.shards <= MAX_SHARDS, f"at most {MAX_SHARDS}: make each larger"),
             ("policy", is_root(self.policy) or not self.samples_asked, "must be the root of a policy, 64 hex digits"),
@@ -220,6 +221,12 @@ class TaskSpec(Section, frozen=True):
                 "must not be one for desks only",
             ),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a task has at most {MAX_ASSETS} files"),
+            # A task's owner is a stranger: who fetches a file takes its root for hex.
+            (
+                "assets",
+                all(is_root(asset.root) and 0 <= asset.size < 2**63 for asset in self.assets),
+                "must be named by 64 hex digits and a size",
+            ),
         ]
 
     def _units_fit(self) -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from protocol.identity import NodeKey
 from protocol.merging import Merge
-from protocol.run import EnvironmentSpec, RolloutSpec, RunSpec
+from protocol.run import Asset, EnvironmentSpec, RolloutSpec, RunSpec
 from protocol.sections import EnvironmentPart
 from protocol.tasks import (
     MAX_SPEC_BYTES,
@@ -104,11 +104,20 @@ def test_a_task_has_one_encoding_and_so_one_id() -> None:
         ({"environment": mixed(EnvironmentPart(name="sort", reward="my.module:score"))}, "environment"),
         ({"environment": mixed(EnvironmentPart(name="verifiers"))}, "environment"),
         ({"kind": "judge", "copies": 3, "subject": POLICY}, "assets"),
+        ({"step": -2}, "step"),
+        ({"assets": (Asset(path="a", root="no root", size=5),)}, "assets"),
+        ({"assets": (Asset(path="a", root=POLICY, size=-5),)}, "assets"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, object], field: str) -> None:
     with pytest.raises(TaskError, match=field):
         decode_task(encode_task(spec(**changes)))
+
+
+def test_a_step_that_no_message_can_carry_is_refused() -> None:
+    encoded = encode_task(spec()).replace(b'"step":-1', b'"step":1' + bytes(30 * b"0"))
+    with pytest.raises(TaskError, match="step"):
+        decode_task(encoded)
 
 
 def test_a_shard_is_checked_by_the_tasks_sizes_and_without_length_budgets() -> None:
