@@ -77,6 +77,7 @@ class Merge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("weights", 1 <= len(self.weights) <= MAX_MODELS, f"must be of 1 to {MAX_MODELS} models"),
             ("weights", all(1 <= w <= MAX_WEIGHT for w in self.weights), f"must be whole, 1 to {MAX_WEIGHT}"),
             ("density", 0 < self.density <= 1, "must be above 0, at most 1"),
+            ("density", self.method != "dare" or _drawn(self.density) > 0, "of dare must be above 2^-17"),
             ("scale", -100 <= self.scale <= 100, "must be -100 to 100"),
             ("seed", 0 <= self.seed < 1 << 64, "must be 0 to 2^64 - 1"),
             ("version", self.version == VERSION, f"of a merge must be {VERSION}, which this program computes"),
@@ -274,10 +275,15 @@ class _Draw:
         return room[: 2 * count].view("<u2")
 
 
+def _drawn(density: float) -> int:
+    """How many of 2^16 words keep a number."""
+    return round(density * (1 << 16))
+
+
 def _draw(merge: Merge, parts: Sequence[U16], draws: Sequence[_Draw], use: _Room) -> None:
     """Into use.total."""
     # The density as it is drawn: dividing by the asked one would leave a bias of up to 2^-17.
-    words = round(merge.density * (1 << 16))
+    words = _drawn(merge.density)
     for place, (part, weight, draw) in enumerate(zip(parts, merge.weights, draws, strict=True)):
         values = use.spare if place else use.total
         _widen(part, values)

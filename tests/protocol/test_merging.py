@@ -156,6 +156,7 @@ def test_the_bytes_of_a_merge_are_those_of_the_programs_before() -> None:
         (Merge("ties", (1,), density=0.0), "above 0"),
         (Merge("ties", (1,), scale=float("nan")), "-100 to 100"),
         (Merge("dare", (1,), seed=-1), "seed"),
+        (Merge("dare", (1,), density=2.0**-17), "density of dare must be above"),
         (Merge("ties", (1,), version=1), "version of a merge must be 2"),
     ],
 )
