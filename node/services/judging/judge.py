@@ -229,7 +229,8 @@ class Validator(Service):
         if candidate.tries + 1 >= TRIES or trouble.for_good:
             self.outcomes["withheld"] += 1
             return
-        again = msgspec.structs.replace(candidate, tries=candidate.tries + 1)
+        # Its file is asked for anew: it may have made room for others while it waited.
+        again = msgspec.structs.replace(candidate, path=None, tries=candidate.tries + 1)
 
         async def later() -> None:
             await trio.sleep(RETRY_PAUSE)
@@ -380,7 +381,8 @@ class Validator(Service):
         # Of the engine that looked, for the rule that two classes must agree.
         verifier = found.verifier or getattr(self._engine, "engine_name", "") if isinstance(found, Inspected) else ""
         sentence = (outcome, reason, detail)
-        message = await self._pronouncing.message(work, found, sentence, lot, level, verifier, recheck=recheck)
+        # A store may have no room for the report at the moment.
+        message = await _here(self._pronouncing.message(work, found, sentence, lot, level, verifier, recheck=recheck))
         await self._pronouncing.say(work, message)
         if not recheck:
             self._note(work, outcome, reason, detail)

@@ -136,7 +136,7 @@ class Pronouncing:
         recheck: bool,
     ) -> VerdictIssued | VerdictRechecked:
         """What is to be said, signed; the report of an accepted file becomes a blob. sentence: (outcome, reason,
-        detail)."""
+        detail). Raises StoreFull."""
         outcome, reason, detail = sentence
         commitment = work.commitment
         fields = {name: getattr(commitment, name) for name in commitment.__struct_fields__}
@@ -167,9 +167,11 @@ class Pronouncing:
         if not found.report_path:
             return said
         report = Path(found.report_path)
-        # A rejection needs no values: nobody trains on them.
-        if outcome == Outcome.ACCEPT:
-            info = await self._station.blobs.add(report)
-            said |= {"report_root": info.root, "report_size": info.size}
-        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        try:
+            # A rejection needs no values: nobody trains on them.
+            if outcome == Outcome.ACCEPT:
+                info = await self._station.blobs.add(report)
+                said |= {"report_root": info.root, "report_size": info.size}
+        finally:
+            report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
         return said

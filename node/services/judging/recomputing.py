@@ -58,8 +58,11 @@ class Recomputing:
             raise NodeError("it cannot be compared", "its file cannot be had", "wait for whoever made it")
         async with self._some:
             own = await (await prepared(means, task, shard))()
-        compare = lambda: differs(task, shard, own, path.read_bytes(), self._tolerance)  # noqa: E731
-        return await trio.to_thread.run_sync(compare)
+        try:
+            theirs = await trio.to_thread.run_sync(path.read_bytes)
+        except OSError as error:  # the own one took minutes, in which the file may have made room for others
+            raise NodeError("it cannot be compared", f"its file is gone: {error}", "wait for the next try") from None
+        return await trio.to_thread.run_sync(differs, task, shard, own, theirs, self._tolerance)
 
     async def _root(self, means: Means, task: Task, shard: int, afresh: bool) -> bytes:
         """Of the own result. Copies of one span have the same."""
