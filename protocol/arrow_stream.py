@@ -40,9 +40,11 @@ def read_stream(
     max_metadata: int = MAX_METADATA,
     *,
     optional: Sequence[Column] = (),
+    most_values: int | None = None,
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """(value of the only metadata entry, rows). max_metadata: bytes of a message's metadata, the header among them;
-    optional: columns behind the others, each of which may be there or not. Raises MalformedStream."""
+    optional: columns behind the others, each of which may be there or not; most_values: in the lists of one column.
+    Raises MalformedStream."""
     # Always at the first byte: a file has one beginning, and so one root.
     schema, schema_body, at = _message(data, 0, max_metadata)
     if len(schema_body):
@@ -54,7 +56,7 @@ def read_stream(
     # Nothing may follow: bytes that no reader looks at would give one file many roots.
     if data[at:] not in (b"", _END):
         raise MalformedStream("it must hold one record batch and nothing after it")
-    return header, _read_batch(_header(batch, _RECORD_BATCH), body, columns, max_rows)
+    return header, _read_batch(_header(batch, _RECORD_BATCH), body, columns, max_rows, most_values)
 
 
 class _Table:
@@ -227,7 +229,9 @@ def _pairs(batch: _Table, field: int) -> list[tuple[int, int]]:
     ]
 
 
-def _read_batch(batch: _Table, body: memoryview, columns: Sequence[Column], max_rows: int) -> list[dict[str, Any]]:
+def _read_batch(
+    batch: _Table, body: memoryview, columns: Sequence[Column], max_rows: int, most_values: int | None
+) -> list[dict[str, Any]]:
     rows = batch.number(0, 8)
     # Compressed buffers could unpack to any size.
     if batch.place(3) is not None:
@@ -236,13 +240,13 @@ def _read_batch(batch: _Table, body: memoryview, columns: Sequence[Column], max_
     if not 0 <= rows <= max_rows:
         raise MalformedStream(f"{rows} rows instead of at most {max_rows}")
     source = _Batch(batch, body)
-    values = [_read_column(source, kind, rows) for _, kind in columns]
+    values = [_read_column(source, kind, rows, most_values) for _, kind in columns]
     source.finish()
     names = [name for name, _ in columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _read_column(source: _Batch, kind: str, rows: int) -> list[Any]:
+def _read_column(source: _Batch, kind: str, rows: int, most_values: int | None) -> list[Any]:
     if source.length() != rows:
         raise MalformedStream("its columns have different lengths")
     source.buffer(0)  # validity: there are no nulls
@@ -261,6 +265,9 @@ def _read_column(source: _Batch, kind: str, rows: int) -> list[Any]:
     # The child column's length is a number of its own, which the file may have wrong.
     if offsets[-1] > count:
         raise MalformedStream("a list beyond its values")
+    # A number of four bytes becomes an object of forty, and columns may share their bytes.
+    if most_values is not None and offsets[-1] - offsets[0] > most_values:
+        raise MalformedStream(f"lists of {offsets[-1] - offsets[0]} values instead of at most {most_values}")
     source.buffer(0)
     items = _numbers(source, inner, count)
     return [items[start:end].tolist() for start, end in zip(offsets, offsets[1:], strict=False)]

@@ -158,9 +158,10 @@ def with_optional(columns: Columns, optional: Columns, rows: Sequence[msgspec.St
     return (*columns, *(column for column in optional if any(getattr(row, column[0]) for row in rows)))
 
 
-def decode(data: bytes, max_rows: int) -> RolloutBatch:
-    """Parse a worker's file of at most `max_rows` samples; raises MalformedRollout."""
-    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=_OPTIONAL)
+def decode(data: bytes, max_rows: int, most_tokens: int | None = None) -> RolloutBatch:
+    """Parse a worker's file of at most `max_rows` samples; raises MalformedRollout. most_tokens: of all their prompts,
+    and of all their outputs."""
+    header, rows = decode_table(data, _ROLLOUT, max_rows, MAX_FILE_BYTES, optional=_OPTIONAL, most_values=most_tokens)
     parsed = _header(header, RolloutHeader)
     version = VERSION_OF_EXPERTS if rows and "experts" in rows[0] else VERSION
     # The version follows from the columns: a header that says otherwise would be read differently by older programs.
@@ -199,14 +200,17 @@ def decode_table(
     max_metadata: int = MAX_METADATA,
     *,
     optional: Columns = (),
+    most_values: int | None = None,
 ) -> tuple[bytes, list[dict]]:
     """(header bytes, rows as dicts) of a stream with exactly these columns, and those of `optional` that have something
-    in a row; raises MalformedRollout."""
+    in a row; raises MalformedRollout. most_values: in the lists of one column."""
     # Before anything is parsed.
     if len(data) > max_bytes:
         raise MalformedRollout("malformed file", f"{len(data)} bytes is more than {max_bytes}")
     try:
-        header, rows = read_stream(data, columns, _HEADER_KEY, max_rows, max_metadata, optional=optional)
+        header, rows = read_stream(
+            data, columns, _HEADER_KEY, max_rows, max_metadata, optional=optional, most_values=most_values
+        )
     except MalformedStream as error:
         raise MalformedRollout("malformed file", error.why) from None
     for name, _ in optional:

@@ -211,8 +211,11 @@ def _read(path: str) -> bytes:
 
 
 def _parse(session: Session, order: Inspect, data: bytes) -> RolloutBatch | Fault:
+    rollout = session.run.rollout
+    # More than any rollout may have: what is longer is refused before it stands in memory as numbers.
+    tokens = rollout.max_prompt_tokens + rollout.max_output_tokens + rollout.max_environment_tokens
     try:
-        batch = decode(data, session.run.rollout.samples_per_file)
+        batch = decode(data, rollout.samples_per_file, rollout.samples_per_file * tokens)
     except MalformedRollout as error:
         return Fault(Reason.MALFORMED, error.why[:200])
     return checks.check_identity(batch, _commitment(order)) or batch

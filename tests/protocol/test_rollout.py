@@ -107,6 +107,12 @@ def test_more_rows_than_the_run_allows_are_refused() -> None:
         decode(encode(batch()), 5)
 
 
+def test_more_tokens_than_the_run_allows_are_refused_before_they_are_numbers() -> None:
+    assert decode(encode(batch()), 6, 18) == batch()  # prompts of three tokens, six of them
+    with pytest.raises(MalformedRollout, match="lists of 18 values"):
+        decode(encode(batch()), 6, 17)
+
+
 def stream(
     schema: pa.Schema, columns: list, options: pa.ipc.IpcWriteOptions | None = None, header: bytes = b"{}"
 ) -> bytes:

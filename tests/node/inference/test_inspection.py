@@ -146,6 +146,16 @@ def test_a_tampered_file_is_rejected_for_its_reason(
         assert seen.reason == reason
 
 
+def test_a_prompt_beyond_all_limits_is_refused_before_it_stands_in_memory(
+    honest: Session, produced: Produced, tmp_path: Path
+) -> None:
+    batch = change_row(decode(Path(produced.path).read_bytes(), 8), prompt=[1000] * (1 << 18))
+    path = tmp_path / "long.arrow"
+    path.write_bytes(encode(batch))
+    seen = judge(honest, path, batch.units)
+    assert seen.reason == Reason.MALFORMED and "values instead of at most" in seen.detail
+
+
 def test_claiming_more_units_than_tokens_is_rejected(honest: Session, produced: Produced) -> None:
     assert judge(honest, produced.path, produced.units + 1).reason == Reason.UNITS
 
