@@ -173,3 +173,5 @@ def test_a_report_must_hold_what_its_verdict_says() -> None:
     assert "rewards" in str(report_fault(report(0, 2), opinion, GROUPS, SIZE))
     broken = report(0, 2)
     assert "whole" in str(report_fault(Report(broken.header, broken.rows[:3]), verdict, GROUPS, SIZE))
+    twice = tuple(msgspec.structs.replace(row, sample=0) for row in broken.rows)
+    assert "whole" in str(report_fault(Report(broken.header, twice), verdict, GROUPS, SIZE))
