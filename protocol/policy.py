@@ -272,6 +272,7 @@ def _views(body: memoryview, entries: list[tuple[str, Any]]) -> dict[str, U16]:
     tensors: dict[str, U16] = {}
     offset = 0
     for name, entry in entries:
+        name.encode()  # ValueError: JSON can spell half a character, and roots are hashed over UTF-8
         shape = tuple(entry["shape"])
         # type(), not isinstance: True and 1.0 would pass, and be written differently again.
         if any(type(size) is not int for size in shape):

@@ -120,6 +120,7 @@ def header(entry: object) -> bytes:
         header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [2, 4]}}) + bytes(4),
         header({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}) + bytes(4),
         header({"a": {"dtype": "BF16", "shape": "x", "data_offsets": [0, 2]}}) + bytes(2),
+        header({"\ud800": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}) + bytes(2),  # half a character
         header(
             {
                 "b": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]},
