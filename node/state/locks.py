@@ -2,15 +2,19 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import IO
 
 UNKNOWN = "unknown"
 """A holder whose pid cannot be read: it has not written it yet, or the file is another user's."""
+LOOKING = 0.05
+"""Seconds in which whoever only looks at a lock (`holder_of`) has let go of it again."""
 
 
 class FileLock:
-    """An exclusive lock on `path`, held by this process. Blocking calls of microseconds."""
+    """An exclusive lock on `path`, held by this process. Blocking calls of microseconds; a lock that is held is refused
+    after LOOKING."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,6 +24,7 @@ class FileLock:
 
     def acquire(self) -> bool:
         """Whether the lock is ours now. OSError if the file cannot be opened."""
+        until = time.monotonic() + LOOKING
         while True:
             file = open(self.path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115 - held until release
             try:
@@ -28,7 +33,10 @@ class FileLock:
                 file.seek(0)
                 self.holder = _pid_in(file)
                 file.close()
-                return False
+                if time.monotonic() > until:
+                    return False
+                time.sleep(LOOKING / 10)
+                continue
             if self._still_there(file):
                 break
             file.close()  # its last holder deleted it between our open and our lock

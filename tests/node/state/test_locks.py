@@ -1,4 +1,5 @@
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,24 @@ def test_a_lock_that_is_held_without_a_pid_is_not_free(text: bytes, tmp_path: Pa
     assert holder_of(path) == UNKNOWN
     assert not late.acquire() and late.holder == UNKNOWN
     held.release()
+
+
+def test_looking_at_a_lock_refuses_it_to_nobody(tmp_path: Path) -> None:
+    path, over = tmp_path / "lock", threading.Event()
+    path.write_text("1\n")  # of a process that was killed
+
+    def look() -> None:
+        while not over.is_set():
+            holder_of(path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(300):
+            lock = FileLock(path)
+            assert lock.acquire()
+            lock.release()
+            path.write_text("1\n")
+    finally:
+        over.set()
+        looking.join()
