@@ -5,6 +5,7 @@ its place taken. Read by the command line, too, without the daemon: these are pl
 them what was asked for (`exports`). Blocking.
 """
 
+import math
 import os
 import shutil
 import time
@@ -129,9 +130,17 @@ class TaskFolder:
 
 
 def folders(directory: Path) -> list[TaskFolder]:
-    """The tasks that are kept below `directory`, oldest first."""
+    """The tasks that are kept below `directory`, oldest first, and behind them those whose state cannot be read."""
     found = [TaskFolder(path.parent) for path in directory.glob(f"*/{SPEC}") if len(path.parent.name) == 64]
-    return sorted(found, key=lambda folder: folder.state().offered)
+    return sorted(found, key=_offered_at)
+
+
+def _offered_at(folder: TaskFolder) -> float:
+    try:
+        return folder.state().offered
+    # Who was killed while it removed a task has left a part of it.
+    except StateError:
+        return math.inf
 
 
 def folder_of(directory: Path, id: TaskId) -> TaskFolder:
