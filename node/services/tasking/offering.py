@@ -33,7 +33,7 @@ from protocol.errors import IntellectError
 from protocol.liveness import AHEAD
 from protocol.lots import pack_groups
 from protocol.messages import CheckRequested, TaskOffered
-from protocol.tasks import MergeOrder, TaskId, TaskSpec, encode_task, task_id
+from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
 REPEAT_EVERY = 20.0
@@ -120,12 +120,16 @@ class Offering(Service):
         if spec.merge is not None:
             spec = await self._merged(spec, spec.merge)
         spec.check()
+        encoded = encode_task(spec)
+        # Before anything is kept: nobody reads a longer one, and not even this node's board would take it.
+        if len(encoded) > MAX_SPEC_BYTES:
+            why = f"it has {len(encoded):,} bytes as it is told to the pool, and {MAX_SPEC_BYTES:,} are the most"
+            raise WishRefused("the task is too long", why, "shorten the environment's arguments or the files' names")
         for asset in spec.assets:
             info = await self._station.blobs.add(Path(wish.files[asset.path]))
             # The file may have changed since the command looked at it, and the task's id names the old bytes.
             if info.root.hex() != asset.root:
                 raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
-        encoded = encode_task(spec)
         id = task_id(encoded)
         if id not in self.own:
             await self._station.blobs.add(encoded)

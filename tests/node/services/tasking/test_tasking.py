@@ -18,7 +18,9 @@ from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.leases import MOST_HELD, Standing
 from protocol.messages import TaskClaimed, VerdictIssued
+from protocol.run import EnvironmentSpec
 from protocol.statements import Outcome
+from protocol.tasks import MAX_SPEC_BYTES
 from tests.attacks.validators.court import POOL
 from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
 
@@ -165,6 +167,19 @@ async def test_what_makes_no_sense_is_refused_before_anybody_hears_of_it(clock: 
         assert not town.task(id, town.workers[0]).open
         with pytest.raises(WishRefused):
             await town.offering.cancel(bytes(32))
+
+
+async def test_a_task_that_is_too_long_to_be_told_is_refused_and_the_others_go_on(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    town = Town(tmp_path)
+    async with opened(town) as nursery:
+        town.start(nursery)
+        long = EnvironmentSpec(name="sort", args={"words": "w" * MAX_SPEC_BYTES})
+        with pytest.raises(WishRefused, match="too long"):
+            await town.offering.offer(TaskWish(spec(environment=long)))
+        await town.finish(await town.offer())
+        assert len(town.offering.tasks()) == 1
 
 
 async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock: MockClock, tmp_path: Path) -> None:
