@@ -30,9 +30,14 @@ class NoReview(PackageError):
 
 
 def review_package(files: Path, task: TaskId) -> bytes:
-    """The report on the archive among a task's files, canonical JSON. Raises NoReview where the interpreter is missing
-    or a play was not decided: another machine may tell."""
-    archive = (files / PACKAGE).read_bytes()
+    """The report on the archive among a task's files, canonical JSON. Raises NoReview where the package or the
+    interpreter is missing, or a play was not decided: another machine may tell."""
+    try:
+        archive = (files / PACKAGE).read_bytes()
+    # Whoever asked for the task named its files, and may have named no package.
+    except OSError as error:
+        why = f"{PACKAGE}: {error.strerror}"
+        raise NoReview("the package cannot be reviewed here", why, "offer the task with its package") from None
     told: dict[str, Any] = {"package": describe(archive).root.hex(), "good": False, "findings": []}
     try:
         seed = task + describe(archive).root

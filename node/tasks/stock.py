@@ -134,8 +134,12 @@ class TaskStock:
             raise TaskUnready(f"{task.title} cannot be worked on", why, "split them")
         with trio.move_on_after(ASSET_TIMEOUT):
             for asset in task.spec.assets:
-                # The owner first: it has them for certain.
-                await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)
+                try:
+                    # The owner first: it has them for certain.
+                    await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)
+                except OSError as error:  # a full disk, or a name that is another one's folder
+                    why = f"{asset.path} cannot be placed: {error.strerror}"
+                    raise TaskUnready(f"{task.title} cannot be worked on", why, "free space there") from None
             return place
         raise TaskUnready(f"{task.title} cannot be worked on", "nobody handed its files over", "wait for its owner")
 

@@ -74,10 +74,11 @@ class TaskWork(Service):
                 continue
             try:
                 await self._take(*found)
-            except IntellectError as error:
+            except (IntellectError, OSError) as error:  # a full disk passes
+                why = error.why if isinstance(error, IntellectError) else str(error)
                 self.counts["failed"] += 1
-                log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=error.why)
-                self._station.progress.trouble(f"a shard of {found[0].title} was not done: {error.why}")
+                log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=why)
+                self._station.progress.trouble(f"a shard of {found[0].title} was not done: {why}")
                 await trio.sleep(PAUSE_AFTER_FAILURE)
 
     def status(self) -> dict[str, Any]:

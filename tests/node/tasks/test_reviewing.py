@@ -33,6 +33,11 @@ def test_bytes_that_are_no_package_get_a_report_that_says_so(tmp_path: Path) -> 
     assert told["package"] == describe(b"no archive").root.hex()
 
 
+def test_a_task_without_a_package_gets_no_report(tmp_path: Path) -> None:
+    with pytest.raises(NoReview, match="cannot be reviewed"):
+        review_package(tmp_path, TASK)
+
+
 def test_a_report_holds_what_was_found_and_what_could_not_be_told_is_none(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,3 +110,13 @@ async def test_a_policy_that_nobody_has_is_said_to_be_missing(tmp_path: Path) ->
     stock = TaskStock(run, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TaskUnready, match="cannot be worked on"):
         await stock.order(task(2))
+
+
+async def test_files_that_cannot_lie_beside_each_other_are_the_tasks_own_trouble(tmp_path: Path) -> None:
+    run = Run(RunSpec(name="r", environment=EnvironmentSpec(name="sort")), bytes(32), b"", tmp_path / "assets")
+    shelf = PolicyShelf(2, Pins())
+    stock = TaskStock(run, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path / "tasks")  # type: ignore[arg-type]
+    root = describe(ROWS).root.hex()
+    own = task(1, Asset(path="rows", root=root, size=4), Asset(path="rows/more.jsonl", root=root, size=4))
+    with pytest.raises(TaskUnready, match="cannot be worked on"):
+        await stock.files(own)

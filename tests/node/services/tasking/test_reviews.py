@@ -162,3 +162,16 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
     assert (await reviews.inspect(work(b"good"))).outcome == Outcome.ACCEPT
     with pytest.raises(NoReview):  # looked at again in a dispute: another result cannot be had
         await reviews.inspect(work(b"good"), afresh=True)
+
+
+async def test_a_review_without_a_package_ends_no_worker(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    town = Town(tmp_path)
+    async with opened(town) as nursery:
+        town.start(nursery)
+        lacking = TaskSpec(kind="review", last=1, copies=3, subject="ab" * 32, units=UNITS)  # its package is not there
+        await town.offering.offer(TaskWish(lacking))
+        await town.until(lambda: all(work.counts["failed"] for work in town.work))
+        await town.finish(await town.offer(last=8))
+        assert {record.node for record, _, _ in town.folder(next(reversed(town.offering.own))).results()}
