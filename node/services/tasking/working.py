@@ -5,6 +5,7 @@ those are. The engine itself sees to it that rollouts come first (node.inference
 over meanwhile is dropped: it would earn nothing.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -20,14 +21,14 @@ from node.services.generating import EngineChild
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.membership import is_cut_off, voices
-from node.swarm.taskbook import Task
+from node.swarm.taskbook import MOST_TASKS, Task
 from node.tasks.recomputed import Means, prepared
 from node.tasks.stock import TaskStock
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MemberState
 from protocol.messages import TaskClaimed
-from protocol.tasks import admits_engine
+from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
 POLL = 0.5
@@ -55,6 +56,8 @@ class TaskWork(Service):
         self._stock = stock
         self._scratch = scratch
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
+        self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
+        """When each task could not be done here last."""
         self._committed: dict[tuple[bytes, int], float] = {}
         """(task, shard) of own results that the owner may not have, and when they were said last."""
         self.counts = {"claimed": 0, "committed": 0, "lost": 0, "failed": 0}
@@ -77,6 +80,7 @@ class TaskWork(Service):
             except (IntellectError, OSError) as error:  # a full disk passes
                 why = error.why if isinstance(error, IntellectError) else str(error)
                 self.counts["failed"] += 1
+                self._failed[found[0].id] = trio.current_time()
                 log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=why)
                 self._station.progress.trouble(f"a shard of {found[0].title} was not done: {why}")
                 await trio.sleep(PAUSE_AFTER_FAILURE)
@@ -89,7 +93,8 @@ class TaskWork(Service):
     async def _find(self) -> tuple[Task, int] | None:
         """A shard to do now: one that is ours already (from before a restart), or a free one."""
         now = trio.current_time()
-        for task in self._book.tasks():
+        # What cannot be done here, perhaps for good, must not keep this node from all that can.
+        for task in sorted(self._book.tasks(), key=lambda task: self._failed.get(task.id, -math.inf)):
             if not task.open or self._station.jury.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)

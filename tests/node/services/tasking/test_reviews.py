@@ -164,9 +164,7 @@ async def test_a_validator_reviews_once_counts_units_and_has_no_opinion_where_it
         await reviews.inspect(work(b"good"), afresh=True)
 
 
-async def test_a_review_without_a_package_ends_no_worker(
-    clock: MockClock, tmp_path: Path
-) -> None:
+async def test_a_review_without_a_package_ends_no_worker(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town) as nursery:
         town.start(nursery)

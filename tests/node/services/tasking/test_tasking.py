@@ -6,14 +6,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.inference.wire import Produce, Produced
+from node.inference.wire import LoadPolicy, Produce, Produced, ShardOrder
 from node.services.certifying import Certifying
 from node.services.committing import commit
 from node.services.tasking.wishes import TaskWish, WishRefused
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
+from node.swarm.taskbook import Task
 from node.tasks.exports import write_filtered
 from node.tasks.results import read_answers, scores_by_problem
+from node.tasks.stock import TaskUnready
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.leases import MOST_HELD, Standing
@@ -22,7 +24,7 @@ from protocol.run import EnvironmentSpec
 from protocol.statements import Outcome
 from protocol.tasks import MAX_SPEC_BYTES
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import LEASE, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
+from tests.node.services.tasking.town import LEASE, Stock, Town, ToyEngine, at_once, offer_of, opened, score_of, spec
 
 
 @pytest.fixture
@@ -200,3 +202,24 @@ async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock
         assert paid[town.seats[0].key.address] == 2 * judged
         assert not taken and not intake._open and not intake._taken
         assert not [s for s in town.trainer.board.messages(VerdictIssued) if len(s.message.checked) == 0]
+
+
+async def test_a_task_whose_files_nobody_hands_over_keeps_no_worker_from_the_others(
+    clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town, lacking = Town(tmp_path), set[bytes]()
+    has = Stock.order
+
+    async def order(stock: Stock, task: Task) -> tuple[ShardOrder, LoadPolicy]:
+        if task.id in lacking:
+            raise TaskUnready("it cannot be worked on", "nobody handed its files over", "wait")
+        return await has(stock, task)
+
+    monkeypatch.setattr(Stock, "order", order)
+    async with opened(town) as nursery:
+        lacking.add(await town.offer(nonce="lacking"))
+        other = await town.offer()
+        town.start(nursery)
+        await town.finish(other)
+        lacking.clear()
+        await town.finish(next(iter(town.offering.own)))
