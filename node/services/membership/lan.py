@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 import trio
+from zeroconf import Error as ZeroconfError
 from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from node.member import Member
@@ -34,7 +35,7 @@ ASK_MILLISECONDS = 1000
 @asynccontextmanager
 async def neighbourhood(contacts: Sequence[str]) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
     """Announce own contacts, direct ones, as long as the block lasts; what others announce comes through the channel,
-    as they wrote it. Raises OSError where the network cannot do multicast."""
+    as they wrote it. Raises OSError, ZeroconfError where the network cannot do multicast."""
     send, heard = trio.open_memory_channel[str](MAX_HEARD)
     ear = _Ear(send, trio.lowlevel.current_trio_token())
     opened = await trio.to_thread.run_sync(_open, list(contacts), ear)
@@ -128,8 +129,8 @@ class Lan(Service):
             try:
                 if own := self._own():
                     await self._listen(own)
-            except OSError as error:
-                log.info("lan.no_multicast", why=str(error))
+            except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
+                log.info("lan.no_multicast", why=repr(error))
             await trio.sleep(AGAIN)
 
     def status(self) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import trio
+from zeroconf import EventLoopBlocked
 
 from node.network.contacts import MAX_CONTACTS_EACH
-from node.services.membership.lan import MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
+from node.services.membership.lan import AGAIN, MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 
@@ -93,6 +94,22 @@ async def test_more_than_anybody_looks_at_is_dropped() -> None:
     assert heard.statistics().current_buffer_used == MAX_HEARD
     heard.close()
     ear._take("nobody listens")
+
+
+async def test_a_library_that_a_busy_machine_holds_up_is_tried_again_later(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, _ = lan()
+    tries: list[float] = []
+
+    def too_late(contacts: list[str]) -> Any:
+        tries.append(trio.current_time())
+        raise EventLoopBlocked
+
+    monkeypatch.setattr("node.services.membership.lan.neighbourhood", too_late)
+    with trio.move_on_after(AGAIN + 1):
+        await heard.run()
+    assert len(tries) == 2
 
 
 async def test_what_one_announces_is_heard_on_the_same_network() -> None:
