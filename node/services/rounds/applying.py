@@ -208,6 +208,9 @@ class Rounds(Service):
         """What validators have said of a round."""
         known = self._agreements.get(round_)
         if known is None:
+            # One validator may speak of any rounds: what it makes others forget is never what they are to decide.
+            for running in self._agreements.keys() & {self.newest, self.newest + 1}:
+                self._agreements.move_to_end(running)
             known = self._agreements[round_] = Agreement(self.quorum)
         return known
 

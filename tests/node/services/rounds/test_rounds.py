@@ -7,6 +7,7 @@ threads and the chain are doubles. Time jumps.
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from node.services.base import Crew
 from node.services.certifying import Certifying
 from node.services.heartbeat import Beating
 from node.services.rounds import applying
-from node.services.rounds.applying import Rounds
+from node.services.rounds.applying import REMEMBERED, Outer, Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
@@ -41,7 +42,7 @@ from node.training.spool import Spool
 from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.messages import CutSigned, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.node.services.tasking.town import Files, at_once
@@ -457,6 +458,27 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
     await town.play(story)
     assert set(worker.station.jury.ballots.quarantined) == {town.nodes[-1].key.address}
     assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
+
+
+async def test_words_on_hundreds_of_other_rounds_make_nobody_forget_the_round_that_runs(tmp_path: Path) -> None:
+    town = Town(tmp_path, steps=3 * REMEMBERED)
+    rounds, (liar, *honest) = town.add(2).rounds, [key.address for key in town.judges]
+    rounds.outer = Outer(7, bytes(32), tmp_path, bytes(32), 1, 0.0)
+
+    def says(author: Address, round_: int, *, closed: bool = False) -> None:
+        cut = CutSigned(
+            pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
+        )
+        signed: Any = SimpleNamespace(message=cut, author=author)
+        rounds.note(signed)
+
+    others = cycle(range(8, rounds.last))
+    for closed in (False, True):
+        for author in honest:
+            says(author, 7, closed=closed)
+            for other in islice(others, REMEMBERED):
+                says(liar, other)
+    assert rounds.agreement(7).decided is not None
 
 
 @pytest.mark.parametrize("more", ["", "\nfragments = 4"], ids=["whole", "fragments"])
