@@ -226,8 +226,8 @@ class Intake:
         async for work in self._accepted:
             try:
                 groups, unjudged = await self._obtain(work)
-            except IntellectError as error:
-                log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
+            except (IntellectError, OSError) as error:  # a full store may let go of the file meanwhile
+                log.warning("rollout.lost", work=work.id.hex()[:16], why=str(error))
                 groups, unjudged = [], None
             # Neither usable nor waiting for judges. It was paid for, so the status counts it.
             if not groups and unjudged is None:

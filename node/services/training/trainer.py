@@ -586,10 +586,11 @@ class Trainer:
             if self.differences:
                 return False
             composed, batch = manifest.batch, await batch_of(self._station, signed, manifest)
-        except IntellectError as error:
+        except (IntellectError, OSError) as error:  # likewise
             self._in_vain += 1
-            log.warning("step.not_followed", step=step, why=error.why)
-            self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
+            why = error.why if isinstance(error, IntellectError) else str(error)
+            log.warning("step.not_followed", step=step, why=why)
+            self._station.progress.trouble(f"step {step} cannot be replayed yet: {why}")
             if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
                 await self._told.object(signed.message)
             await trio.sleep(FOLLOW_AGAIN)
@@ -630,8 +631,8 @@ class Trainer:
         step = selection.step
         try:
             composed, batch = await make_batch(self._station, selection)
-        except IntellectError as error:
-            log.error("batch.not_made", step=step, why=error.why)
+        except (IntellectError, OSError) as error:  # a full store may let go of a part meanwhile
+            log.error("batch.not_made", step=step, why=str(error))
             self._lost += sum(len(group.rows) for group in selection.settled)
             return
         await self._settle([_key_name(group.key) for group in selection.settled], step)

@@ -212,8 +212,8 @@ class Values:
                 try:
                     given = (self._rollout, work.commitment.file_root, votes[author], had[root])
                     reports[author] = await trio.to_thread.run_sync(read_report, *given)
-                except IntellectError as error:
-                    log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
+                except (IntellectError, OSError) as error:  # a full store may let go of it meanwhile
+                    log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=str(error))
         return reports
 
     # what this node finds itself

@@ -11,7 +11,7 @@ import trio.lowlevel
 from node.recipe.pool import Group
 from node.services.judging.judge import Validator
 from node.services.training import intake as intake_module
-from node.services.training.intake import Intake
+from node.services.training.intake import FETCHERS, Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from protocol.checks import Fault, Reason
@@ -148,6 +148,24 @@ class Slow(Intake):
         await trio.sleep(3)
         self.obtained += 1
         return [], None
+
+
+class Evicting(Slow):
+    """The store lets go of each file before it is read."""
+
+    async def _obtain(self, work: Work) -> tuple[list[Group], None]:
+        await super()._obtain(work)
+        raise FileNotFoundError(2, "No such file or directory")
+
+
+async def test_files_that_the_store_lets_go_of_are_lost_and_no_more(autojump_clock) -> None:
+    station = Court([Validator]).trainer.station
+    intake = Evicting(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
+    for number in range(2 * FETCHERS):
+        intake._accepted_send.send_nowait(promised(bytes([number]) * 32))
+    with trio.move_on_after(7):
+        await intake.run()
+    assert intake.lost == 2 * FETCHERS
 
 
 async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> None:

@@ -320,6 +320,13 @@ async def test_a_report_that_says_something_else_than_its_verdict_counts_for_not
         assert await trainer.believes((author, forged), trainer.says(BEN)) is None
 
 
+async def test_a_report_that_the_store_lets_go_of_is_none_and_the_others_count(tmp_path: Path, monkeypatch) -> None:
+    trainer = Trainer(tmp_path, monkeypatch)
+    ann, ben, cleo = trainer.says(ANN), trainer.says(BEN), trainer.says(CLEO, logprobs=[TRUE - 1e-6] * TOKENS)
+    trainer.blobs.had[cleo[1].report_root].unlink()
+    assert set(await trainer.believes(ann, ben, cleo) or ()) == set(ALL)
+
+
 async def test_who_is_not_believed_is_remembered_over_a_restart(tmp_path: Path, monkeypatch, autojump_clock) -> None:
     trainer = Trainer(tmp_path, monkeypatch, engine=Engine())
     await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN), trainer.says(CLEO))
