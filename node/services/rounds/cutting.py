@@ -41,9 +41,13 @@ class Cutting(Service):
     async def run(self) -> None:
         while not self._rounds.over:
             outer = self._rounds.outer
-            if outer is not None:
+            # The pool may give its seat to another one, while this node goes on and may come back to office.
+            if outer is not None and self._is_in_office():
                 await self._look(outer)
             await trio.sleep(POLL)
+
+    def _is_in_office(self) -> bool:
+        return self._station.membership.is_validator(self._station.key.address)
 
     async def _look(self, outer: Outer) -> None:
         """Say what there is to say of the round that runs."""
@@ -112,5 +116,6 @@ class Cutting(Service):
             self.said += 1
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
-        self._rounds.note(board.opened(raw, CutSigned))
+        if self._is_in_office():  # still: the journal and the network take their time
+            self._rounds.note(board.opened(raw, CutSigned))
         log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))

@@ -460,6 +460,21 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
     assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
 
 
+async def test_a_validator_that_leaves_office_signs_no_more_cuts_and_follows_the_rounds(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    town = Town(tmp_path, steps=3)
+    worker = town.add(2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await until(lambda: worker.rounds.newest >= 1)
+        for node in town.nodes:
+            node.membership.appoint([key.address for key in town.judges[:2]], 2)
+
+    await town.play(story)
+    assert 3 in town.nodes[-1].roots and all(len(each) == 1 for each in town.roots().values())
+
+
 async def test_words_on_hundreds_of_other_rounds_make_nobody_forget_the_round_that_runs(tmp_path: Path) -> None:
     town = Town(tmp_path, steps=3 * REMEMBERED)
     rounds, (liar, *honest) = town.add(2).rounds, [key.address for key in town.judges]
