@@ -83,7 +83,7 @@ class Offering(Service):
                 for id, own in list(self.own.items()):
                     try:
                         await self._tend(own, nursery)
-                    except OSError as error:  # a full disk passes
+                    except (IntellectError, OSError) as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await self._ask_for_training()
                 await trio.sleep(LOOK_EVERY)

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from node.errors import StateError
 from node.inference.wire import LoadPolicy, Produce, Produced, ShardOrder
 from node.services.certifying import Certifying
 from node.services.committing import commit
@@ -14,6 +15,7 @@ from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.taskbook import Task
 from node.tasks.exports import write_filtered
+from node.tasks.records import STATE
 from node.tasks.results import read_answers, scores_by_problem
 from node.tasks.stock import TaskUnready
 from protocol.checks import Reason
@@ -182,6 +184,18 @@ async def test_a_task_that_is_too_long_to_be_told_is_refused_and_the_others_go_o
             await town.offering.offer(TaskWish(spec(environment=long)))
         await town.finish(await town.offer())
         assert len(town.offering.tasks()) == 1
+
+
+async def test_a_task_whose_folder_somebody_spoils_ends_no_other_task(clock: MockClock, tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    async with opened(town) as nursery:
+        id = await town.offer(last=4)
+        (town.folder(id).path / STATE).write_bytes(b"")
+        town.start(nursery)
+        await town.until(lambda: len(town.folder(id).done()) == 1)
+        await town.finish(await town.offer())
+        with pytest.raises(StateError):
+            await town.offering.cancel(id)
 
 
 async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock: MockClock, tmp_path: Path) -> None:
