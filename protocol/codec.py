@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 
 T = TypeVar("T")
 
@@ -29,5 +29,5 @@ def _decode(
     try:
         return decoder(data, type=kind)
     # Deeply nested input ends in RecursionError, which no caller would expect of a parser.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+    except UNREADABLE as cause:
         raise error(what, str(cause)[:300]) from cause

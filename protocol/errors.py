@@ -4,6 +4,12 @@ An error says three things: what happened, why, and what to do now. Every packag
 subtree below `IntellectError`; the command line prints the three lines and nothing else.
 """
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message. Of text that is no UTF-8 and of brackets without end it raises
+errors that are not its own, and both can come from a stranger."""
+
 
 class IntellectError(Exception):
     """An expected failure.

@@ -14,6 +14,7 @@ import msgspec
 from cli.demo.snapshot import Participant
 from cli.errors import RUN, USAGE, CommandError
 from cli.places import clear
+from protocol.errors import UNREADABLE
 
 MARKER = ".intellect-node-demo"
 OURS = ("home", "nodes", "model", "logs", "report", "run.toml", "pool", "cast.json", ".matplotlib")
@@ -236,7 +237,7 @@ def remembered(scene: Scene) -> Casting:
     """The casting that the demo of a directory began with; the default where it is not known."""
     try:
         return msgspec.json.decode(scene.cast_file.read_bytes(), type=Casting)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return Casting()
 
 

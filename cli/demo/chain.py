@@ -13,6 +13,7 @@ from cli.demo.supervise import Program, Supervisor
 from cli.demo.view import View
 from cli.devnet import cache_directory
 from cli.errors import CHAIN, CommandError
+from protocol.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
@@ -86,7 +87,7 @@ def _failure(directory: Path) -> CommandError:
     try:
         said = msgspec.json.decode((directory / "failure.json").read_bytes(), type=dict[str, str])
         return CommandError(said["what"], said["why"], said["remedy"], CHAIN)
-    except (OSError, msgspec.DecodeError, KeyError):
+    except (OSError, KeyError, *UNREADABLE):
         return CommandError(
             "the local chain does not come up", "the process that keeps it ended", "read logs/chain.log", CHAIN
         )

@@ -10,6 +10,7 @@ import msgspec
 
 from node.audit.findings import Audit, Claim, Finding, Says
 from protocol.checks import Reason
+from protocol.errors import UNREADABLE
 from protocol.messages import MAX_DETAIL
 from protocol.statements import Outcome
 
@@ -88,5 +89,5 @@ def read_result(spool: Path) -> Audit | None:
     try:
         with (spool / RESULT).open("rb") as file:
             return msgspec.msgpack.decode(file.read(1 << 20), type=Audit)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None

@@ -26,6 +26,7 @@ from node.inference.settings import EngineSettings
 from node.inference.torch_engine import build_model
 from protocol.decision import SampleStatistics
 from protocol.engines import is_engine_class, missing_pairs, pair
+from protocol.errors import UNREADABLE
 from protocol.routing import Routing, table_of
 from protocol.routing import objection as odd_experts
 from protocol.run import RunSpec
@@ -258,7 +259,7 @@ def _read(data: bytes, kind: type[T], run: RunSpec) -> T:
     try:
         file = msgspec.msgpack.decode(data, type=kind)
     # msgspec lets the latter two through: text that is no UTF-8, and brackets without end.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unusable(str(error)[:300]) from None
     if file.version != VERSION:
         raise _unusable(f"it is of version {file.version}, and this program reads {VERSION}")

@@ -36,6 +36,7 @@ from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider
 from node.state.files import write_whole
 from node.state.locks import FileLock
+from protocol.errors import UNREADABLE
 from protocol.identity import NodeKey
 
 HOST = "127.0.0.1"
@@ -402,7 +403,7 @@ class Devnet:
     def _read_pid(self, name: str) -> _Pid | None:
         try:
             return msgspec.json.decode((self.directory / f"{name}.pid").read_bytes(), type=_Pid)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
     def _write_pid(self, name: str, pid: int) -> None:
@@ -417,7 +418,7 @@ class Devnet:
             return msgspec.json.decode((self.directory / "devnet.json").read_bytes(), type=_Record)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             path = self.directory / "devnet.json"
             raise DevnetError(
                 "the local chain's record is damaged", f"{path}: {error}", "remove its directory"

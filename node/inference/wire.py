@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from protocol.decision import Evidence
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
@@ -274,5 +274,5 @@ def decode_reply(body: bytes) -> Reply:
 def _decode(body: bytes, kind):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError("unreadable frame", str(error)[:200]) from None

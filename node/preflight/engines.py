@@ -12,7 +12,7 @@ from node.inference.client import CALIBRATE, EngineProcess
 from node.inference.errors import EngineError
 from node.inference.vllm.installed import check_version
 from node.preflight.finding import Finding, failure, ok, warning
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 from protocol.run import RunSpec, VerificationSpec, encode_run
 
 # Which engine will compute, whether it is here, and whether a run knows the classes that it computes as
@@ -45,7 +45,7 @@ async def check_class(rules: VerificationSpec, role: str, options: Sequence[str]
             done = await trio.run_process([*NAMES, *options], capture_stdout=True, capture_stderr=True, check=False)
         # The last line: libraries print what they like before it.
         names = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=list[str])
-    except (OSError, trio.TooSlowError, msgspec.MsgspecError) as error:
+    except (OSError, trio.TooSlowError, *UNREADABLE) as error:
         why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"
         return warning("class", f"how this machine computes is not known: {why}", "run intellect-node doctor --engine")
     return judge_class(rules, role, names)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from node.state.files import write_whole
+from protocol.errors import UNREADABLE
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class BatchLog:
         """None if there is none (or it was made by another version of the program)."""
         try:
             return msgspec.json.decode(self._path(step).read_bytes(), type=Entry)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return None
 
     def settled(self, before: int) -> set[str]:

@@ -11,6 +11,7 @@ import trio
 from node.errors import ConfigError
 from node.hardware import Hardware
 from node.state.files import write_whole
+from protocol.errors import UNREADABLE
 
 log = structlog.get_logger()
 NAME = "speed.json"
@@ -86,7 +87,7 @@ async def _ask(command: list[str]) -> Speed | None:
             done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
         # The last line: libraries print as well.
         return msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=Speed)
-    except (OSError, trio.TooSlowError, msgspec.MsgspecError) as error:
+    except (OSError, trio.TooSlowError, *UNREADABLE) as error:
         log.info("speed.unknown", why=str(error)[:300] or f"nothing within {DEADLINE:g} s")
         return None
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from node.sandbox.base import Outcome, Status
+from protocol.errors import UNREADABLE
 
 MAX_FRAME = 128 << 20
 _CHUNK = 1 << 16
@@ -80,7 +81,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     """Raises Closed where the other end says something else, since nothing can be made of it."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Closed(f"a malformed frame: {error}") from None
 
 

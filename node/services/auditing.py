@@ -41,7 +41,7 @@ from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
 from protocol.earnings import of_standing, standing_units
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import LotPledge
 from protocol.manifest import (
@@ -458,7 +458,7 @@ class Auditing(Service):
     def _given_up(self, spool: Spool) -> str:
         try:
             return str(msgspec.json.decode(spool.error_path.read_bytes(), type=dict[str, str])["why"])
-        except (OSError, KeyError, msgspec.MsgspecError):
+        except (OSError, KeyError, *UNREADABLE):
             return f"the replay did not end within {AUDIT_SECONDS:g} s, or not with the memory that it may have"
 
     # what an audit takes

@@ -25,7 +25,7 @@ from node.services.workplace import Workplace
 from node.state.files import write_whole
 from node.swarm.catalogue import Entry, ReviewBook, entries
 from node.swarm.register import Work
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 from protocol.messages import MAX_ABOUT, EnvironmentPublished
 
 log = structlog.get_logger()
@@ -142,7 +142,7 @@ class Cataloguing(Service):
             try:
                 wish = msgspec.json.decode(await read_body(request), type=_Wish)
                 return JSONResponse(msgspec.to_builtins(await self.publish(Path(wish.file))))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 return refusal("the request cannot be read", str(error), "use: intellect-node env publish")
             except (IntellectError, OSError) as error:
                 return told(error)

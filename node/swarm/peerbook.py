@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from node.recent import Recent
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.identity import Address
 from protocol.liveness import AHEAD
 from protocol.messages import Heartbeat, Signed, of_kind, open_envelope
@@ -54,7 +54,7 @@ class PeerBook:
             raise ProtocolError("malformed list of peers", f"it has {len(data)} bytes")
         try:
             records = msgspec.msgpack.decode(data, type=list[bytes])
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ProtocolError("malformed list of peers", str(error)) from error
         known = {signed.raw for signed in self._records.values()}
         return [raw for raw in records[:MAX_RECORDS] if raw not in known]

@@ -16,7 +16,7 @@ import msgspec
 
 from node.errors import StateError
 from node.state.files import write_whole
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.tasks import TaskId, TaskSpec, decode_task
 
 SPEC, STATE = "task.json", "state.json"
@@ -88,7 +88,7 @@ class TaskFolder:
         """Raises StateError where it cannot be read."""
         try:
             return msgspec.json.decode((self.path / STATE).read_bytes(), type=TaskState)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise StateError(f"no task in {self.path}", str(error), "look at: intellect-node task status") from None
 
     def close(self, *, cancelled: bool = False) -> None:

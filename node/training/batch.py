@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from node.training.errors import TrainingError
+from protocol.errors import UNREADABLE
 from protocol.rollout import EXPERTS, SEGMENTS, Columns, MalformedRollout, decode_table, encode_table, with_optional
 from protocol.segments import sampled_count, sampled_tokens
 
@@ -111,7 +112,7 @@ def decode_batch(data: bytes) -> Batch:
             data, _COLUMNS, MAX_BATCH_ROWS, MAX_BATCH_BYTES, MAX_HEADER_BYTES, optional=_OPTIONAL
         )
         return Batch(msgspec.json.decode(header, type=BatchHeader), tuple(BatchRow(**row) for row in rows))
-    except (MalformedRollout, msgspec.MsgspecError) as error:
+    except (MalformedRollout, *UNREADABLE) as error:
         raise unusable("a training batch", str(error)) from None
 
 

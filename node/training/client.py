@@ -19,6 +19,7 @@ from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
+from protocol.errors import UNREADABLE
 from protocol.run import RunSpec
 
 log = structlog.get_logger()
@@ -139,7 +140,7 @@ class SpoolProcess:
         """The child's own reason to stop is not cured by another start."""
         try:
             reason = msgspec.json.decode(self._error_path.read_bytes(), type=_GivenUp)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return
         raise TrainingError(reason.what, reason.why, reason.remedy)
 

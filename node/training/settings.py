@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from node.training.errors import TrainingError
+from protocol.errors import UNREADABLE
 
 CPU_LOGIT_CELLS = 1 << 24
 """Most logits at a time on a CPU, whatever is allowed: 64 MiB. Larger tables leave its caches, smaller ones read the
@@ -130,7 +131,7 @@ def decode_settings(data: bytes) -> TrainerSettings:
     """From the spool's trainer.json. Raises TrainingError."""
     try:
         return read_settings(msgspec.json.decode(data, type=dict[str, Any]))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _unusable(str(error)) from None
 
 

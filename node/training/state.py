@@ -14,7 +14,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.state.files import mapped
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.manifest import CheckpointCard, state_root
 
 F32 = NDArray[np.float32]
@@ -103,8 +103,7 @@ def _places(card: CheckpointCard, header: bytes) -> dict[str, _Place]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return {name: msgspec.json.decode(one, type=_Place) for name, one in raw.items() if name != _METADATA}
-    # msgspec raises the latter where brackets are opened without end.
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unusable(card, f"its header cannot be read: {str(error)[:200]}") from error
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from node.blobs.errors import BadSource
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.messages import MAX_MESSAGE_BYTES
 
 MAX_SOURCE = 300
@@ -99,7 +99,7 @@ def decode_listing(data: bytes) -> Listing:
         raise MalformedListing("bad list of policies", f"more than {MAX_LISTING_BYTES} bytes")
     try:
         listing = msgspec.json.decode(data, type=Listing)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedListing("bad list of policies", str(error)[:200]) from None
     if listing.schema_version != 1 or len(listing.policies) > MAX_POLICIES:
         raise MalformedListing("bad list of policies", "another schema version, or too many policies")

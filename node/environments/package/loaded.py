@@ -18,6 +18,7 @@ from node.environments.package.sessions import PackageSessions
 from node.environments.programs import Opener
 from node.sandbox import Outcome, Sandbox, SandboxError, Status
 from node.sandbox import Undecided as NoOutcome
+from protocol.errors import UNREADABLE
 
 MAX_ROWS = 1_000_000
 MAX_ROW_BYTES = 256 * 1024
@@ -131,7 +132,7 @@ class LoadedPackage:
     def _line(self, number: int, line: bytes) -> Row:
         try:
             return msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise self._unusable(f"{ROWS}, row {number}: not JSON: {error}", "correct the row") from None
 
     def _item(self, number: int, row: Row, prompt: Any) -> Item:

@@ -23,6 +23,7 @@ import msgspec
 from node.environments.base import JSON_BRACKETS, nested_deeply
 from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url, within
 from node.environments.tools.form import parse_call
+from protocol.errors import UNREADABLE
 
 SCHEMES = ("http", "https")
 STDIO = re.compile(r"stdio:([a-z][a-z0-9_]{0,40})")
@@ -92,7 +93,7 @@ class McpEpisode:
         try:
             wanted = msgspec.json.decode(call.text, type=_Call)
         # The decoder encodes text first, and half of a surrogate pair cannot be encoded.
-        except (msgspec.MsgspecError, UnicodeEncodeError):
+        except (*UNREADABLE, UnicodeEncodeError):
             return Heard("the call is no JSON object with name and arguments", False, None)
         # A model that could call the grader would know its reward before it answers.
         if wanted.name == self._score_tool:
@@ -108,7 +109,7 @@ class McpEpisode:
             return _Result([_Block("text", "the tool cannot be called so")], isError=True)
         try:
             return msgspec.json.decode(reply.result, type=_Result)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise silent(str(error)) from error
 
     def _ask(self, method: str, params: dict[str, Any]) -> _Reply:
@@ -201,7 +202,7 @@ class _Program:
                 self._wait(self._input, until, writes=True)
                 left = left[os.write(self._input, left) :]
             return self._read(message["id"], until) if "id" in message else None
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise silent(str(error)) from error
 
     def _read(self, number: int, until: float) -> _Reply:

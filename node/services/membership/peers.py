@@ -18,7 +18,7 @@ from node.recent import Recent
 from node.services.base import Service
 from node.state.files import write_whole
 from node.swarm.peerbook import MAX_TOLD_BYTES, PeerBook
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat
 
@@ -147,6 +147,6 @@ def recall(directory: Path, label: str) -> PoolInfo | None:
     try:
         raw = (directory / REMEMBERED).read_bytes()
         found = msgspec.json.decode(raw, type=Remembered) if len(raw) <= MAX_BYTES else None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
     return found.pool if found is not None and found.label == label else None

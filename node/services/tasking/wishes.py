@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from node.errors import NodeError
-from protocol.errors import IntellectError
+from protocol.errors import UNREADABLE, IntellectError
 from protocol.tasks import TaskId, TaskSpec
 
 MAX_WISH_BYTES = 64 * 1024
@@ -49,7 +49,7 @@ def routes(owner: Owner) -> list[BaseRoute]:
             if missing:
                 raise WishRefused("a file is missing", f"nobody said where {missing[0]} lies", "name it in files")
             id = await owner.offer(wish)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return refusal("the task cannot be read", str(error), "use: intellect-node task")
         except (IntellectError, OSError) as error:
             return told(error)
