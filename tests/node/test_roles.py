@@ -243,7 +243,12 @@ async def test_a_heartbeat_says_what_the_services_say(role: Role, tmp_path: Path
         crew.state = "working"
         heart = next(service for service in crew.services if isinstance(service, Beating))
         beat = heart.message(2.0)
-        assert (beat.role, beat.state, beat.contact, beat.count) == (role, "working", place.contacts()[0], 0)
+        assert (beat.role, beat.state, beat.contact, beat.count) == (
+            role,
+            "working",
+            place.member.network.contacts()[0],
+            0,
+        )
         assert crew.beat().keys() <= set(Heartbeat.__struct_fields__)
         assert {name: getattr(beat, name) for name in crew.beat()} == crew.beat()
         assert beat.policy_step == -1 and not beat.finished and beat.engine
