@@ -43,9 +43,12 @@ def quiet_logs() -> Iterator[None]:
     import structlog
 
     before = structlog.get_config()
+    # All of it: processors of the daemon's own log ask their logger for what one that prints has not.
     structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
     )
     try:
         yield

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -18,6 +19,7 @@ import trio
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
+from node.network.errors import NotRunning
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
 
@@ -46,7 +48,8 @@ async def main(settings: dict) -> None:
         nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
         async for _, data in heard:
             if data.startswith(b"say"):
-                await network.publish("chat", data + b" heard")
+                with suppress(NotRunning):  # it was heard as the network ended
+                    await network.publish("chat", data + b" heard")
 
 
 async def _end_with_stdin(scope: trio.CancelScope) -> None:
