@@ -36,8 +36,10 @@ def silence_logs(least: int = logging.ERROR) -> None:
     import structlog
 
     structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
     )
 
 
