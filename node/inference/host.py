@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,11 @@ class _Unblocked:
     def flush(self) -> None:
         """They are on their way."""
 
+    def close(self) -> None:
+        """End the thread that sends, of a connection that is hung up."""
+        with suppress(queue.Full):  # then it is sending, which fails
+            self._frames.put_nowait(b"")
+
     def _send(self) -> None:
         try:
             while frame := self._frames.get():
@@ -154,10 +160,13 @@ class Host:
             sink = _Unblocked(connection)
             one = Conversation(source, sink, server, self._owner, partial(hang_up, connection))
             self._conversations.add(one)
-            one.read()
-            one.close()
-        self._alone_since = time.monotonic()  # first: the watch ends a host without conversations by it
-        self._conversations.discard(one)
+            try:
+                one.read()
+                one.close()
+            finally:  # whatever an engine says to it: the host would never be alone again
+                sink.close()
+                self._alone_since = time.monotonic()  # first: the watch ends a host without conversations by it
+                self._conversations.discard(one)
 
     def _watch(self) -> None:
         """End a process that nobody needs, or whose engine hangs: each daemon sees that by itself, but would kill only

@@ -4,6 +4,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +19,11 @@ from node.inference import shared
 from node.inference.client import EngineProcess
 from node.inference.engines import torch_engine
 from node.inference.errors import EngineError
-from node.inference.host import MOST_UNREAD, Benches, _Unblocked
+from node.inference.host import MOST_UNREAD, Benches, Host, _Unblocked
 from node.inference.inspect import inspect
 from node.inference.session import Session
 from node.inference.start_weights import StartWeights
-from node.inference.wire import Inspect, LoadPolicy, Produce, Produced
+from node.inference.wire import Inspect, LoadPolicy, Ping, Produce, Produced, encode
 from node.inference.wish import Wish
 from protocol.engines import LORA, arithmetic
 from protocol.identity import NodeKey
@@ -179,6 +181,25 @@ def test_a_daemon_that_does_not_read_holds_nobody_up() -> None:
         with pytest.raises(OSError, match="does not read"):
             for _ in range(2 * MOST_UNREAD):
                 sink.write(bytes(1 << 16))
+
+
+def test_nothing_of_a_daemon_that_has_gone_stays_in_the_host(tmp_path: Path) -> None:
+    host = Host(tmp_path / "socket", Benches(Wish(), 1))
+    threading.Thread(target=host._owner.serve, daemon=True).start()
+    before = threading.active_count()
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        talking = threading.Thread(target=host._talk, args=(ours,), daemon=True)
+        talking.start()
+        theirs.sendall(encode(Ping()))
+        assert theirs.recv(1)
+        theirs.close()
+        talking.join(PATIENCE)
+        assert not talking.is_alive() and not host._conversations
+    limit = time.monotonic() + PATIENCE
+    while threading.active_count() > before and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_a_host_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
