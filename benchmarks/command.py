@@ -33,14 +33,9 @@ def save(path: Path | None, found: Any) -> None:
 
 def silence_logs(least: int = logging.ERROR) -> None:
     """Figures stand on standard output; of what the product logs only what is at `least` so bad, on standard error."""
-    import structlog
+    from node.logs import print_logs
 
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    print_logs(least)
 
 
 def tell(text: str) -> None:

@@ -42,14 +42,10 @@ def quiet_logs() -> Iterator[None]:
 
     import structlog
 
+    from node.logs import print_logs
+
     before = structlog.get_config()
-    # All of it: processors of the daemon's own log ask their logger for what one that prints has not.
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    print_logs(logging.WARNING)
     try:
         yield
     finally:

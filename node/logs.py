@@ -22,6 +22,18 @@ def log_files(directory: Path) -> list[Path]:
     return [directory / LOG_NAME, *(directory / f"{LOG_NAME}.{number}" for number in range(1, LOG_FILES + 1))]
 
 
+def print_logs(least: int) -> None:
+    """Events that are at least so bad, on standard error, for programs that are no daemon."""
+    # All of it: processors of a daemon's log, which this process may have had, ask for what a logger that prints has
+    # not.
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, structlog.dev.ConsoleRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
 def set_up_logging(directory: Path, level: str, *, shown: bool = True) -> None:
     """One event, two renderings. Third parties' loggers are kept at warnings. shown: on standard error too."""
     shared: list[structlog.typing.Processor] = [
