@@ -26,7 +26,7 @@ from node.network.errors import NetworkError, PeerMisbehaved, PeerUnavailable, R
 from node.network.interface import Network
 from node.recent import Recent
 from protocol.blobs import BlobInfo, decode_info
-from protocol.errors import ProtocolError
+from protocol.errors import UNREADABLE, ProtocolError
 from protocol.identity import Address
 
 log = structlog.get_logger(__name__)
@@ -344,8 +344,7 @@ class Transfer:
                 contact.missed(now)
         elif isinstance(error, PeerUnavailable):
             self._downloads.reputation.failed(source, now)
-        # A name that is no UTF-8 is no DecodeError to msgspec.
-        elif isinstance(error, PeerMisbehaved | ProtocolError | msgspec.DecodeError | UnicodeDecodeError):
+        elif isinstance(error, (PeerMisbehaved, ProtocolError, *UNREADABLE)):
             self._blame(source, str(error))
         elif isinstance(error, NetworkError):  # ours: the store is full, the blob is too large
             # No source is at fault, so asking the next one would end the same way.

@@ -39,6 +39,7 @@ from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
 from node.errors import Finding, Findings
 from node.sandbox import Limits
+from protocol.errors import UNREADABLE
 
 MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 4 * 1024**2
@@ -349,7 +350,7 @@ def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = msgspec.json.decode(text, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 bad(line, f"not a JSON object: {error}")
                 continue
             yield line, row

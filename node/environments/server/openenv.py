@@ -15,6 +15,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url, within
+from protocol.errors import UNREADABLE
 
 SCHEMES = ("ws", "wss")
 # No answer causes these, so they leave the rollout undecided. Any other error is the answer's doing.
@@ -85,7 +86,7 @@ class OpenEnvEpisode:
                 self._link.send(json.dumps({"type": kind, "data": data}))
                 return self._read(self._link.recv(self._seconds))
         # An answer that does not come is a TimeoutError, which is an OSError.
-        except (OSError, WebSocketException, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, WebSocketException, *UNREADABLE) as error:
             raise silent(str(error)) from error
 
     def _read(self, message: str | bytes) -> Heard:
