@@ -23,6 +23,8 @@ from tests.swarms import status
 
 PICTURES = Path(__file__).resolve().parents[4] / "screenshots"
 READY = "document.getElementById('glance')?.children.length === 5"
+# The members come in a message of their own, after what the glance shows.
+MEMBERS = "document.querySelector('#swarm svg') && document.querySelector('#members tbody tr')"
 SCRIPT = Path(__file__).with_name("accessible.js").read_text(encoding="utf-8")
 HOSTILE = "<img src=x onerror='window.harmed=1'><script>window.harmed=1</script>"
 
@@ -183,6 +185,7 @@ async def test_everything_has_a_name_an_order_and_enough_contrast(
     async with visit(chromium, swarm, tmp_path) as tab:
         await tab.prefer(scheme)
         await tab.until("!document.getElementById('alarms').hidden")
+        await tab.until(MEMBERS)
         await tab.look("document.querySelector('details').open = true")
         found = await tab.look(SCRIPT)
         assert found["faults"] == []
@@ -200,6 +203,7 @@ async def test_the_checks_for_contrast_and_names_find_what_is_wrong(chromium: Ch
             "document.querySelector('#swarm svg').removeAttribute('aria-label')",
             "document.querySelector('h1').remove()",
         )
+        await tab.until(MEMBERS)
         found = await tab.look(f"{'; '.join(wrongs)};\n{SCRIPT}")  # at once: the page draws itself anew
         faults = " ".join(found["faults"])
         for word in ("contrast", "button", "svg", "heading"):
