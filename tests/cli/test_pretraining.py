@@ -34,7 +34,6 @@ def train(*flags: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_training_goes_on_exactly_and_leaves_a_model(tmp_path: Path, capfd) -> None:
     run_file, desk = write_texts(tmp_path, steps=ROUNDS), tmp_path / "desk"
     killed = train("--run", str(run_file), "--peers", "2", "--dir", str(desk), "--json")

@@ -88,7 +88,6 @@ def scrape(process: subprocess.Popen[str], address: str) -> str:
             time.sleep(0.05)
 
 
-@pytest.mark.timeout(240)
 def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(run_file: Path, tmp_path: Path) -> None:
     desk = tmp_path / "desk"
     killed = train("--run", str(run_file), "--dir", str(desk), "--async-level", "1", "--recipe", "dppo")
@@ -122,7 +121,6 @@ def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(
     assert main(["train", "--run", str(run_file), "--dir", str(desk)]) == 3  # it would delete a finished run
 
 
-@pytest.mark.timeout(120)
 def test_ctrl_c_leaves_nothing_running(run_file: Path, tmp_path: Path) -> None:
     process = train("--run", str(run_file), "--dir", str(tmp_path / "desk"))
     wait_for_step(process, tmp_path / "desk" / "metrics.jsonl", 0)

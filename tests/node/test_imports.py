@@ -14,7 +14,6 @@ for role in ("worker", "validator", "auto", "trainer"):
 """
 
 
-@pytest.mark.timeout(180)
 def test_a_daemon_imports_what_its_role_computes_with_and_not_what_its_children_do() -> None:
     """A trainer has its own before its guardian forks: to look through its run, and to write batches."""
     shown = subprocess.run([sys.executable, "-c", PROGRAM], check=True, stdout=subprocess.PIPE, text=True)

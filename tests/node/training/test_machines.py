@@ -88,7 +88,6 @@ def train(pair: Pair, *ends: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.timeout(300)
 def test_two_machines_publish_what_one_does_although_one_of_them_is_killed(make_pair: Callable[[str], Pair]) -> None:
     alone, _ = make_pair("alone")
     work(alone, device="cpu")

@@ -114,7 +114,6 @@ def test_a_crash_at_any_write_changes_nothing(
     assert not crashing.batch_path(0).exists() and crashing.batch_path(STEPS - 1).exists()
 
 
-@pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_at_any_moment_publishes_the_same(make_spool: Callable[[str], Spool]) -> None:
     straight, killed = make_spool("straight"), make_spool("killed")
     work(straight)
@@ -157,7 +156,6 @@ def test_training_that_goes_on_for_longer_publishes_what_a_long_run_would_have(
     assert not same_but_for_length(longer, longer[:-1]) and not same_but_for_length(b"{}", longer)
 
 
-@pytest.mark.timeout(300)
 async def test_a_killed_pair_leaves_nobody_behind_and_one_process_goes_on_in_its_place(
     make_spool: Callable[..., Spool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
