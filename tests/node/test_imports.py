@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 FOR_CHILDREN = {"torch", "transformers", "pyarrow", "tokenizers", "safetensors", "pandas", "matplotlib"}
 PROGRAM = """
 import sys, cli.main, cli.join, cli.joinview, node.daemon
