@@ -14,7 +14,7 @@ import msgspec
 from node.environments.base import JSON_BRACKETS, MAX_NESTED, key_of, nested_deeply
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import Question, Row, Truth, read, said
-from node.environments.task_types.shapes.base import parsed
+from node.environments.task_types.shapes.base import as_json, parsed
 from node.recent import Recent
 from node.sandbox import Outcome, Status, Undecided
 
@@ -70,7 +70,10 @@ def _test(case: Row, place: int) -> Case:
     if function:
         # Text beside text is JSON, as LiveCodeBench has it. Beside a list of values it may be either.
         text = expected if isinstance(expected, str) and not isinstance(given, str) else None
-        return Case(_value(expected), function=function, arguments=tuple(_arguments(given, place)), text=text)
+        value, arguments = _value(expected), _arguments(given, place)
+        # Both would become null, and whoever returns nothing would be paid.
+        as_json([value, arguments], f"test {place}")
+        return Case(value, function=function, arguments=tuple(arguments), text=text)
     return Case(_text(expected, place), stdin=_text(given, place))
 
 
@@ -228,7 +231,7 @@ MAX_TRIED = 64
 def read_output(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
     if info.get("ground_truth") is None:
         raise ValueError("verification_info needs ground_truth: what the program prints or returns")
-    return (json.dumps(info["ground_truth"]),)
+    return (as_json(info["ground_truth"], "ground_truth"),)
 
 
 def output_reward(answer: str, truth: Truth) -> float:

@@ -89,6 +89,15 @@ def parsed(text: str, what: str) -> Any:
         raise ValueError(f"{what} is not JSON: {str(error)[:120]}") from None
 
 
+def as_json(value: Any, what: str) -> str:
+    """Raises ValueError for a number that JSON does not have: no program is given one, or can return it, so that no
+    answer would be right."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"{what} has a number that is infinite or none: no answer would be right") from None
+
+
 def mapping(written: Any, what: str) -> dict[str, Any]:
     """An object, its JSON or its Python repr, without what is null in it; nothing is an empty one."""
     if isinstance(written, str):

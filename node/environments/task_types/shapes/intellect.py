@@ -5,7 +5,6 @@ several responses to a problem are one problem.
 """
 
 import ast
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from node.environments.task_types.shapes.base import (
     MOST_WORDS,
     Published,
     Shape,
+    as_json,
     id_of,
     is_mathematical,
     is_no_answer,
@@ -198,7 +198,7 @@ def _json(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
     truth = parsed(truth, "ground_truth") if isinstance(truth, str) else truth
     if not isinstance(truth, dict) or not truth:
         raise ValueError("verification_info needs ground_truth: a JSON object that is not empty")
-    return task, task, {"ground_truth": json.dumps(truth)}
+    return task, task, {"ground_truth": as_json(truth, "ground_truth")}
 
 
 def _pydantic(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001

@@ -142,6 +142,12 @@ def test_both_published_forms_of_tests_are_read_alike() -> None:
         ({"test_cases": [{"fn_name": "f", "input": 5, "output": 1}]}, "no list of arguments"),
         ({"test_cases": [{"input": "", "output": ""}] * (MAX_TESTS + 1)}, "are allowed"),
         ({"test_cases": [{"input": "x" * (5 << 20), "output": ""}] * 2}, "bytes, 8388608 are allowed"),
+        (
+            {"test_cases": [{"fn_name": "f", "input": [5], "output": "Infinity"}]},
+            "test 0 has a number that is infinite",
+        ),
+        ({"test_cases": [{"fn_name": "f", "input": [5], "output": "[1e999]"}]}, "test 0 has a number that is infinite"),
+        ({"test_cases": [{"fn_name": "f", "input": "NaN", "output": "0"}]}, "test 0 has a number that is infinite"),
         ({"language": "rust", "test_cases": [{"input": "", "output": ""}]}, "only Python"),
     ],
 )

@@ -134,6 +134,12 @@ def test_a_predicted_output_stands_in_the_last_object(answer: str, truth: Any, r
     assert code.output_reward(answer, code.read_output({"ground_truth": truth}, {})) == reward
 
 
+@pytest.mark.parametrize("truth", [float("inf"), [float("nan")]])
+def test_an_output_that_no_answer_could_equal_is_refused(truth: Any) -> None:
+    with pytest.raises(ValueError, match="ground_truth has a number that is infinite"):
+        code.read_output({"ground_truth": truth}, {})
+
+
 FOLLOWED = [
     ("keywords:existence", {"keywords": ["tea"]}, "I like tea.", "I like teal."),
     ("keywords:frequency", {"keyword": "a", "frequency": 2, "relation": "at least"}, "a b A", "a b"),
