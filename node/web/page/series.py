@@ -226,11 +226,15 @@ class History:
 
     def read(self, run: str) -> dict[str, list[Point]]:
         """Every series of this run, ascending; of another run, or from a file that is none of ours: nothing, and
-        what stands there goes. Raises OSError and sqlite3.Error where no file can be had at all."""
+        what stands there goes. Raises OSError and sqlite3.Error where no file can be had, or another program holds
+        it."""
         try:
             return self._read(run)
-        except (sqlite3.DatabaseError, msgspec.MsgspecError):
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             self.close()
+            # Another program that reads or copies the file holds it for a while, and damages nothing.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise
             self._path.unlink(missing_ok=True)
             return self._read(run)
 
@@ -300,9 +304,9 @@ class Recorder:
         try:
             kept = await trio.to_thread.run_sync(self._history.read, run, limiter=self._limiter)
         except (OSError, sqlite3.Error) as error:
-            self._note(error)
-            kept = {}
-        self._run = run
+            # Not taken for another run's: what stands there is read as soon as it can be.
+            return self._note(error)
+        self._run, self.fault = run, None
         for name, series in self._curves.by_name.items():
             series.load(kept.get(name, []))
 

@@ -2,6 +2,8 @@
 
 import sqlite3
 import threading
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,28 @@ async def test_a_damaged_file_is_begun_anew(damage: bytes, tmp_path: Path) -> No
     assert recorder.fault is None
     await recorder.close()
     assert History(path).read(RUN)["steps"][-1].x == 5
+
+
+async def test_a_file_that_another_program_holds_is_kept_and_read_when_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect = tmp_path / "h.sqlite", sqlite3.connect
+    first = Recorder(path, fed(Curves(), 40))
+    await first.belong_to(RUN)
+    await first.keep()
+    await first.close()
+    # Without the seconds that SQLite waits by itself.
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, timeout=0.01))
+    with closing(connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        curves = Curves()
+        second = Recorder(path, curves)
+        await second.belong_to(RUN)
+        await second.keep()
+        assert second.fault and "locked" in second.fault
+    await second.belong_to(RUN)
+    assert len(curves.steps.points) == 41 and second.fault is None
+    await second.close()
 
 
 async def test_a_full_disk_is_said_and_what_is_missing_is_written_when_there_is_room(
