@@ -443,7 +443,18 @@ class RunSpec(RunSections, frozen=True):
             *distill_rules(self),
             *((setting, is_import_path(path), "must be MODULE:FUNCTION") for setting, path in self.own_code().items()),
             ("assets", len(self.assets) <= MAX_ASSETS, f"a run has at most {MAX_ASSETS} files"),
+            # A run's owner is a stranger: who fetches a file takes its root for hex, and has patience by its size.
+            (
+                "assets",
+                all(is_root(asset.root) and 0 <= asset.size < 2**63 for asset in self.assets),
+                "must be named by 64 hex digits and a size",
+            ),
         ]
+
+
+def is_root(text: str) -> bool:
+    """Whether these are 64 lower-case hex digits."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def check_asset_path(path: str) -> None:

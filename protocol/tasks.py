@@ -20,7 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.merging import Merge, MergeError
 from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES
-from protocol.run import Asset, EnvironmentSpec, RunSpec, check_asset_path
+from protocol.run import Asset, EnvironmentSpec, RunSpec, check_asset_path, is_root
 from protocol.sections import LengthBudget, Rule, Section
 
 TaskId = bytes
@@ -239,11 +239,6 @@ class TaskSpec(Section, frozen=True):
         paths = [asset.path for asset in self.assets]
         named = paths == [LESSON.format(number) for number in range(self.last)] if self.last <= MAX_ASSETS else False
         return self.first == 0 and named and all(0 < asset.size <= MAX_FILE_BYTES for asset in self.assets)
-
-
-def is_root(text: str) -> bool:
-    """Whether these are 64 lower-case hex digits."""
-    return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def encode_task(spec: TaskSpec) -> bytes:

@@ -4,6 +4,7 @@ The number that the draw names chooses the environment (by weight) and the probl
 "<label>/<id>", so rewards can be told apart afterwards. Everything else is the environments' own business.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -47,9 +48,9 @@ class MixEnvironment:
         self.labels = tuple(label for label, _, _ in parts)
         self._environments = {label: environment for label, _, environment in parts}
         self._bounds = _bounds([weight for _, weight, _ in parts])
-        self._held_back = _alternate([environment.held_back for _, _, environment in parts])
+        self._counts = [environment.held_back for _, _, environment in parts]
         self.size = SIZE
-        self.held_back = len(self._held_back)
+        self.held_back = sum(self._counts)
 
     @property
     def gave_up(self) -> int:
@@ -72,8 +73,7 @@ class MixEnvironment:
     @property
     def held_back_parts(self) -> list[Sequence[int]]:
         """The numbers of each environment's held-back problems."""
-        owners = [which for which, _ in self._held_back]
-        return [[n for n, owner in enumerate(owners) if owner == which] for which in range(len(self.labels))]
+        return [[self._number(which, place) for place in range(count)] for which, count in enumerate(self._counts)]
 
     def problem(self, number: int) -> Problem:
         if not 0 <= number < self.size:
@@ -84,9 +84,21 @@ class MixEnvironment:
         return _labelled(label, environment.problem(place % environment.size))
 
     def held_back_problem(self, number: int) -> Problem:
-        which, place = self._held_back[number]
+        if not 0 <= number < self.held_back:
+            raise IndexError(f"held-back problem {number} of {self.held_back}")
+        # Computed and not listed: a run that holds back millions must not fill its members' memory.
+        place = bisect_right(range(max(self._counts)), number, key=self._before) - 1
+        which = [i for i, count in enumerate(self._counts) if count > place][number - self._before(place)]
         label = self.labels[which]
         return _labelled(label, self._environments[label].held_back_problem(place))
+
+    def _before(self, place: int) -> int:
+        """Held-back problems that stand before the ones at this place. Environments take turns, so that any first n are
+        of all of them."""
+        return sum(min(count, place) for count in self._counts)
+
+    def _number(self, which: int, place: int) -> int:
+        return self._before(place) + sum(count > place for count in self._counts[:which])
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         label, inner = self._inner(problem)
@@ -180,8 +192,3 @@ def _bounds(weights: Sequence[float]) -> list[int]:
     # Whatever rounding did: no share may belong to no environment.
     bounds[-1] = SHARES
     return bounds
-
-
-def _alternate(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """(environment, place) in turns, so that any first n held-back problems are of all environments."""
-    return [(which, place) for place in range(max(counts)) for which, count in enumerate(counts) if place < count]

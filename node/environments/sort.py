@@ -25,6 +25,8 @@ from node.environments.errors import EnvironmentFault
 _STRIDE = 6_180_339_889
 """Coprime to 10, so number -> number * stride + offset is a permutation of Z/10^n."""
 _OFFSET = 2_718
+MAX_HELD_BACK = 1 << 24
+"""An evaluation draws a number for each."""
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,12 +42,13 @@ class SortEnvironment(OneTurn):
     determinism: Determinism = "exact"
 
     def __init__(self, arguments: Arguments, tokenizer: Tokenizer) -> None:
-        total = 10 ** max(arguments.digits, 0)
-        if not (2 <= arguments.digits <= 18 and 1 <= arguments.held_back <= total // 2):
+        # Before the power: a run of many digits would have every member compute for ever.
+        total = 10**arguments.digits if 2 <= arguments.digits <= 18 else 0
+        if not 1 <= arguments.held_back <= min(total // 2, MAX_HELD_BACK):
             raise EnvironmentFault(
                 f"environment {self.name!r} cannot be loaded",
                 f"digits={arguments.digits}, held_back={arguments.held_back} is out of range",
-                "use 2..18 digits and hold back at most half of the 10^digits inputs",
+                f"use 2..18 digits and hold back at most half of the 10^digits inputs, {MAX_HELD_BACK} at most",
             )
         self._digits = arguments.digits
         self._total = total

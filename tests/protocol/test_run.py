@@ -139,7 +139,10 @@ def test_younger_settings_inside_a_section_are_in_the_bytes_where_they_say_somet
         ({"evaluation": evaluated(EvaluationEnvironment(name="mix"))}, "cannot be mixed"),
         ({"name": ""}, "name"),
         ({"version": 2}, "version"),
-        ({"assets": (Asset(path="../secret", root="00", size=1),)}, "assets"),
+        ({"assets": (Asset(path="../secret", root="ab" * 32, size=1),)}, "plain relative path"),
+        ({"assets": (Asset(path="a", root="no root", size=1),)}, "assets"),
+        ({"assets": (Asset(path="a", root="ab" * 32, size=-1),)}, "assets"),
+        ({"assets": (Asset(path="a", root="ab" * 32, size=10**400),)}, "assets"),
     ],
 )
 def test_a_senseless_run_names_the_field(change: dict, field: str) -> None:

@@ -219,7 +219,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> ReasoningG
 def _settings(config: str) -> dict[str, Any]:
     try:
         settings = json.loads(config)
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict) or {"seed", "size"} & settings.keys():
         raise EnvironmentFault(

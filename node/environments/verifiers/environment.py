@@ -285,7 +285,7 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> VerifiersE
 def _config(text: str) -> dict[str, object]:
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise EnvironmentFault(

@@ -50,7 +50,17 @@ def test_sort_holds_problems_back_that_are_never_trained_on(tmp_path: Path) -> N
         sort.problem(900)
 
 
-@pytest.mark.parametrize("args", [{"digits": 1}, {"digits": "4"}, {"digit": 4}, {"digits": 2, "held_back": 99}])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"digits": 1},
+        {"digits": "4"},
+        {"digit": 4},
+        {"digits": 2, "held_back": 99},
+        {"digits": 10**12},
+        {"digits": 18, "held_back": 10**17},
+    ],
+)
 def test_wrong_arguments_are_named(tmp_path: Path, args: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentFault):
         load("sort", tmp_path, **args)

@@ -90,6 +90,32 @@ def test_held_back_problems_alternate_and_are_all_there(mix: MixEnvironment) -> 
     assert [one.partition("/")[0] for one in ids[:4]] == ["sort", "back", "sort", "back"]
 
 
+def test_held_back_problems_of_each_part_are_numbered_as_they_alternate() -> None:
+    lists = [_Listed(3), _Listed(1), _Listed(4)]
+    mix = MixEnvironment([(label, 1, one) for label, one in zip("abc", lists, strict=True)])  # type: ignore[misc]
+    ids = [mix.held_back_problem(number).problem_id for number in range(mix.held_back)]
+    assert ids == ["a/0", "b/0", "c/0", "a/1", "c/1", "a/2", "c/2", "c/3"]
+    assert mix.held_back_parts == [[0, 3, 5], [1], [2, 4, 6, 7]]
+    for number in (-1, 8):
+        with pytest.raises(IndexError):
+            mix.held_back_problem(number)
+
+
+def test_a_mix_of_parts_that_hold_millions_back_takes_no_memory_for_them() -> None:
+    mix = MixEnvironment([("a", 1, _Listed(1 << 60)), ("b", 1, _Listed(2))])  # type: ignore[list-item]
+    assert mix.held_back == (1 << 60) + 2
+    assert mix.held_back_problem(3).problem_id == "b/1"
+    assert mix.held_back_problem(mix.held_back - 1).problem_id == f"a/{(1 << 60) - 1}"
+
+
+class _Listed:
+    def __init__(self, held_back: int) -> None:
+        self.held_back = held_back
+
+    def held_back_problem(self, number: int) -> Problem:
+        return Problem(str(number), "", ())
+
+
 def test_numbers_outside_are_no_problems(mix: MixEnvironment) -> None:
     for number in (-1, SIZE):
         with pytest.raises(IndexError):

@@ -173,6 +173,7 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> Non
         ({"dataset": "chain_sun"}, "did you mean 'chain_sum'"),
         ({"dataset": "gcd", "config": '{"seed": 3}'}, "no JSON object of the data set's own"),
         ({"dataset": "gcd", "config": "[]"}, "no JSON object"),
+        ({"dataset": "gcd", "config": "[" * 50_000}, "no JSON object"),
         ({"dataset": "gcd", "size": 0}, "size = 0"),
         ({"dataset": "gcd", "config": '{"lo": 3}'}, "unexpected keyword"),
     ],
