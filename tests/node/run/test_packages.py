@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from node.blobs.store import BlobStore
 from node.environments import programs
 from node.environments.errors import PackageError
 from node.environments.package.archive import pack, unpack
@@ -12,7 +13,7 @@ from node.environments.package.templates import template
 from node.errors import RunFileError
 from node.run import packages
 from node.run.file import compile_run, describe_file, load_run_file
-from node.run.packages import by_root, known, named
+from node.run.packages import by_root, known, named, put_into_store
 
 RUN = """
 name = "mine"
@@ -41,6 +42,18 @@ def folder(tmp_path: Path) -> Path:
         (model / name).write_text("{}")
     (tmp_path / "mine.py").write_text(template("single", "mine"))
     return tmp_path
+
+
+async def test_a_node_that_holds_a_package_loses_nothing_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The node's service has another environment than the terminal of whoever publishes.
+    monkeypatch.setenv("INTELLECT_NODE_STORE_QUOTA", "15500")
+    package, state = named("mine.py", folder), tmp_path / "node"
+    policy = await BlobStore(state / "blobs", 1 << 20).add(bytes(15_000))
+    await put_into_store(package, state)
+    store = BlobStore(state / "blobs", 1 << 20)
+    assert store.has(policy.root) and store.has(bytes.fromhex(package.root))
 
 
 def run_file(folder: Path, rest: str) -> Path:
