@@ -21,6 +21,7 @@ from pathlib import Path
 
 from node.config import runtime_socket
 from node.inference.wire import HEADER, Ping, Pong, WireError, body_length, decode_reply, encode
+from node.state.files import own_directory
 
 START_SECONDS = 300.0
 """For the host's imports, on a machine where others start, too."""
@@ -57,10 +58,10 @@ def host_socket(options: Sequence[str]) -> Path:
     """Where the host of engines with these options listens: of this user, this program and this interpreter."""
     told = "\0".join([sys.executable, str(Path(__file__).resolve().parent), *options])
     path = runtime_socket(f"engine-{hashlib.sha256(told.encode()).hexdigest()[:20]}")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Without a runtime directory this lies in /tmp: whoever made it first could listen in the engine's place.
-    if path.parent.stat().st_uid != os.getuid():
-        sys.exit(f"{path.parent} belongs to somebody else: set XDG_RUNTIME_DIR to a directory of yours")
+    try:
+        own_directory(path.parent)
+    except OSError as error:
+        sys.exit(f"{error}: set XDG_RUNTIME_DIR to a directory of yours")
     return path
 
 

@@ -65,6 +65,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def own_directory(path: Path) -> None:
+    """Make a directory that nobody else may enter. Raises OSError, also for one that somebody else made."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # It may lie in /tmp, which is everybody's: whoever made it first would have the sockets in it.
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to somebody else")
+
+
 def sync_directory(path: Path) -> None:
     """Bring the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -5,7 +5,6 @@ Services open what is theirs beside it (`mount`): who may open the socket may do
 served over TCP is served by one host (`web`); whoever reaches its port may read /metrics and /livez.
 """
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from node.config import NodeConfig, api_socket_path
 from node.errors import StateError
 from node.metrics.prometheus import render
+from node.state.files import own_directory
 from node.web.host import HttpHost, bind_path
 from node.web.listener import Listener, host_name
 from node.web.page import page
@@ -90,10 +90,7 @@ class ApiServer:
 
     def _bind(self) -> socket.socket:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # /tmp is everybody's: a directory that somebody else made there first would hand them the socket.
-            if self._path.parent.stat().st_uid != os.getuid():
-                raise PermissionError(f"{self._path.parent} belongs to somebody else")
+            own_directory(self._path.parent)
             # A killed daemon leaves its file; one that answers is another daemon's, and is not ours to remove.
             if self._path.exists() and not _answers(self._path):
                 self._path.unlink()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.state.files import whole_file, write_whole
+from node.state.files import own_directory, whole_file, write_whole
 
 
 def test_a_file_appears_whole_and_replaces_the_one_before(tmp_path: Path) -> None:
@@ -58,3 +58,12 @@ def test_a_secret_is_its_owners_alone_and_is_not_overwritten(tmp_path: Path) -> 
     with pytest.raises(FileExistsError):
         write_whole(path, b"another", mode=0o600, replace=False)
     assert path.read_bytes() == b"secret" and os.listdir(tmp_path) == ["key"]
+
+
+def test_a_directory_that_somebody_else_made_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    own_directory(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "a").stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="b belongs to somebody else"):
+        own_directory(tmp_path / "a" / "b")
