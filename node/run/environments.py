@@ -1,8 +1,8 @@
 """The environments of a run file: what each table says, with its data and its package among the run's files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from node.environments.builtin import BUILTIN
 from node.environments.package.archive import asset_name
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from node.run.packages import Known
 
 Arguments = dict[str, int | float | str]
+Attempt = Callable[..., Any]
+"""(function, its arguments) -> what it returns; None where it fails, if that is noted and the rest is looked at."""
+
+
+def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """An attempt that raises what the function raises."""
+    return function(*arguments)
 
 
 class EnvironmentTable(Section, frozen=True):
@@ -59,24 +66,26 @@ class Named(TypedDict):
     reward: str
 
 
-def compile_environment(run: "RunFile", path: Path, files: dict[str, Path]) -> EnvironmentSpec:
-    """What the run trains on. path: of the run file; the files that it needs are put into `files`."""
+def compile_environment(
+    run: "RunFile", path: Path, files: dict[str, Path], attempt: Attempt = at_once
+) -> EnvironmentSpec:
+    """What the run trains on. path: of the run file; the files that it needs are put into `files`. Of several, those
+    that can be used."""
     if run.environment is not None:
-        return EnvironmentSpec(**_named(run.environment, run.dataset, path, files))
-    parts = tuple(
-        EnvironmentPart(weight=one.weight, label=one.label, **_named(one, one.dataset or run.dataset, path, files))
-        for one in run.environments
-    )
+        named = attempt(_named, run.environment, run.dataset, path, files)
+        return EnvironmentSpec(**named) if named else EnvironmentSpec(name="mix")
+    tables = ((one, attempt(_named, one, one.dataset or run.dataset, path, files)) for one in run.environments)
+    parts = tuple(EnvironmentPart(weight=one.weight, label=one.label, **named) for one, named in tables if named)
     return EnvironmentSpec(name="mix", parts=parts)
 
 
-def compile_evaluation(run: "RunFile", path: Path, files: dict[str, Path]) -> EvaluationSpec:
+def compile_evaluation(
+    run: "RunFile", path: Path, files: dict[str, Path], attempt: Attempt = at_once
+) -> EvaluationSpec:
     """What the run is evaluated on beside it, likewise."""
     written = run.evaluation
-    environments = tuple(
-        EvaluationEnvironment(label=one.label, **_named(one, one.dataset or run.dataset, path, files))
-        for one in written.environments
-    )
+    tables = ((one, attempt(_named, one, one.dataset or run.dataset, path, files)) for one in written.environments)
+    environments = tuple(EvaluationEnvironment(label=one.label, **named) for one, named in tables if named)
     return EvaluationSpec(problems=written.problems, every=written.every, environments=environments)
 
 

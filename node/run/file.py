@@ -19,9 +19,11 @@ from node.errors import RunFileError
 from node.inference.errors import ModelError
 from node.inference.model_files import CONFIG, INDEX, read_json
 from node.run.environments import (
+    Attempt,
     EnvironmentTable,
     EvaluationTable,
     WeightedTable,
+    at_once,
     compile_environment,
     compile_evaluation,
 )
@@ -165,22 +167,33 @@ def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = Fal
     relative to `path`. desk: whether the run is for a desk, and may bring code of its own. Raises RunFileError for a
     missing or incomplete model directory, data set or function.
     """
-    from node.run.text import compile_text  # tokenizers: not every daemon's business
-
     run_file = run_file or load_run_file(path)
     files = model_files(path.parent / run_file.model)
+    return sealed(draft(path, run_file, files), path, files, desk=desk)
+
+
+def draft(path: Path, run_file: RunFile, files: dict[str, Path], attempt: Attempt = at_once) -> RunSpec:
+    """The run without its assets. files: those of its model, to which all others that it needs are added. Raises
+    RunFileError; what `attempt` goes on behind is left out."""
+    from node.run.text import compile_text  # tokenizers: not every daemon's business
+
     pretrains = run_file.pretraining is not None
-    environment = EnvironmentSpec(name=TEXT) if pretrains else compile_environment(run_file, path, files)
+    environment = EnvironmentSpec(name=TEXT) if pretrains else compile_environment(run_file, path, files, attempt)
     sections = run_file.sections() | {
-        "recipe": _recipe(run_file.recipe, path, files),
-        "evaluation": compile_evaluation(run_file, path, files),
-        **compile_text(run_file, path, files),
+        "recipe": attempt(_recipe, run_file.recipe, path, files) or run_file.recipe,
+        "evaluation": compile_evaluation(run_file, path, files, attempt),
+        **compile_text(run_file, path, files, attempt),
     }
-    if run_file.distill:
-        files |= teacher_files(path.parent / run_file.distill.teacher, files)
+    if run_file.distill and files:
+        files |= attempt(teacher_files, path.parent / run_file.distill.teacher, files) or {}
         # By its place among the assets: a directory of the owner's means nothing to members.
         sections["distill"] = msgspec.structs.replace(run_file.distill, teacher=TEACHER)
-    spec = RunSpec(name=run_file.name, environment=environment, assets=tuple(_assets(files)), **sections)
+    return RunSpec(name=run_file.name, environment=environment, **sections)
+
+
+def sealed(spec: RunSpec, path: Path, files: dict[str, Path], *, desk: bool) -> CompiledRun:
+    """A draft with its files, by their hashes. Raises RunFileError."""
+    spec = msgspec.structs.replace(spec, assets=tuple(_assets(files)))
     try:
         spec.check(desk=desk)
     except RunError as error:

@@ -4,30 +4,28 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from node.errors import Finding, Findings
-from node.run.environments import EnvironmentTable, EvaluationTable, compile_environment, compile_evaluation
 from node.run.file import (
-    TEXT,
     CompiledRun,
     RunFile,
     check_kind,
-    compile_run,
+    draft,
     load_run_file,
     model_files,
     remedy_of,
+    sealed,
     unknown_keys,
     with_fitting_proofs,
 )
 from node.run.problems import RunFacts, look_at
-from node.run.text import TextTokenizer, compile_part
 from protocol.errors import IntellectError
-from protocol.pretraining import Diloco, Pretraining
-from protocol.run import EnvironmentSpec, EvaluationSpec, RunSpec
+from protocol.run import Asset
 
 T = TypeVar("T")
 # Each round of mending finds one wrong value; a file that is wrong everywhere is told this much of it.
@@ -35,6 +33,9 @@ MOST_VALUES = 64
 # msgspec says the place in words only.
 _UNKNOWN, _PLACE = re.compile(r"unknown field `([^`]+)`"), re.compile(r"at `\$\.([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
+_OF_TEACHER = ("distill.teacher",)
+_FOLLOWING = ("environment", "recipe.loss", "recipe.advantage", *_OF_TEACHER)
+"""Fields of which something is wrong in the run where what the file names for them cannot be had."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,9 @@ def survey(path: Path) -> Survey:
     compiled = _compiled(path, run_file, found)
     facts, errors = look_at(compiled)
     for error in errors:
-        found.findings.take(error, str(path))
+        # A tokenizer that cannot be loaded is met twice.
+        if Finding(str(path), f"{error.what}: {error.why}", error.remedy) not in found.findings.first:
+            found.findings.take(error, str(path))
     if not found.findings.total:
         found.compiled, found.facts = compiled, facts
     return found
@@ -131,74 +134,19 @@ def _removed(table: Any, keys: list[str]) -> bool:
 
 def _compiled(path: Path, run_file: RunFile, found: Survey) -> CompiledRun:
     """The run; where parts of it cannot be made, what there is of it, without its bytes."""
-    if not found.findings.total:
-        try:
-            return compile_run(path, run_file, desk=True)
-        except IntellectError:
-            pass  # found again below, with everything else
+    before, has_data = found.findings.total, run_file.pretraining is None or bool(run_file.pretraining.data)
     files: dict[str, Path] = found.at(str(path), model_files, path.parent / run_file.model) or {}
-    if run_file.pretraining is not None:
-        spec = _of_text(path, run_file, run_file.pretraining, files, found)
-    else:
-        spec = _of_problems(path, run_file, files, found)
-    # It did not compile, and nothing above says why: then its own error is told.
-    if not found.findings.total:
-        found.at(str(path), lambda: compile_run(path, run_file, desk=True))
-    return CompiledRun(spec, b"", b"", files)
-
-
-def _of_text(path: Path, run_file: RunFile, text: Pretraining, files: dict[str, Path], found: Survey) -> RunSpec:
-    """Every data set by itself; those that can be used are among `files`."""
-    tokenizer = _tokenizer(files)
-    for part in text.data if tokenizer else ():
-        found.at(str(path), compile_part, part, path, files, tokenizer)
-    unread = not text.data and found.findings.total  # the tables had a mistake that is told already
-    sections: dict[str, Any] = run_file.sections() | {"diloco": run_file.diloco or Diloco()}
-    spec = RunSpec(name=run_file.name, environment=EnvironmentSpec(name=TEXT), assets=(), **sections)
-    for fault in spec.faults():
-        if not (unread and "pretraining.data" in fault.what):
+    made = found.findings.total
+    spec = draft(path, run_file, files, partial(found.at, str(path)))
+    lacking = _FOLLOWING if found.findings.total > made else _OF_TEACHER if not files else ()
+    # By their paths alone: what can be wrong with a run does not follow from the bytes of its files.
+    named = tuple(Asset(path=name, root="0" * 64, size=0) for name in files)
+    for fault in msgspec.structs.replace(spec, assets=named).faults():
+        # What was not had is told already, and so is a table of data that has a mistake of its own.
+        told = any(field in fault.what for field in lacking)
+        if not told and not (before and not has_data and "pretraining.data" in fault.what):
             found.findings.take(fault, str(path))
-    return spec
-
-
-def _tokenizer(files: dict[str, Path]) -> TextTokenizer | None:
-    """One that cannot be loaded is found with the model's other mistakes (node.run.problems)."""
-    try:
-        return TextTokenizer(files["model/tokenizer.json"])
-    except (KeyError, IntellectError):
-        return None
-
-
-def _of_problems(path: Path, run_file: RunFile, files: dict[str, Path], found: Survey) -> RunSpec:
-    tables = [run_file.environment] if run_file.environment else [*run_file.environments]
-    environments = [found.at(str(path), _one, run_file, table, path, files) for table in tables]
-    evaluated = [
-        found.at(str(path), _one_evaluated, run_file, table, path, files) for table in run_file.evaluation.environments
-    ]
-    parts = tuple(part for one in environments if one for part in one.parts)
-    whole = next((one for one in environments if one and not one.parts), None) or EnvironmentSpec(
-        name="mix", parts=parts
-    )
-    evaluation = EvaluationSpec(
-        problems=run_file.evaluation.problems,
-        every=run_file.evaluation.every,
-        environments=tuple(part for one in evaluated if one for part in one.environments),
-    )
-    sections: dict[str, Any] = run_file.sections() | {"evaluation": evaluation}
-    spec = RunSpec(name=run_file.name, environment=whole, assets=(), **sections)
-    complete = None not in environments and None not in evaluated
-    for fault in spec.faults():
-        # An environment that could not be read is told already; that it is missing follows from it.
-        if complete or "environment" not in fault.what:
-            found.findings.take(fault, str(path))
-    return spec
-
-
-def _one(run_file: RunFile, table: EnvironmentTable, path: Path, files: dict[str, Path]) -> EnvironmentSpec:
-    alone = {"environment": table} if run_file.environment else {"environments": (table,)}
-    return compile_environment(msgspec.structs.replace(run_file, **alone), path, files)
-
-
-def _one_evaluated(run_file: RunFile, table: Any, path: Path, files: dict[str, Path]) -> EvaluationSpec:
-    alone = EvaluationTable(environments=(table,))
-    return compile_evaluation(msgspec.structs.replace(run_file, evaluation=alone), path, files)
+    unsealed = CompiledRun(spec, b"", b"", files)
+    if found.findings.total:
+        return unsealed
+    return found.at(str(path), partial(sealed, desk=True), spec, path, files) or unsealed

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
+from node.run.environments import Attempt, at_once
 from node.state.files import mapped, whole_file
 from protocol.pretraining import Diloco, Pretraining, TextPart
 from protocol.text import HEADER_BYTES, StreamHeader, TextError, read_header, tokens_of
@@ -49,15 +50,24 @@ class TextTokenizer:
         self.vocabulary = max(self.local.vocabulary, max(self.local.eos) + 1)
 
 
-def compile_text(run: "RunFile", path: Path, files: dict[str, Path]) -> dict[str, Pretraining | Diloco]:
+def compile_text(
+    run: "RunFile", path: Path, files: dict[str, Path], attempt: Attempt = at_once
+) -> dict[str, Pretraining | Diloco]:
     """The sections of the run, with streams among `files`. path: of the run file. Raises RunFileError; empty for a run
     that does not pre-train."""
     text = run.pretraining
     if text is None:
         return {}
-    tokenizer = TextTokenizer(files["model/tokenizer.json"])
-    data = tuple(compile_part(part, path, files, tokenizer) for part in text.data)
+    tokenizer = attempt(_model_tokenizer, files)
+    parts = text.data if tokenizer else ()
+    data = tuple(attempt(compile_part, part, path, files, tokenizer) or part for part in parts) or text.data
     return {"pretraining": msgspec.structs.replace(text, data=data), "diloco": run.diloco or Diloco()}
+
+
+def _model_tokenizer(files: dict[str, Path]) -> TextTokenizer | None:
+    """None where there is no model, which somebody else complains about."""
+    file = files.get("model/tokenizer.json")
+    return TextTokenizer(file) if file else None
 
 
 def compile_part(part: TextPart, path: Path, files: dict[str, Path], tokenizer: TextTokenizer) -> TextPart:

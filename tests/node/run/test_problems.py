@@ -93,6 +93,17 @@ def test_a_survey_refuses_what_cannot_be_read_though_nothing_in_it_is_wrong(run_
     assert ["too long" in one.remedy + one.what for one in survey(run_file).findings.first] == [True]
 
 
+def test_a_survey_tells_a_wrong_number_alone_where_functions_and_teacher_are_there(run_file: Path) -> None:
+    (run_file.parent / "mine.py").write_text("def clipped(): ...\n")
+    text = run_file.read_text().replace("[rollout]", "[rollout]\ngroup_size = 1")
+    sections = '[recipe]\nloss = "mine.py:{}"\n[distill]\nteacher = "{}"\n'
+    run_file.write_text(text + sections.format("clipped", "model"))
+    assert ["group_size" in one.what for one in survey(run_file).findings.first] == [True]
+    run_file.write_text(text + sections.format("gone", "nowhere"))
+    told = [one.what for one in survey(run_file).findings.first]
+    assert len(told) == 3 and "'gone'" in told[0] and "nowhere" in told[1] and "group_size" in told[2]
+
+
 def test_a_survey_finds_mistakes_of_all_kinds_at_once(run_file: Path) -> None:
     bad = [{**row, "verification_info": "{"} for row in ROWS[:25]]
     write_rows(run_file.parent, [*ROWS[25:], *bad])
