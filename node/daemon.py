@@ -34,7 +34,7 @@ from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
 from node.preflight.early import chosen_pool
 from node.preflight.reach import announced, choose_listen, remember_port
-from node.preflight.survey import Applicant, admit, check_calibrated
+from node.preflight.survey import admit, check_calibrated
 from node.processes.forkserver import ForkServer
 from node.processes.launch import Server
 from node.processes.supervision import Supervision, give_back_memory
@@ -327,11 +327,8 @@ class Daemon:
         directory: Path,
     ) -> None:
         """Refuse to join where something would fail; put on record what may."""
-        config = self.config
         self.progress.enter("checks", "looking at everything that can fail: clock, disk, memory, GPU, port, pool")
-        where = announced(listen, config.announce)
-        applicant = Applicant(directory, role, hardware, listen, where, bool(config.announce), config.store_quota)
-        for finding in await admit(chain, pool, applicant):
+        for finding in await admit(chain, pool, self.config, directory, role, hardware, listen):
             log.warning("node.preflight", check=finding.name, what=finding.what, remedy=finding.remedy)
             self.progress.trouble(f"{finding.what}; {finding.remedy}")
 

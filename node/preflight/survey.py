@@ -58,7 +58,6 @@ from node.run.assets import Run
 from node.state.locks import holder_of
 from protocol.errors import IntellectError
 from protocol.identity import Address, parse_address
-from protocol.run import RunSpec
 
 CODES = {
     "rpc": 4,
@@ -255,40 +254,29 @@ def exit_code(findings: list[Finding]) -> int:
 
 # What a daemon looks at before it joins: everything that would fail later, or would fail others.
 # The stake is not among it: that is waited for (node.services.membership.participant).
-class Applicant(msgspec.Struct, frozen=True):
-    """Who would join, with what. listen, announced: multiaddrs; chosen: announced by its owner's word; quota: bytes;
-    run: None where it is not known yet."""
+async def admit(
+    chain: ChainClient,
+    pool: PoolInfo,
+    config: NodeConfig,
+    directory: Path,
+    role: Role,
+    hardware: Hardware,
+    listen: tuple[str, ...],
+) -> list[Finding]:
+    """The warnings. listen: multiaddrs. Raises PreflightFailed for a failure, ChainError."""
 
-    directory: Path
-    role: Role
-    hardware: Hardware
-    listen: tuple[str, ...]
-    announced: tuple[str, ...]
-    chosen: bool
-    quota: int
-    run: RunSpec | None = None
+    def examine_machine() -> list[Finding]:
+        return [check_disk(directory, config.store_quota), check_gpu(hardware), *map(check_listen, listen)]
 
-
-async def admit(chain: ChainClient, pool: PoolInfo, applicant: Applicant) -> list[Finding]:
-    """The warnings. Raises PreflightFailed for a failure, ChainError."""
     block = await chain.block()
     public = is_public(chain.profile)
     found = [against_chain(block.timestamp, time.time(), rehearsal=not public), check_pool(pool)]
-    found += await trio.to_thread.run_sync(_examine_machine, applicant)
-    found.append(check_all_announced(applicant.announced, applicant.role, public, chosen=applicant.chosen))
+    found += await trio.to_thread.run_sync(examine_machine)
+    where = announced(listen, config.announce)
+    found.append(check_all_announced(where, role, public, chosen=bool(config.announce)))
     if worst(found) == "failure":
         raise PreflightFailed(found)
     return [finding for finding in found if finding.level == "warning"]
-
-
-def _examine_machine(applicant: Applicant) -> list[Finding]:
-    image = 2 * applicant.run.weight_bytes() if applicant.run else 0
-    return [
-        check_disk(applicant.directory, applicant.quota, image),
-        check_memory(applicant.run, applicant.role, applicant.hardware),
-        check_gpu(applicant.hardware),
-        *(check_listen(each) for each in applicant.listen),
-    ]
 
 
 async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role) -> None:
