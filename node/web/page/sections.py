@@ -108,6 +108,10 @@ def _swarm(status: Status) -> list[Mapping[str, Any]]:
     return [row for row in status.get("swarm") or [] if isinstance(row.get("address"), str)]
 
 
+def _numbers(told: Mapping[str, Any], *names: str) -> dict[str, float | int | None]:
+    return {name: number(told.get(name)) for name in names}
+
+
 def _node(status: Status, ago: Ago) -> dict[str, Any]:
     node, work = status.get("node") or {}, status.get("work") or {}
     error = status.get("last_error") or {}
@@ -159,16 +163,12 @@ def _training(status: Status, _: Ago) -> dict[str, Any] | None:
         return None
     latest = training.get("latest") or {}
     return {
-        "step": number(training.get("step")),
-        "seconds_per_step": number(training.get("seconds_per_step")),
+        **_numbers(training, "step", "seconds_per_step", "loss", "entropy", "grad_norm"),
         "rate": number(training.get("tokens_per_second")),
         "queued": number(training.get("queued_rollouts")),
         "staleness": table(training.get("staleness")),
         "seconds": table(latest.get("seconds")),
         "file_seconds": table(latest.get("file_seconds")),
-        "loss": number(training.get("loss")),
-        "entropy": number(training.get("entropy")),
-        "grad_norm": number(training.get("grad_norm")),
         "mismatch": number(latest.get("mismatch_kl")),
         "by_environment": table(latest.get("eval_reward_by_environment")),
         "alarms": [
@@ -184,12 +184,7 @@ def _verdicts(status: Status, _: Ago) -> dict[str, Any] | None:
     told = status.get("contributions")
     if not told:
         return None
-    return {
-        "accepted": number(told.get("accepted")),
-        "rejected": number(told.get("rejected")),
-        "by_reason": table(told.get("by_reason")),
-        "since": number(told.get("since")),
-    }
+    return {**_numbers(told, "accepted", "rejected", "since"), "by_reason": table(told.get("by_reason"))}
 
 
 def _slashes(status: Status, _: Ago) -> list[dict[str, Any]]:
@@ -211,10 +206,8 @@ def _audit(status: Status, _: Ago) -> dict[str, Any] | None:
         return None
     trainer = audit.get("trainer") or {}
     return {
-        "power": number(audit.get("power")),
+        **_numbers(audit, "power", "cheated_share", "checked_share"),
         "wanted": number(audit.get("power_wanted")),
-        "cheated_share": number(audit.get("cheated_share")),
-        "checked_share": number(audit.get("checked_share")),
         "disputes": table(audit.get("disputes")),
         "quarantined": [
             {"address": words(one.get("address"), 42), "why": words(one.get("why"))}
@@ -229,7 +222,7 @@ def _audited(steps: dict[str, Any]) -> dict[str, Any] | None:
     """Of the trainer's steps, what audits found; None before the first."""
     if not steps.get("steps"):
         return None
-    counts = {name: number(steps.get(name)) for name in ("held", "steps", "last_step")}
+    counts = _numbers(steps, "held", "steps", "last_step")
     return {**counts, "by": words(steps.get("last_by"), 42), "says": words(steps.get("last_says"))}
 
 
@@ -262,15 +255,9 @@ def _tokens(wei: Any) -> float | None:
 
 def _work(status: Status, _: Ago) -> dict[str, Any]:
     work = status.get("work") or {}
-    names = (
-        "files_committed",
-        "files_accepted",
-        "files_rejected",
-        "units",
-        "tokens_per_second",
-        "last_reward_estimate",
-    )
-    return {name: number(work.get(name)) for name in names} | {"by_reason": table(work.get("rejected_by_reason"))}
+    files = _numbers(work, "files_committed", "files_accepted", "files_rejected", "units")
+    pace = _numbers(work, "tokens_per_second", "last_reward_estimate")
+    return {**files, **pace, "by_reason": table(work.get("rejected_by_reason"))}
 
 
 def _events(status: Status, _: Ago) -> list[dict[str, Any]]:
@@ -286,22 +273,23 @@ def _rounds(status: Status, _: Ago) -> dict[str, Any] | None:
     told = status.get("pretraining") or {}
     if not told.get("rounds"):
         return None
-    names = ("round", "rounds", "loss", "eval_loss", "perplexity", "tokens_per_second", "bits_per_parameter")
+    losses = _numbers(told, "round", "rounds", "loss", "eval_loss", "perplexity")
+    pace = _numbers(told, "tokens_per_second", "bits_per_parameter", "contributions")
     pairs = [one for one in told.get("losses") or [] if isinstance(one, list | tuple) and len(one) == 2]
     points = [(number(at), number(loss)) for at, loss in pairs[-POINTS:]]
     peers = [one for one in (told.get("peers") or [])[:PEERS] if isinstance(one, Mapping)]
     rows = [
         {
+            **_numbers(one, "seat", "round"),
             "address": words(one.get("address"), 42),
-            "seat": number(one.get("seat")),
-            "round": number(one.get("round")),
             "in": bool(one.get("in")),
             "equal": one.get("equal") if isinstance(one.get("equal"), bool) else None,
         }
         for one in peers
     ]
     return {
-        **{name: number(told.get(name)) for name in (*names, "contributions")},
+        **losses,
+        **pace,
         "replicas": table(told.get("replicas")),
         "losses": [point for point in points if None not in point],
         "peers": rows,
