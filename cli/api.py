@@ -4,9 +4,7 @@ Who may open the socket may ask; there is no other authentication. HTTP and the 
 import together, so they come when a daemon is asked.
 """
 
-import os
 import socket as sockets
-import tempfile
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -20,20 +18,12 @@ from cli.errors import NETWORK, RUN, USAGE, CommandError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
-MAX_ANSWER = 8 * 1024 * 1024
-# Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
-AS_IT_IS = {"Accept-Encoding": "identity"}
-
 
 def socket_of(state_dir: Path) -> Path:
-    """The socket of the daemon with this state directory: where this terminal's daemons have it, else where those of
-    the machine's service manager do, which know no runtime directory."""
-    from node.config import api_socket_path
+    """The socket of the daemon with this state directory."""
+    from node.config import api_socket_of
 
-    usual = api_socket_path(state_dir)
-    elsewhere = Path(tempfile.gettempdir()) / usual.parent.name / usual.name
-    return elsewhere if not usual.exists() and _is_ours(elsewhere) else usual
+    return api_socket_of(state_dir)
 
 
 def known_sockets() -> list[Path]:
@@ -120,29 +110,12 @@ async def get_status_async(socket: Path, timeout: float = 3.0) -> DaemonStatus |
 def _exchange(socket: Path, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, bytearray]:
     """One request: the answer's status code and its body. Raises httpx.TransportError, and CommandError for too long
     a one."""
-    import httpx
+    from node.sdk import AnswerTooLong, exchange
 
-    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
-    body = bytearray()
-    with (
-        httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client,
-        client.stream(method, path, content=content, headers=AS_IT_IS) as answer,
-    ):
-        for piece in answer.iter_raw():
-            _keep(body, piece)
-    return answer.status_code, body
-
-
-def _keep(body: bytearray, piece: bytes) -> None:
-    """One more piece of an answer, as it came. Raises CommandError before they are too much together."""
-    if len(body) + len(piece) > MAX_ANSWER:
-        raise CommandError(
-            "the daemon's answer is too long",
-            f"it has more than {MAX_ANSWER // 2**20} MiB",
-            "see whether it is a daemon of this program that listens there",
-            NETWORK,
-        )
-    body += piece
+    try:
+        return exchange(socket, method, path, content, timeout)
+    except AnswerTooLong as error:
+        raise CommandError(error.what, error.why, error.remedy, NETWORK) from None
 
 
 def _status_in(code: int, body: bytearray) -> DaemonStatus:
@@ -150,14 +123,6 @@ def _status_in(code: int, body: bytearray) -> DaemonStatus:
     if code != HTTPStatus.OK:
         raise CommandError("the daemon did not give its status", f"HTTP {code}", "look at its log", NETWORK)
     return parse_status(body)
-
-
-def _is_ours(socket: Path) -> bool:
-    """Whether it lies in a directory that nobody else could have made: others may write beside it."""
-    try:
-        return socket.exists() and socket.parent.stat().st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def _answers(path: Path) -> bool:

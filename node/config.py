@@ -161,6 +161,22 @@ def api_socket_path(state_dir: Path) -> Path:
     return runtime_socket(hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20])
 
 
+def api_socket_of(state_dir: Path) -> Path:
+    """The socket of the daemon with this state directory: where this terminal's daemons have it, else where those of
+    the machine's service manager do, which know no runtime directory."""
+    usual = api_socket_path(state_dir)
+    elsewhere = Path(tempfile.gettempdir()) / usual.parent.name / usual.name
+    return elsewhere if not usual.exists() and _is_ours(elsewhere) else usual
+
+
+def _is_ours(socket: Path) -> bool:
+    """Whether it lies in a directory that nobody else could have made: others may write beside it."""
+    try:
+        return socket.exists() and socket.parent.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def runtime_socket(name: str) -> Path:
     """A socket of this user's programs.
 

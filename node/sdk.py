@@ -13,8 +13,10 @@
 docs/sdk.md says more. What stands here is kept from version to version; other modules of `node` may change at any time.
 """
 
+import socket as sockets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ import msgspec
 import sniffio
 import trio
 
-from node.config import NodeConfig, api_socket_path, default_home
+from node.config import NodeConfig, api_socket_of, default_home
 from node.errors import NodeError
 from protocol.errors import IntellectError
 from protocol.tasks import TaskSpec
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
     from node.visitor import Visit
 
 __all__ = ["Node", "NodeConfig", "Policy", "TaskSpec", "follow", "run_member"]
+# Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 << 20
+# Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
+AS_IT_IS = {"Accept-Encoding": "identity"}
 ANSWER_SECONDS = 60.0
 POLL = 0.5
 """Seconds between two looks at a task, or at a member that joins."""
@@ -94,13 +99,12 @@ class Node:
 
     async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         _require_trio()
-        transport = httpx.AsyncHTTPTransport(uds=str(api_socket_path(self.state_dir)), verify=False)  # noqa: S501
         content = None if body is None else msgspec.json.encode(body)
+        asked = partial(exchange, api_socket_of(self.state_dir), method, path, content, ANSWER_SECONDS)
         try:
-            async with httpx.AsyncClient(
-                transport=transport, timeout=ANSWER_SECONDS, base_url="http://daemon"
-            ) as client:
-                answer = await client.request(method, path, content=content)
+            # In a thread: the generators of httpx's own asynchronous client cannot be left before their end without a
+            # warning.
+            code, answer = await trio.to_thread.run_sync(asked, abandon_on_cancel=True)
         except httpx.TransportError as error:
             raise NodeError(
                 f"no daemon answers for {self.state_dir}",
@@ -108,12 +112,43 @@ class Node:
                 "start one (intellect-node join, or sdk.run_member), or name its state directory",
             ) from None
         told = _decoded(answer)
-        if answer.status_code == httpx.codes.OK:
+        if code == httpx.codes.OK:
             return told
-        if answer.status_code == httpx.codes.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
+        if code == httpx.codes.BAD_REQUEST and {"what", "why", "remedy"} <= told.keys():
             raise NodeError(str(told["what"]), str(told["why"]), str(told["remedy"]))
-        why = f"HTTP {answer.status_code} for {method} {path}"
+        why = f"HTTP {code} for {method} {path}"
         raise NodeError("this node does not do that", why, "tasks are submitted at the node of the pool's trainer")
+
+
+class AnswerTooLong(NodeError):
+    """What listens at a daemon's socket says more than a daemon does."""
+
+
+def exchange(socket: Path, method: str, path: str, content: bytes | None, timeout: float) -> tuple[int, bytearray]:
+    """One request to a daemon, blocking: the answer's status code and its body. Raises httpx.TransportError, and
+    AnswerTooLong before the pieces are too much together."""
+    # First: httpx leaves its own socket open where nobody listens.
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(timeout)
+        try:
+            probe.connect(str(socket))
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
+    transport = httpx.HTTPTransport(uds=str(socket), verify=False)  # noqa: S501 - a unix socket has no TLS
+    body = bytearray()
+    with (
+        httpx.Client(transport=transport, timeout=timeout, base_url="http://daemon") as client,
+        client.stream(method, path, content=content, headers=AS_IT_IS) as answer,
+    ):
+        for piece in answer.iter_raw():
+            if len(body) + len(piece) > MAX_ANSWER:
+                raise AnswerTooLong(
+                    "the daemon's answer is too long",
+                    f"it has more than {MAX_ANSWER // 2**20} MiB",
+                    "see whether it is a daemon of this program that listens there",
+                )
+            body += piece
+    return answer.status_code, body
 
 
 @asynccontextmanager
@@ -195,10 +230,9 @@ def _plain() -> Iterator[None]:
         raise error from group
 
 
-def _decoded(answer: httpx.Response) -> dict[str, Any]:
+def _decoded(answer: bytearray) -> dict[str, Any]:
     """The object in an answer; empty for what is none."""
     try:
-        # Cut, so that a longer one is no JSON any more: a socket that is no daemon's gives nothing to decode.
-        return msgspec.json.decode(answer.content[:MAX_ANSWER], type=dict[str, Any])
+        return msgspec.json.decode(answer, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}

@@ -12,10 +12,12 @@ import trio
 
 from cli import api
 from cli.errors import NETWORK, CommandError
+from node.errors import NodeError
+from node.sdk import MAX_ANSWER, Node
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 PIECE = b" " * 65536
-PATIENCE = 8 * api.MAX_ANSWER
+PATIENCE = 8 * MAX_ANSWER
 """Bytes after which it gives up: a reader without a bound then shows itself."""
 
 
@@ -66,4 +68,12 @@ def test_no_more_of_an_answer_is_read_than_a_daemon_says(
         asking(socket)
     assert refused.value.code == NETWORK
     # A little more may stand in the socket's buffers.
-    assert server.said < api.MAX_ANSWER + 2**22
+    assert server.said < MAX_ANSWER + 2**22
+
+
+def test_a_program_reads_no_more_of_it_either(babbler: tuple[Babbler, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, socket = babbler
+    monkeypatch.setattr("node.sdk.api_socket_of", lambda state_dir: socket)
+    with pytest.raises(NodeError, match="too long"):
+        trio.run(Node(socket.parent).status)
+    assert server.said < MAX_ANSWER + 2**22

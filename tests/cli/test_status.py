@@ -3,19 +3,21 @@
 import http.server
 import io
 import json
+import os
 import socketserver
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import trio
 from rich.cells import cell_len
 from rich.console import Console
 
 from cli import top
 from cli.main import main
+from node import sdk
 from node.config import api_socket_path
 
 STATUS = {
@@ -265,5 +267,7 @@ def test_a_daemon_of_the_machine_s_service_manager_is_found_by_its_state_directo
     monkeypatch.setattr(tempfile, "tempdir", str(runtime))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemon.parent / "another"))
     assert main(["status", "--state-dir", str(daemon)]) == 0
-    monkeypatch.setattr("cli.api.os", SimpleNamespace(getuid=lambda: 1 << 20))
+    assert "node" in trio.run(sdk.Node(daemon).status)
+    (runtime / f"intellect-node-{os.getuid()}").rename(runtime / f"intellect-node-{1 << 20}")
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
     assert main(["status", "--state-dir", str(daemon)]) == 5, "somebody else may have put it there"
