@@ -64,6 +64,8 @@ CASES = (
     Case("a setting that there is not", "config set colour blue", 2, "there is no setting colour"),
     Case("a wrong password", "join --network {dir}/net.toml --pool 1 --state-dir {dir}/own --password-file {dir}/wrong",
          3, "the password is wrong"),
+    Case("a lost password", "join --network {dir}/net.toml --pool 1 --state-dir {dir}/own",
+         3, "no password for the key"),
     Case("no pool named", "join --network {dir}/net.toml", 3, "no pool to join"),
     Case("another chain", "join --network {dir}/other.toml --pool 1", 4, "chain", chain=True),
     Case("a pool that there is not", "join --network {dir}/net.toml --pool 99", 4, "pool 99", chain=True),

@@ -99,14 +99,15 @@ def _check_lock(directory: Path) -> None:
 
 
 def _check_password(config: NodeConfig) -> None:
-    """Only one that a person chose can be wrong; opening a key takes most of a second."""
+    """Only one that a person chose can be wrong, and opening a key takes most of a second; another can be lost."""
     key = config.directory / "node-key.json"
-    if config.password is None and config.password_file is None:
-        return
+    chosen = bool(config.password) or config.password_file is not None
+    if not chosen and not key.exists():
+        return  # the daemon makes both
     from node.state.keystore import load_key, read_password
 
     password = read_password(config.password, config.password_file, config.directory)
-    if key.exists():
+    if chosen and key.exists():
         load_key(key, password)
 
 

@@ -125,11 +125,18 @@ def require_private(path: Path) -> None:
 
 
 def read_password(password: str | None, file: Path | None, state_dir: Path) -> str:
-    """The password from the setting, the file, or a random one kept beside the key (mode 0600)."""
+    """The password from the setting, the file, or a random one kept beside the key (mode 0600). None is made where
+    there is a key already: it would not open it. Raises KeyError_."""
     if password:
         return password
     path = file or state_dir / "password"
     if file is None and not path.exists():
+        if keys := sorted(state_dir.glob("*-key.json")):
+            raise KeyError_(
+                f"no password for the key {keys[0]}",
+                f"{path} is not there any more, and no other was given",
+                "restore the file, give --password-file, or set INTELLECT_NODE_PASSWORD",
+            )
         write_private(path, secrets.token_urlsafe(24))
     return read_password_file(path)
 

@@ -100,3 +100,11 @@ def test_a_password_comes_from_the_setting_the_file_or_is_made(tmp_path) -> None
     assert (tmp_path / "password").stat().st_mode & 0o777 == 0o600
     with pytest.raises(KeyError_, match="no key"):
         read_password(None, tmp_path / "absent", tmp_path)
+
+
+def test_no_password_is_made_beside_a_key_that_it_would_not_open(tmp_path) -> None:
+    load_or_create(tmp_path / "node-key.json", read_password(None, None, tmp_path))
+    (tmp_path / "password").unlink()
+    with pytest.raises(KeyError_, match="no password for the key") as refused:
+        read_password(None, None, tmp_path)
+    assert str(tmp_path / "password") in refused.value.why and not (tmp_path / "password").exists()
