@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, NETWORK, USAGE, CommandError
+from cli.keyring import NODE_KEY
 from cli.output import AsJson, clean, console, print_facts, print_json
 
 if TYPE_CHECKING:
@@ -177,17 +178,19 @@ def require_free(manager: "Manager", unit: "Unit") -> None:
 
 
 def write(manager: "Manager", unit: "Unit") -> Path:
-    """The unit file, the state directory, and the private file for the password. Raises CommandError without access."""
+    """The unit file, the state directory, and the private file for the password. Raises CommandError without access,
+    and KeyError_ for a password that does not open the key that is there."""
     from cli.service.unit import environment_line
     from node.state.files import write_whole
-    from node.state.keystore import write_private
+    from node.state.keystore import load_key
 
+    password, key = os.environ.get("INTELLECT_NODE_PASSWORD"), unit.state_dir / NODE_KEY
+    # Another user's key is not for whoever installs a unit of the whole machine to open.
+    if password and unit.user is None and key.exists():
+        load_key(key, password)
     unit.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    password = os.environ.get("INTELLECT_NODE_PASSWORD")
     if password:
-        # `write_private` replaces nothing: an older password must go first.
-        unit.secrets.unlink(missing_ok=True)
-        write_private(unit.secrets, environment_line("INTELLECT_NODE_PASSWORD", password))
+        write_whole(unit.secrets, environment_line("INTELLECT_NODE_PASSWORD", password).encode(), mode=0o600)
     path = manager.file_of(unit.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

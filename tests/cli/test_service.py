@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from eth_account import Account
 
-from cli.errors import CommandError
+from cli.errors import CONFIGURATION, CommandError
 from cli.main import main
 from cli.service.unit import Unit, config_of, environment_line, state_directory_of
+from node.state.keystore import write_private
 from node.state.locks import FileLock
 
 SYSTEMCTL = """#!/bin/sh
@@ -65,6 +67,18 @@ def test_a_service_is_written_enabled_and_tells_how_it_outlives_the_session(
     noted = (machine / "noted").read_text().splitlines()
     assert noted == ["--user daemon-reload", "--user enable --now intellect-node.service"]
     assert "loginctl enable-linger" in shown
+
+
+def test_a_password_that_does_not_open_the_nodes_key_takes_no_other_ones_place(
+    machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keystore = Account.encrypt(bytes([1]) * 32, "right", kdf="pbkdf2", iterations=2)
+    write_private(machine / "a" / "node-key.json", json.dumps(dict(keystore)))
+    monkeypatch.setenv("INTELLECT_NODE_PASSWORD", "right")
+    assert install(machine) == 0
+    monkeypatch.setenv("INTELLECT_NODE_PASSWORD", "wrong")
+    assert install(machine) == CONFIGURATION and "the password is wrong" in capsys.readouterr().err
+    assert (machine / "a" / "service.env").read_text() == 'INTELLECT_NODE_PASSWORD="right"\n'
 
 
 def test_a_shared_engine_is_kept_and_one_out_of_bounds_is_refused_by_its_option(
