@@ -1,6 +1,7 @@
 """What the GPU benchmark keeps: of parts that ended in the middle, of commands one after the other, of short time."""
 
 import argparse
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import merge, parser, parts_named, read_rows, run_part
+from benchmarks.gpu.child import OURS
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.result import merged, new, read, tables, write
+from benchmarks.gpu.result import REPOSITORY, merged, new, read, tables, write
 
 DEVICE = {"name": "NVIDIA Example", "versions": {"torch": "2"}, "python": "3.11", "cuda": "13.0", "driver": "600"}
 
@@ -92,3 +94,15 @@ def test_a_part_that_time_is_too_short_for_is_left_out_and_says_so(tmp_path: Pat
     job = Job("cpu", True, tmp_path, None, 0.0)
     left_out = run_part(PARTS[1], job, PARTS[1].least / 2, ["python -m benchmarks.gpu"], None)
     assert left_out["state"] == "out of time" and "were left" in left_out["why"] and not left_out["figures"]
+
+
+def test_what_benchmarks_import_late_is_there() -> None:
+    """A part takes a module that is missing for one of a package that is not installed, and goes on without."""
+    found = {
+        node.module
+        for file in (REPOSITORY / "benchmarks").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in OURS
+    }
+    places = {name: REPOSITORY / name.replace(".", "/") for name in found}
+    assert [name for name, at in places.items() if not at.with_suffix(".py").exists() and not at.is_dir()] == []

@@ -92,7 +92,7 @@ def _subjects(job: Job) -> Iterator[Subject]:
 def _smollm(job: Job) -> Iterator[Subject]:
     """The only one with weights that were trained, where its files are."""
     try:
-        from benchmarks.gpu.smollm import smollm
+        from benchmarks.gpu.parts.smollm import smollm
 
         run, assets, environment = smollm(job.scratch)
     except (Skipped, ModuleNotFoundError) as error:
