@@ -14,7 +14,8 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 ADR = re.compile(r"\bADR (\d{3})\b")
-MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)")
+MODULE = re.compile(r"python -m ((?:benchmarks|contracts|examples|tests)\.[\w.]*\w)((?:[^`\n#|&\\]|\\\n)*)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LIST = ROOT / "benchmarks" / "README.md"
 NEW = ("brand_new", "NAME")
@@ -44,12 +45,16 @@ def missing(page: Path, text: str) -> Iterator[str]:
         for path in PATH.findall(quoted) if PATH.match(quoted) else ():
             if not any(new in path for new in NEW) and not (ROOT / path).exists():
                 yield path
-    for module in MODULE.findall(text):
+    for module, words in MODULE.findall(text):
         place = ROOT / module.replace(".", "/")
-        if not any(new in module for new in NEW) and not (
-            place.with_suffix(".py").exists() or (place / "__main__.py").exists()
-        ):
+        file = next((one for one in (place.with_suffix(".py"), place / "__main__.py") if one.exists()), None)
+        if any(new in module for new in NEW):
+            continue
+        if file is None:
             yield f"python -m {module}"
+        elif module.startswith("benchmarks.") and page.name != "CHANGELOG.md":  # which says what there was
+            known = {"--help", "--quick", "--json", *re.findall(r'"(--[\w-]+)"', file.read_text())}
+            yield from (f"python -m {module} {one}" for one in OPTION.findall(words) if one not in known)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -64,6 +69,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         "[x](nowhere.md)",
         "[x](docs/README.md#nowhere)",
         "`python -m benchmarks.nothing`",
+        "`python -m benchmarks.gas --nothing`",
         "ADR 001 ADR 998",
     ],
 )
