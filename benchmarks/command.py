@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+SKIPPED = 77
+"""Exit code of a benchmark that can measure nothing here; it prints why."""
+
 
 def parser_of(doc: str | None, quick: str, json: Literal["file", "line"] = "file") -> argparse.ArgumentParser:
     """Its help is the module's docstring. quick: what --quick does; json: whether --json names a file, or asks for one

@@ -24,7 +24,7 @@ from typing import Any
 
 import trio
 
-from benchmarks.command import Child, parser_of, silence_logs
+from benchmarks.command import SKIPPED, Child, parser_of, silence_logs
 from node.member import Member, open_member
 from node.network.host import Libp2pNetwork
 from node.progress import ProgressRecord
@@ -39,8 +39,6 @@ POOL: Any = SimpleNamespace(id=1, manager=NOBODY, validators=(), bootnodes=())
 BEAT = 1.0
 PATIENCE = 90.0
 MIB = 1024**2
-SKIPPED = 77
-"""Exit code where nothing could be measured."""
 PUBLIC = "11.77.0"
 """Addresses of the internet by their number, so that nobody takes them for private ones; they never leave."""
 
