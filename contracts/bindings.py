@@ -531,44 +531,6 @@ class ArbiterSet(Event, frozen=True, kw_only=True):
     arbiter: Address
 
 
-_EVENTS: dict[str, tuple[type[Event], ...]] = {
-    "StakeVault": (
-        Bonded,
-        Unbonding,
-        Rebonded,
-        Withdrawn,
-        StakeSlashed,
-        StakeFrozen,
-        Appealed,
-        Overturned,
-        MadeGood,
-        ArbiterSet,
-    ),
-    "Swarm": (
-        NodeRegistered,
-        NodeRemoved,
-        ProviderRemoved,
-        PoolCreated,
-        PoolFunded,
-        PoolRunSet,
-        BootnodesSet,
-        PoolPaused,
-        PoolResumed,
-        PoolEnded,
-        PoolSwept,
-        Joined,
-        Left,
-        EarningsPosted,
-        Claimed,
-        GivenBack,
-        Slashed,
-        SlashOverturned,
-    ),
-    "Court": (NodeAttested, ValidatorsProposed, ValidatorsSet, ValidatorStruck),
-    "Chair": (TrainersSeated, TrainersProposed, TermTaken, TermHeld, TermEnded),
-}
-
-
 @cache
 def artifact(name: str) -> Mapping[str, Any]:
     """The checked-in build of one contract: {abi, bytecode, deployedBytecode}."""
@@ -600,7 +562,7 @@ def _event_form(kind: type[Event], entry: Mapping[str, Any]) -> _EventForm:
 
 @cache
 def _event_forms(contract: str) -> dict[bytes, _EventForm]:
-    kinds = {kind.__name__: kind for kind in _EVENTS[contract]}
+    kinds = {kind.__name__: kind for family in (Event, PoolEvent) for kind in family.__subclasses__()}
     entries = [entry for entry in artifact(contract)["abi"] if entry["type"] == "event"]
     forms = [_event_form(kinds[entry["name"]], entry) for entry in entries if entry["name"] in kinds]
     return {form.topic: form for form in forms}
@@ -608,8 +570,8 @@ def _event_forms(contract: str) -> dict[bytes, _EventForm]:
 
 def topic_of(kind: type[Event]) -> bytes:
     """topic0 of an event type."""
-    contract = next(name for name, kinds in _EVENTS.items() if kind in kinds)
-    return next(form.topic for form in _event_forms(contract).values() if form.kind is kind)
+    forms = (form for contract in Contracts.SLOTS.values() for form in _event_forms(contract).values())
+    return next(form.topic for form in forms if form.kind is kind)
 
 
 def pool_topic(pool: int) -> bytes:
@@ -1046,25 +1008,9 @@ class Contracts:
     # writes, unsent: pools
 
     def create_pool(self, params: PoolParams) -> "ContractFunction":
-        values = (
-            params.run_root,
-            params.run_uri,
-            params.requirement_root,
-            "\n".join(params.bootnodes),
-            params.manager,
-            params.reward_per_unit,
-            params.window,
-            params.epoch_seconds,
-            params.lease_seconds,
-            params.max_units_per_epoch,
-            params.units_per_epoch,
-            params.slash_amount,
-            params.invited,
-            params.attested,
-            list(params.validators),
-            params.threshold,
-        )
-        return self.swarm.functions.createPool(values)
+        # The contract's struct has the same fields in the same order.
+        values = msgspec.structs.asdict(params) | {"bootnodes": "\n".join(params.bootnodes)}
+        return self.swarm.functions.createPool(tuple(values.values()))
 
     def fund_pool(self, pool: int, amount: int) -> "ContractFunction":
         return self.swarm.functions.fundPool(pool, amount)

@@ -52,30 +52,18 @@ Send = Callable[[ContractConstructor | ContractFunction, str], Any]
 """Gets one transaction into a block; what it does in words; returns web3's receipt, or raises."""
 
 
-def deploy(
-    web3: Web3,
-    key: NodeKey,
-    params: DeployParams,
-    on_step: Callable[[str], None] | None = None,
-    send: Send | None = None,
-) -> Deployment:
+def deploy(web3: Web3, key: NodeKey, params: DeployParams, send: Send | None = None) -> Deployment:
     """Deploy and wire. Blocks until all is mined; raises ContractError if a transaction fails.
 
     send: how to send, for callers that keep a journal or only want to know what would be sent.
     """
-    say = on_step or (lambda _: None)
     send = send or (lambda call, _: _send(web3, key, call))
     first = web3.eth.block_number
     token = params.token or _create(web3, send, "TestToken")
-    say(f"token {token}")
     vault = _create(web3, send, "StakeVault", token, _vault_params(params, key.address))
-    say(f"vault {vault}")
     swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.min_window)
-    say(f"swarm {swarm}")
     court = _create(web3, send, "Court", swarm)
-    say(f"court {court}")
     chair = _create(web3, send, "Chair", court)
-    say(f"chair {chair}")
     contracts = Contracts(web3, Addresses(token=token, vault=vault, swarm=swarm, court=court, chair=chair))
     send(contracts.vault.functions.setSwarm(_hex(swarm)), "tie the vault to the swarm")
     send(contracts.swarm.functions.setCourt(_hex(court)), "tie the swarm to the court")
