@@ -6,26 +6,17 @@ The reference is Prime Intellect's smart-contracts (a1156fe), measured with lega
 training day of 100 workers costs on Base at its minimum fee. Gas does not depend on the machine.
 """
 
-import argparse
 import math
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from eth_account import Account
 from eth_hash.auto import keccak
 from web3 import Web3
 
-from benchmarks.command import save
+from benchmarks.command import parser_of, save
+from cli.devnet import cache_directory
 from contracts.bindings import Contracts, PoolParams
 from contracts.deploy import TOKEN, DeployParams, deploy
-from node.chain.anvil import find_anvil
-from node.chain.rpc import FallbackProvider
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.statements import (
@@ -39,8 +30,8 @@ from protocol.statements import (
     WorkCommitment,
     sign,
 )
+from tests.node.chain.chains import CHAIN_ID, local_chain
 
-CHAIN_ID = 31337
 HOUR, WINDOW = 3600, 24 * 3600
 WORKERS, EPOCHS_PER_DAY = 100, 24
 CLAIMS_PER_DAY = 15
@@ -53,23 +44,11 @@ REFERENCE: dict[str, str] = {
     "register a provider (bond)": "222k",
     "add a node": "287k",
     "join a pool": "321k",
-    "renew a lease": "-",
     "post a table, the first": "235k per file",
     "post a table, later": "235k per file",
-    "post a table, 11 of 16": "-",
     "claim, the first": "158k",
     "claim, later": "158k",
     "slash, 2 of 3": "316k",
-    "evidence, commitments": "-",
-    "evidence, verdicts": "-",
-    "finalize a slash": "-",
-    "overturn a slash": "-",
-    "give back": "-",
-    "seat three trainers": "-",
-    "hold the chair": "-",
-    "end a term by silence, 2 of 3": "-",
-    "end a term by verdicts, 2 of 3": "-",
-    "take the chair": "-",
     "create a pool": "1.88M",
     "deploy all": "17.9M",
 }
@@ -144,7 +123,7 @@ def measure(bench: Bench) -> dict[str, int]:
     _full_bench(bench, manager, gas)
     _chair(bench, nodes, judges, manager, gas)
     _faults(bench, nodes[1:], judges, gas)
-    return {name: gas[name] for name in REFERENCE if name in gas}
+    return gas
 
 
 def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager: NodeKey, gas: dict[str, int]) -> None:
@@ -258,47 +237,15 @@ def day_on_base(gas: dict[str, int]) -> tuple[int, int]:
     return total, total * BASE_MINIMUM_FEE
 
 
-@contextmanager
-def local_chain() -> Iterator[Web3]:
-    """A fresh anvil; needs it in PATH, or npm once."""
-    with TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        cache = Path.home() / ".cache" / "intellect-node"
-        command = [str(find_anvil(cache)), "--port", str(port), "--accounts", "0", "--silent"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
-        provider = FallbackProvider([f"http://127.0.0.1:{port}"], CHAIN_ID)
-        try:
-            yield _when_up(Web3(provider), process)
-        finally:
-            provider.close()
-            process.kill()
-            process.wait()
-
-
-def _when_up(web3: Web3, process: subprocess.Popen[bytes]) -> Web3:
-    for _ in range(1000):
-        if process.poll() is not None:
-            raise RuntimeError(f"anvil ended with {process.returncode}")
-        if web3.is_connected():
-            return web3
-        time.sleep(0.02)
-    raise RuntimeError("anvil does not answer")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gas", description="Gas of the contracts on anvil.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--quick", action="store_true", help="the same: all of it takes seconds")
-    options = parser.parse_args()
-    with local_chain() as web3:
+    options = parser_of(__doc__, "the same: all of it takes seconds").parse_args()
+    with local_chain(cache_directory()) as (provider, _):
         deployer = NodeKey.generate()
-        web3.provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        gas = measure(Bench(web3, deployer))
+        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
+        gas = measure(Bench(Web3(provider), deployer))
     print(f"{'':30} {'ours':>10} {'reference':>14}")
     for name, used in gas.items():
-        print(f"{name:30} {used:>10,} {REFERENCE[name]:>14}")
+        print(f"{name:30} {used:>10,} {REFERENCE.get(name, '-'):>14}")
     total, wei = day_on_base(gas)
     print(f"\na day of {WORKERS} workers, {EPOCHS_PER_DAY} tables, {CLAIMS_PER_DAY} claims, a lease each:", end=" ")
     print(f"{total / 1e6:.1f} M gas,", end=" ")

@@ -26,8 +26,8 @@ CHAIN_ID = 31337
 
 
 @contextmanager
-def deployed_chain(cache: Path) -> Iterator[NetworkProfile]:
-    """One that makes a block per transaction; its profile. cache: where anvil lies, or is put."""
+def local_chain(cache: Path) -> Iterator[tuple[FallbackProvider, str]]:
+    """One that makes a block per transaction, and its URL. cache: where anvil lies, or is put."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -36,14 +36,21 @@ def deployed_chain(cache: Path) -> Iterator[NetworkProfile]:
     provider = FallbackProvider([url], CHAIN_ID)
     try:
         _wait_for(url, process)
-        deployer = NodeKey.generate()
-        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
-        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=10))
-        yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
+        yield provider, url
     finally:
         provider.close()
         process.kill()
         process.wait()
+
+
+@contextmanager
+def deployed_chain(cache: Path) -> Iterator[NetworkProfile]:
+    """The same with the contracts; its profile."""
+    with local_chain(cache) as (provider, url):
+        deployer = NodeKey.generate()
+        provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
+        done = deploy(Web3(provider), deployer, DeployParams(unbonding_seconds=3600, min_window=10))
+        yield NetworkProfile(name="test", chain_id=CHAIN_ID, rpc_urls=(url,), contracts=done.addresses)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
