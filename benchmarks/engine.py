@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -188,8 +189,7 @@ def cost_of_hooks(
         finally:
             spent["sampler"] += clock() - started
 
-    device_sampling.draw = timed
-    try:
+    with patch.object(device_sampling, "draw", timed):
         decoder = TorchDecoder(model, frozenset(), batch_tokens, 1.0)
         drawn = np.random.default_rng(3)
         for prompt in prompts(rows, model.vocabulary):
@@ -199,8 +199,6 @@ def cost_of_hooks(
         while len(decoder):
             done += [completion for _, completion in decoder.step()]
         whole = clock() - started
-    finally:
-        device_sampling.draw = real
     started = clock()
     prove_all([completion.rows for completion in done], 128, 32)
     proofs = clock() - started

@@ -3,19 +3,23 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.command import clock_of
 from benchmarks.engine import prompts, rate
 from benchmarks.gpu.job import Row, neat
-from benchmarks.vllm_engine import cost_of_hooks, decode, engine
-from node.inference.engine import Finished, Request
+from node.inference.engine import Engine, Finished, Request, generate
+from node.inference.engines import make_engine
 from node.inference.settings import EngineSettings
+from node.inference.vllm import hooks as hooks_module
 from node.inference.vllm.engine import VllmEngine
+from node.inference.vllm.hooks import Recorder
 
 WAY = "vllm engine"
 ROUNDS = 2
@@ -23,7 +27,7 @@ ROUNDS = 2
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    made = engine(Path(job["model"]), EngineSettings(job["device"], job["dtype"], "vllm"))
+    made = _engine(Path(job["model"]), EngineSettings(job["device"], job["dtype"], "vllm"))
     assert isinstance(made, VllmEngine)  # noqa: S101 - what the registry makes for its kernel
     for section, row in _measured(made, job):
         print(json.dumps({"section": section, "row": neat(row)}), flush=True)
@@ -32,7 +36,7 @@ def main() -> None:
 def _measured(made: VllmEngine, job: dict[str, Any]) -> Iterator[Row]:
     clock = clock_of(job["device"])
     for name, work in job["works"].items():
-        best = max(rate(lambda asked: decode(made, asked), work, clock) for _ in range(ROUNDS))
+        best = max(rate(lambda asked: _decode(made, asked), work, clock) for _ in range(ROUNDS))
         yield "decoding, tokens per second", {"way": WAY, "batch": name, "tokens_per_s": best}
     for texts in job["read"]:
         best = 0.0
@@ -42,7 +46,7 @@ def _measured(made: VllmEngine, job: dict[str, Any]) -> Iterator[Row]:
             best = max(best, len(text) / (clock() - started))
         yield "prefill", {"way": WAY, "tokens": len(texts[0]), "tokens_per_s": best}
     for batch in (1, 8) if job["quick"] else (1, 8, 64, 256):
-        yield "sampler and rows", {"batch": batch, **cost_of_hooks(made, [16] * batch)}
+        yield "sampler and rows", {"batch": batch, **_cost_of_hooks(made, [16] * batch)}
     yield "a policy loaded in flight", _swapped_in_flight(made, Path(job["other"]))
 
 
@@ -65,6 +69,53 @@ def _swapped_in_flight(made: VllmEngine, other: Path) -> dict[str, Any]:
         "seconds": seconds,
         "GB/s": other.stat().st_size / seconds / 1e9,
     }
+
+
+def _engine(model: Path, settings: EngineSettings) -> Engine:
+    """With the model's weights, and without an end token: lengths are those that were asked for."""
+    made, _ = make_engine(model, settings)
+    made.load(made.read(str(model / "model.safetensors")))
+    made.eos = frozenset()  # type: ignore[misc]
+    return made
+
+
+def _decode(made: Engine, work: list[int]) -> int:
+    drawn = np.random.default_rng(3)
+    asked = zip(prompts(len(work), made.vocabulary), work, strict=True)
+    requests = [Request(prompt, drawn.random(count)) for prompt, count in asked]
+    return sum(len(completion.output) for completion in generate(made, requests, 1.0))
+
+
+def _cost_of_hooks(made: VllmEngine, work: list[int]) -> dict[str, float]:
+    clock = clock_of(made.device)
+    spent = {"sampler": 0.0, "rows": 0.0}
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            started = clock()
+            try:
+                return call(*arguments)
+            finally:
+                spent[name] += clock() - started
+
+        return run
+
+    hooked = [
+        (hooks_module, "choose", "sampler"),
+        (hooks_module, "force", "sampler"),
+        (hooks_module, "bf16_bits", "rows"),
+        (Recorder, "add", "rows"),
+        (Recorder, "take", "rows"),
+    ]
+    with ExitStack() as stack:
+        for place, name, part in hooked:
+            stack.enter_context(patch.object(place, name, timed(part, getattr(place, name))))
+        started = clock()
+        tokens = _decode(made, work)
+        whole = clock() - started
+    rest = whole - sum(spent.values())
+    shares = {f"{name}_share": round(seconds / rest, 4) for name, seconds in spent.items()}
+    return {"tokens_per_s": round(tokens / whole, 1), **shares}
 
 
 if __name__ == "__main__":
