@@ -22,7 +22,7 @@ from node.inference.settings import EngineSettings
 from protocol.checks import check_activations, check_sampling
 from protocol.cuts import Cuts
 from protocol.decision import Decision, Evidence, Level, Likelihoods, SampleStatistics, proof_distance
-from protocol.run import RunSpec, VerificationSpec
+from protocol.run import VerificationSpec
 
 SAMPLES = {"small": 384, "large": 48}
 FILES, WORKERS, FILES_EACH = 50, 40, 50
@@ -125,11 +125,6 @@ def rules(subject: Subject, regime: str, work: Path, quick: bool) -> Verificatio
     path.write_bytes(msgspec.json.encode(result.verification))
     print(f"calibrated {subject.name}/{regime} in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return result.verification
-
-
-def under(subject: Subject, verification: VerificationSpec) -> RunSpec:
-    """The subject's run with these rules."""
-    return msgspec.structs.replace(subject.run, verification=verification)
 
 
 def _say(stage: str, done: int, total: int) -> None:

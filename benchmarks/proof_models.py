@@ -1,18 +1,15 @@
 """Two trained models to measure proofs and cheats on, made once and kept in a working directory.
 
-`small`: the demo's model (0.7 M parameters, sort four digits), warm-started and then trained by the demo's recipe, with
-the images of one and of four steps before. `large`: 26 M parameters, a character model briefly taught English
-on the Python documentation that ships with CPython, with images one and four Adam steps (lr 1e-5) before.
+`small`: the demo's model (0.7 M parameters, sort four digits), warm-started and then trained by the demo's recipe.
+`large`: 26 M parameters, a character model briefly taught English on the Python documentation that ships with CPython.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +22,6 @@ from node.inference.torch_engine import TorchEngine, build_model
 from node.training.batch import BatchRow
 from node.training.learner import Learner
 from node.training.warmstart import SORT_ALPHABET, create_model, warm_start, write_weights
-from protocol.policy import encode_image
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
@@ -36,24 +32,15 @@ _MIDDLE_LR = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A trained model as a run sees it. assets: with model/; one_before, four_before: older images."""
+    """A trained model as a run sees it. assets: with model/."""
 
     name: str
     assets: Path
     run: RunSpec
-    parameters: int
 
     @property
     def model(self) -> Path:
         return self.assets / "model"
-
-    @property
-    def one_before(self) -> Path:
-        return self.model / "one-before.image"
-
-    @property
-    def four_before(self) -> Path:
-        return self.model / "four-before.image"
 
     def environment(self) -> Environment:
         return load_environment(self.run.environment, self.assets, LocalTokenizer(self.model))
@@ -78,7 +65,7 @@ def small(work: Path) -> Subject:
         verification=VerificationSpec(toploc_k=32),
     )
     _once(assets, lambda: _make_small(assets, run))
-    return Subject("small", assets, run, _parameters(assets))
+    return Subject("small", assets, run)
 
 
 def _make_small(assets: Path, run: RunSpec) -> None:
@@ -90,11 +77,10 @@ def _make_small(assets: Path, run: RunSpec) -> None:
     warm_start(out, model, environment, seed=0, target=0.25)
     learner = Learner(build_model(out), run.recipe, run.rollout.temperature)
     learner.load_weights(engine.read(str(out / "model.safetensors")))
-    random, clock, steps = np.random.default_rng(0), Clock(), 40
+    random, steps = np.random.default_rng(0), 40
     for step in range(steps):
         engine.load(learner.image())
-        rows = rollouts(engine, environment, run.rollout, random, step, clock)
-        _keep_older(out, steps - step, learner.model)
+        rows = rollouts(engine, environment, run.rollout, random, step)
         learner.step(rows, step)
         _say("small", step + 1, steps)
     write_weights(out, learner.model)
@@ -111,7 +97,7 @@ def large(work: Path) -> Subject:
         recipe=Recipe(learning_rate=_MIDDLE_LR),
     )
     _once(assets, lambda: _make_large(assets))
-    return Subject("large", assets, run, _parameters(assets))
+    return Subject("large", assets, run)
 
 
 def _make_large(assets: Path) -> None:
@@ -126,7 +112,6 @@ def _make_large(assets: Path) -> None:
     for step in range(steps + older):
         for group in optimizer.param_groups:
             group["lr"] = 6e-4 * min(1.0, (step + 1) / 15) * (1 - 0.9 * step / steps) if step < steps else _MIDDLE_LR
-        _keep_older(out, steps + older - step, model)
         at = random.integers(len(ids) - 129, size=4)
         batch = torch.from_numpy(np.stack([ids[i : i + 129] for i in at]))
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
@@ -162,15 +147,6 @@ def _write_prompts(path: Path, text: str) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def _keep_older(out: Path, steps_to_go: int, model: Any) -> None:
-    name = {1: "one-before.image", 4: "four-before.image"}.get(steps_to_go)
-    if name:
-        from node.inference.torch_engine import bf16_bits
-
-        bits = {key: bf16_bits(tensor.detach()) for key, tensor in model.named_parameters()}
-        (out / name).write_bytes(encode_image(bits))
-
-
 def _once(assets: Path, make: Callable[[], None]) -> None:
     done = assets / "made"
     if not done.exists():
@@ -181,10 +157,6 @@ def _once(assets: Path, make: Callable[[], None]) -> None:
         print(f"made {assets.name} in {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
-def _parameters(assets: Path) -> int:
-    return sum(tensor.numel() for tensor in build_model(assets / "model").parameters())
-
-
 def _say(what: str, done: int, total: int) -> None:
     if done % 10 == 0 or done == total:
         print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
@@ -193,39 +165,17 @@ def _say(what: str, done: int, total: int) -> None:
 _MAKERS: dict[str, Callable[[Path], Subject]] = {"small": small, "large": large}
 
 
-class Clock:
-    """CPU seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.process_time()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - started
-
-
 def rollouts(
-    engine: TorchEngine,
-    environment: Environment,
-    rollout: RolloutSpec,
-    random: np.random.Generator,
-    step: int,
-    clock: Clock,
+    engine: TorchEngine, environment: Environment, rollout: RolloutSpec, random: np.random.Generator, step: int
 ) -> list[BatchRow]:
     problems = [environment.problem(int(i)) for i in random.integers(environment.size, size=rollout.prompts_per_step)]
-    with clock("worker"):
-        drawn = uniforms(random.bytes(32), rollout.prompts_per_step * rollout.group_size * rollout.max_output_tokens)
-        drawn = drawn.reshape(-1, rollout.max_output_tokens)
-        requests = [
-            Request(environment.prompt_tokens(problems[i // rollout.group_size]), u) for i, u in enumerate(drawn)
-        ]
-        completions = generate(engine, requests, rollout.temperature)
-    with clock("validator"):
-        checked = engine.prefill(
-            [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
-        )
+    drawn = uniforms(random.bytes(32), rollout.prompts_per_step * rollout.group_size * rollout.max_output_tokens)
+    drawn = drawn.reshape(-1, rollout.max_output_tokens)
+    requests = [Request(environment.prompt_tokens(problems[i // rollout.group_size]), u) for i, u in enumerate(drawn)]
+    completions = generate(engine, requests, rollout.temperature)
+    checked = engine.prefill(
+        [Finished(r.prompt, c.output) for r, c in zip(requests, completions, strict=True)], rollout.temperature
+    )
     solved = [problems[i // rollout.group_size] for i in range(len(requests))]
     rewards = environment.score(solved, [one_answer(completion.output) for completion in completions])
     return [

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.command import peak, reset_peak
 from benchmarks.gpu.job import Job, Rows, Skipped
 from benchmarks.gpu.result import REPOSITORY
-from benchmarks.proof_models import Clock, rollouts
+from benchmarks.proof_models import rollouts
 from node.environments.base import Environment
 from node.environments.registry import load_environment
 from node.inference.settings import EngineSettings
@@ -115,7 +115,7 @@ def _step(
     lesson: Lesson, rollout: RolloutSpec, engine: TorchEngine, learner: Learner, random: np.random.Generator, step: int
 ) -> dict[str, Any]:
     moments = [time.perf_counter()]
-    rows = rollouts(engine, lesson.environment, rollout, random, step, Clock())
+    rows = rollouts(engine, lesson.environment, rollout, random, step)
     moments.append(time.perf_counter())
     told = learner.step(rows, step)
     moments.append(time.perf_counter())
