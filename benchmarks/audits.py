@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -308,11 +309,8 @@ def _changed(real: Callable[..., Batch], change: Control, at: int) -> Iterator[N
         batch = real(run, spool, directory, claims, step)
         return change(batch, partial(real, run, spool, directory, claims)) if step == at else batch
 
-    desk._batch = make
-    try:
+    with patch.object(desk, "_batch", make):
         yield
-    finally:
-        desk._batch = real
 
 
 def _lacking(batch: Batch, _: Callable[[int], Batch]) -> Batch:

@@ -81,6 +81,21 @@ def best(work: Callable[[], Any], runs: int) -> float:
     return max(min(times), 1e-9)
 
 
+def sizes(pair: Pair, size: int) -> dict[str, Any]:
+    """Of a patch of so many bytes, beside the whole and the bounds."""
+    weights, whole = pair[0].size, pair[0].nbytes
+    share, single, bits, strict = bound_bits(pair)
+    return {
+        "weights": weights,
+        "changed": share,
+        "one_ulp": single,
+        "bytes": size,
+        "of_full": size / whole,
+        "bound_ratio": 8 * size / weights / bits if bits else None,
+        "strict_ratio": 8 * size / weights / strict if strict else None,
+    }
+
+
 def measure(name: str, pair: Pair, runs: int) -> dict[str, Any]:
     """Sizes and speeds of one tensor's patch."""
     before, after = pair
@@ -89,7 +104,6 @@ def measure(name: str, pair: Pair, runs: int) -> dict[str, Any]:
         raise SystemExit(f"{name}: the patch is not lossless")
     room = np.empty_like(before)
     megabytes = before.nbytes / 1e6
-    share, single, bits, strict = bound_bits(pair)
     rates = {
         "memcpy": lambda: np.copyto(room, before),
         "zstd1": lambda: zstandard.ZstdCompressor(level=1).compress(after.data),
@@ -100,13 +114,7 @@ def measure(name: str, pair: Pair, runs: int) -> dict[str, Any]:
     frame = len(zstandard.ZstdCompressor(level=1).compress(after.data))
     return {
         "name": name,
-        "weights": before.size,
-        "changed": share,
-        "one_ulp": single,
-        "bytes": len(patch),
-        "of_full": len(patch) / before.nbytes,
-        "bound_ratio": 8 * len(patch) / before.size / bits if bits else None,
-        "strict_ratio": 8 * len(patch) / before.size / strict if strict else None,
+        **sizes(pair, len(patch)),
         "zstd1_of_full": frame / before.nbytes,
         "mb_per_s": {key: round(megabytes / best(work, runs)) for key, work in rates.items()},
     }
@@ -138,16 +146,9 @@ def measure_policies(old: Path, new: Path, work: Path) -> dict[str, Any]:
     size = work.stat().st_size
     before, after = (decode_image(path.read_bytes()) for path in (old, new))
     pair = tuple(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]) for tensors in (before, after))
-    share, single, bits, strict = bound_bits((pair[0], pair[1]))
     return {
         "name": f"{old.stem[-6:]} -> {new.stem[-6:]}",
-        "weights": pair[0].size,
-        "changed": share,
-        "one_ulp": single,
-        "bytes": size,
-        "of_full": size / pair[0].nbytes,
-        "bound_ratio": 8 * size / pair[0].size / bits if bits else None,
-        "strict_ratio": 8 * size / pair[0].size / strict if strict else None,
+        **sizes((pair[0], pair[1]), size),
         "encode_mb_per_s": round(pair[0].nbytes / 1e6 / seconds),
     }
 

@@ -40,7 +40,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from benchmarks.command import parser_of, save
+from benchmarks.command import SKIPPED, parser_of, save
 
 PEERS = 4
 BATCH = 256
@@ -228,14 +228,8 @@ def honest(folder: Path, count: int) -> dict[str, Any]:
     from node.training.jobs import Check, Train
     from node.training.outer import StateFile, apply_round
 
-    makers = {
-        name: _peer(folder, folder / name, **settings)
-        for name, settings in {
-            "the same": {},
-            "other micro-batches": {"micro_batch_tokens": 64},
-            "two threads": {"threads": 2},
-        }.items()
-    }
+    names = ("the same", "other micro-batches", "two threads")
+    makers = {name: _peer(folder, folder / name, **ARITHMETICS[name][0]) for name in names}
     first, refused, distances = (
         makers["the same"],
         dict[str, int](),
@@ -516,11 +510,8 @@ ARMS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "two trainers, outer rate 1.4, no lag": (2, 4, 0, {"outer_rate": 1.4}),
     "two trainers, 2 inner steps, rate 1.4": (2, 2, 1, {"outer_rate": 1.4}),
     "one trainer, four steps behind": (1, 1, 4, {}),
-    "four trainers": (4, 4, 1, {"outer_rate": 1.0}),
-    "one trainer, half of the rollouts": (0, 1, 1, {}),
 }
-"""Trainers, inner steps between two meetings, async level, and what differs in [diloco]; 0 trainers: one, whose batches
-are half as large."""
+"""Trainers, inner steps between two meetings, async level, and what differs in [diloco]."""
 FIRST_SEED = 11
 INNER = 4
 """Inner steps that --rounds counts, and that lie between two evaluations, whatever the arm."""
@@ -578,7 +569,7 @@ def _runs(folder: Path, arms: list[str], rounds: int) -> list[tuple[str, Any, in
         trainers, between, level, changes = ARMS[arm]
         steps = rounds * INNER // between
         sections: dict[str, Any] = {
-            "rollout": {"prompts_per_step": whole // (trainers or 2)},
+            "rollout": {"prompts_per_step": whole // trainers},
             "recipe": {"steps": steps, "decay_steps": steps, "max_staleness": max(level, file.recipe.max_staleness)},
             "evaluation": {"every": INNER // between, "problems": 256},
         }
@@ -586,7 +577,7 @@ def _runs(folder: Path, arms: list[str], rounds: int) -> list[tuple[str, Any, in
         own = msgspec.structs.replace(file.diloco, inner_steps=between, **changes)
         made["diloco"] = own if between > 1 else None
         run: RunFile = msgspec.structs.replace(file, model=str(folder / "start"), **made)
-        made_of.append((arm, run, max(trainers, 1), level))
+        made_of.append((arm, run, trainers, level))
     return made_of
 
 
@@ -659,7 +650,7 @@ def main() -> None:
 
         if reason := why_not():
             print(f"skipped: {reason}")
-            sys.exit(77)
+            sys.exit(SKIPPED)
         scale = 50 if asked.quick else 8  # of 100 million parameters and a minute: as many bytes in a second
         found["links"] = links(parameters=100e6 / scale, compute=60 / scale, mbit=100, rtt=20, peers=2, rounds=3)
         save(asked.json, found)

@@ -33,7 +33,7 @@ from cli.demo.cast import DemoOptions, Scene, cast, cheats, chosen, liars, quoru
 from cli.demo.prepare import MEASURED, OWN_RUN
 from cli.demo.snapshot import Participant, Row, Snapshot
 from cli.demo.story import run_demo
-from cli.demo.view import plain_line
+from cli.demo.view import PlainView
 from cli.run_template import render_run
 from node.chain.profile import read_profile
 from node.preflight.engines import check_class
@@ -115,32 +115,21 @@ class Played:
         return next(row.participant.address for row in self.last.rows if row.participant.name == name)
 
 
-class Onlooker:
+class Onlooker(PlainView):
     """A view that remembers the last moment, and sends a signal to a validator when its time has come."""
 
     def __init__(self, trouble: Callable[[Snapshot], None]) -> None:
+        super().__init__(lambda text: print(f"  {text}", flush=True), every=15.0)
         self.last = Snapshot()
         self.first_seen: dict[str, float] = {}
         self._trouble = trouble
-        self._told = 0.0
-
-    def __enter__(self) -> "Onlooker":
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        return None
-
-    def say(self, text: str) -> None:
-        print(f"  - {text}", flush=True)
 
     def show(self, snapshot: Snapshot) -> None:
         self.last = snapshot
         for slash in snapshot.slashed:
             self.first_seen.setdefault(slash.node.lower(), time.time())
         self._trouble(snapshot)
-        if snapshot.elapsed - self._told > 15 or snapshot.done:
-            self._told = snapshot.elapsed
-            print(f"  {plain_line(snapshot)}", flush=True)
+        super().show(snapshot)
 
 
 def prepare(work: Path, steps: int) -> dict[str, Path]:

@@ -33,6 +33,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import trio
 
@@ -226,7 +227,7 @@ class Node:
             return {"delays": delays, "broken": self.broken, "unanswered": self.unanswered}
         elif verb == "path":
             tell = getattr(self.network, "paths", None)
-            return {who: vars_of(path) for who, path in tell().items()} if tell else {}
+            return {who: msgspec.structs.asdict(path) for who, path in tell().items()} if tell else {}
         return verb
 
     async def _fetch(self, root: bytes, patience: float) -> list[float]:
@@ -297,10 +298,6 @@ class Node:
                 self.unanswered += 1
                 sys.stderr.write(f"{error!r}\n")
             await trio.sleep(PING_EVERY)
-
-
-def vars_of(struct_: Any) -> dict[str, Any]:
-    return {name: getattr(struct_, name) for name in struct_.__struct_fields__}
 
 
 def say(what: Any) -> None:
@@ -452,7 +449,7 @@ def main() -> int:
     given.rtts = given.rtts or ([100.0] if given.quick else [20.0, 100.0, 300.0])
     if reason := why_not():
         print(f"skipped: {reason}")
-        return 77
+        return 77  # benchmarks.command.SKIPPED, which another TREE may not have
     rows = []
     for tree in [*([given.beside.resolve()] if given.beside else []), ROOT]:
         for row in measure(given, tree):

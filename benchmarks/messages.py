@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -171,11 +172,6 @@ class Chain:
             self._posted = PostedEarnings(epoch, root, total)
 
 
-class Listening:
-    def __init__(self, tables: Books) -> None:
-        self.run = tables.listen
-
-
 class Files(SharedBlobs):
     """Everybody's, with their bytes."""
 
@@ -278,7 +274,7 @@ class Play:
         if seat.role == "validator":
             certifying = self._court.certifying[self._court.seats.index(seat)]
             yield certifying
-            yield Listening(books)
+            yield SimpleNamespace(run=books.listen)
             yield Tabling(books, certifying)
 
     async def _work(self, keys: list[NodeKey]) -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
@@ -361,14 +361,10 @@ def computed_once() -> Iterator[None]:
         (register, "slot_of", _once(register.slot_of)),
         (Members, "live", _once_a_second(Members.live)),
     ]
-    patches = [patch.object(module, name, function) for module, name, function in replaced]
-    for one in patches:
-        one.start()
-    try:
+    with ExitStack() as stack:
+        for module, name, function in replaced:
+            stack.enter_context(patch.object(module, name, function))
         yield
-    finally:
-        for one in patches:
-            one.stop()
 
 
 def _once_a_second(live: Callable[[Members, float, str | None], list[Address]]) -> Callable[..., list[Address]]:

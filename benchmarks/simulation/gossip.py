@@ -128,13 +128,12 @@ class Swarm:
         if number in self.born:
             self.delays.append(self.now - self.born[number])
 
-    def publish(self, *, counted: bool = True) -> None:
+    def publish(self) -> None:
         """A message of somebody's, drawn."""
         living = self.living()
         author, number = self.draw.choice(living), next(self._numbers).to_bytes(8)
-        if counted:
-            self.born[number] = self.now
-            self.due += sum(node.side == author.side for node in living) - 1
+        self.born[number] = self.now
+        self.due += sum(node.side == author.side for node in living) - 1
         author.trees.spread(rpc_pb2.Message(from_id=author.name, seqno=number, data=bytes(300), topicIDs=[TOPIC]))
 
     def living(self) -> list[Node]:
