@@ -79,7 +79,12 @@ def open_signer(name_or_path: str, password_file: Path | None) -> "NodeKey":
 def open_node_key(state_dir: Path, password_file: Path | None = None, *, create: bool = False) -> "NodeKey":
     """The key of the node with this state directory, opened as its daemon does; `create` makes a missing one."""
     from node.state.keystore import load_key, load_or_create
+
+    return (load_or_create if create else load_key)(state_dir / NODE_KEY, node_password(state_dir, password_file))
+
+
+def node_password(state_dir: Path, file: Path | None) -> str:
+    """As the daemon of that node will look for it."""
     from node.state.keystore import read_password as daemon_password
 
-    password = daemon_password(os.environ.get(NODE_PASSWORD), password_file, state_dir)
-    return (load_or_create if create else load_key)(state_dir / NODE_KEY, password)
+    return daemon_password(os.environ.get(NODE_PASSWORD), file, state_dir)

@@ -1,6 +1,5 @@
 """`intellect-node keys`: make keys, take them in, look at them, and hand them out."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import INTERRUPTED, USAGE, CommandError
-from cli.keyring import NODE_KEY, NODE_PASSWORD, key_directory, key_file, open_key, open_node_key, read_password
+from cli.keyring import NODE_KEY, key_directory, key_file, node_password, open_key, open_node_key, read_password
 from cli.output import AsJson, asking, console, print_json
 from cli.places import state_dir_option
 from protocol.errors import IntellectError
@@ -97,7 +96,7 @@ def import_(
     else:
         taken = _key_of(_read_secret(secret_file))
         source = new_password_file or password_file
-        password = _node_password(state_dir, source) if state_dir else read_password(source, confirm=True)
+        password = node_password(state_dir, source) if state_dir else read_password(source, confirm=True)
     save_key(target, taken, password)
     _show(target, taken.address, taken.peer_id, as_json)
 
@@ -205,13 +204,6 @@ def _open(target: Path, state_dir: Path | None, password_file: Path | None) -> "
 def _refuse_overwrite(target: Path) -> None:
     if target.exists():
         raise CommandError(f"will not overwrite {target}", "a key is there already", "choose another name")
-
-
-def _node_password(state_dir: Path, file: Path | None) -> str:
-    """As the daemon of that node will look for it."""
-    from node.state.keystore import read_password as daemon_password
-
-    return daemon_password(os.environ.get(NODE_PASSWORD), file, state_dir)
 
 
 def _read_secret(file: Path | None) -> str:

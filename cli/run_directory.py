@@ -1,7 +1,6 @@
 """The directory of `intellect-node train`: what lies where, who may use it, and the run in it put together."""
 
 import os
-import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from cli.errors import USAGE, CommandError
 from cli.places import clear, directory_lock
 from cli.run_template import render_run
-from node.state.files import write_whole
+from node.state.files import link_or_copy, write_whole
 
 if TYPE_CHECKING:
     from node.metrics.observer import Observer
@@ -136,14 +135,8 @@ class RunDirectory:
     def place_assets(self, compiled: "CompiledRun") -> None:
         """The run's files under their asset names: by link where the disk allows, else by copy."""
         for name, source in compiled.files.items():
-            target = self.assets / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Else a changed file would be written through the link into the one that it was linked to.
-            target.unlink(missing_ok=True)
-            try:
-                os.link(source.resolve(), target)
-            except OSError:
-                shutil.copyfile(source, target)
+            # Resolved: a hard link to a symbolic link is a symbolic link.
+            link_or_copy(source.resolve(), self.assets / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from protocol.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from node.chain.client import ChainClient
-    from node.chain.devnet import Devnet, DevnetOptions
+    from node.chain.devnet import Devnet
     from node.chain.profile import NetworkProfile
 
 NAME = "the chain"
@@ -33,17 +33,14 @@ class DemoChain:
 
 
 @asynccontextmanager
-async def open_chain(
-    scene: Scene, environment: dict[str, str], view: View, options: "DevnetOptions | None" = None
-) -> AsyncIterator[DemoChain]:
-    """A running chain with the contracts on it. Its state survives in the scene for --resume. options: of a chain that
-    is made now; a devnet's defaults if None."""
+async def open_chain(scene: Scene, environment: dict[str, str], view: View) -> AsyncIterator[DemoChain]:
+    """A running chain with the contracts on it. Its state survives in the scene for --resume."""
     from node.chain.client import ChainClient
     from node.chain.devnet import Devnet
     from node.chain.profile import local_profile_path
 
     publish = local_profile_path(scene.home)
-    devnet = Devnet(scene.home / "devnet", cache=cache_directory(), options=options, publish=publish)
+    devnet = Devnet(scene.home / "devnet", cache=cache_directory(), publish=publish)
     # One of its own, without the zygote: it must be stopped after all the others, who still tell the chain that they
     # leave.
     supervisor = Supervisor(view.say)

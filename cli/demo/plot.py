@@ -24,30 +24,29 @@ def plot(
     width: int,
     height: int,
     x_range: tuple[float, float],
-    y_range: tuple[float, float] = (0.0, 1.0),
     level: float | None = None,
 ) -> list[Text]:
     """Lines of text, `height` of them plus the x axis, `width` columns wide in all.
 
-    layers: (points, style, joined) from back to front; joined points are connected. level: a dashed
+    layers: (points, style, joined) from back to front; joined points are connected, and y is 0 to 1. level: a dashed
     horizontal line, for a goal.
     """
     columns = max(width - LABEL_WIDTH - 1, 4)
-    canvas = _Canvas(columns, height, x_range, y_range)
+    canvas = _Canvas(columns, height, x_range)
     if level is not None:
         canvas.dashes(level, "yellow")
     for points, style, joined in layers:
         canvas.draw(points, style, joined)
-    lines = [_labelled(row, height, y_range, line) for row, line in enumerate(canvas.lines())]
+    lines = [_labelled(row, height, line) for row, line in enumerate(canvas.lines())]
     return [*lines, _x_axis(columns, x_range)]
 
 
 class _Canvas:
     """Dots and the style of each cell; the layer drawn last gives a cell its style."""
 
-    def __init__(self, columns: int, rows: int, x_range: tuple[float, float], y_range: tuple[float, float]) -> None:
+    def __init__(self, columns: int, rows: int, x_range: tuple[float, float]) -> None:
         self._columns, self._rows = columns, rows
-        self._x, self._y = x_range, y_range
+        self._x = x_range
         self._bits = [[0] * columns for _ in range(rows)]
         self._styles = [[""] * columns for _ in range(rows)]
 
@@ -75,7 +74,7 @@ class _Canvas:
 
     def _dot(self, point: Point) -> tuple[int, int]:
         across = _share(point[0], self._x) * (self._columns * 2 - 1)
-        down = (1 - _share(point[1], self._y)) * (self._rows * 4 - 1)
+        down = (1 - _share(point[1], (0.0, 1.0))) * (self._rows * 4 - 1)
         return round(across), round(down)
 
     def _line(self, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
@@ -98,11 +97,8 @@ def _share(value: float, bounds: tuple[float, float]) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
 
 
-def _labelled(row: int, height: int, y_range: tuple[float, float], line: Text) -> Text:
-    label = ""
-    marks = {0: y_range[1], (height - 1) // 2: sum(y_range) / 2, height - 1: y_range[0]}
-    if row in marks:
-        label = f"{marks[row]:.1f}"
+def _labelled(row: int, height: int, line: Text) -> Text:
+    label = {0: "1.0", (height - 1) // 2: "0.5", height - 1: "0.0"}.get(row, "")
     return Text.assemble((f"{label:>{LABEL_WIDTH - 1}} ", "dim"), ("│" if not label else "┤", "dim"), line)
 
 
