@@ -29,7 +29,7 @@ from protocol.identity import NodeKey
 from tests.node.chain.chains import Participants, deployed_chain
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "transformers", "libp2p", "web3", "pyarrow", "matplotlib", "node.daemon", "py_ecc.bls")
+HEAVY = ("torch", "transformers", "libp2p", "web3", "pyarrow", "matplotlib", "node.daemon")
 """What no refusal needs."""
 
 

@@ -1,18 +1,14 @@
 """Keys at rest: keystore v3 (scrypt), mode 0600, never logged.
 
-Blocking (scrypt takes about a second): call from a thread. What a file asks for is bounded before it is
+Blocking (scrypt takes about half a second): call from a thread. What a file asks for is bounded before it is
 done: a keystore from a stranger may demand any amount of memory.
 """
 
-import hashlib
-import hmac
 import json
 import os
 import secrets
 from pathlib import Path
 from typing import Any
-
-from eth_hash.auto import keccak
 
 from node.errors import KeyError_
 from node.state.files import write_whole
@@ -52,13 +48,15 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
     complaint = _excessive(data)
     if complaint is not None:
         raise KeyError_(f"will not open the key {name}", complaint, "export it again with usual parameters")
+    from eth_account import Account  # most of a second, and whoever reads an address needs none
+
     try:
-        key = NodeKey(_decrypted(data["crypto"], password.encode()))
+        key = NodeKey(bytes(Account.decrypt(data, password)))
         claimed = claimed_address(data)
         # The address is outside of what is encrypted: changed, a user would fund an account that nobody has the key of.
         if claimed is not None and claimed != key.address:
             raise ValueError("the address in the file is not that of the key")
-    except Exception as error:  # of a damaged file anything may be missing, or of another kind
+    except Exception as error:  # eth-keyfile raises many unrelated types for a damaged file
         wrong = "MAC" in str(error)  # the digest over the key that the password gives, and the ciphertext
         raise KeyError_(
             f"cannot open the key {name}",
@@ -66,35 +64,6 @@ def open_keystore(data: dict[str, Any], password: str, name: str) -> NodeKey:
             "check the password (--password-file, or the environment's), or restore the file",
         ) from error
     return key
-
-
-def _decrypted(crypto: dict[str, Any], password: bytes) -> bytes:
-    """The secret (Web3 Secret Storage, version 3). Raises ValueError for a wrong password, anything for a damaged file.
-
-    eth-keyfile does the same, and computes curves of another version for half a second while it is imported.
-    """
-    from Crypto.Cipher import AES
-    from Crypto.Protocol.KDF import scrypt
-    from Crypto.Util import Counter
-
-    params, salt = crypto["kdfparams"], _unhex(crypto["kdfparams"]["salt"])
-    if crypto["kdf"] == "scrypt":
-        derived = bytes(scrypt(password, salt, params["dklen"], params["n"], params["r"], params["p"]))  # type: ignore[arg-type]
-    elif crypto["kdf"] == "pbkdf2":
-        hash_name = params["prf"].removeprefix("hmac-")
-        derived = hashlib.pbkdf2_hmac(hash_name, password, salt, params["c"], params["dklen"])
-    else:
-        raise ValueError(f"its key derivation {str(crypto['kdf'])[:40]!r} is not known")
-    ciphertext = _unhex(crypto["ciphertext"])
-    if not hmac.compare_digest(keccak(derived[16:32] + ciphertext), _unhex(crypto["mac"])):
-        raise ValueError("MAC mismatch")
-    start = int.from_bytes(_unhex(crypto["cipherparams"]["iv"]))
-    counter = Counter.new(128, initial_value=start, allow_wraparound=True)
-    return AES.new(derived[:16], AES.MODE_CTR, counter=counter).decrypt(ciphertext)
-
-
-def _unhex(text: str) -> bytes:
-    return bytes.fromhex(text[2:] if text[:2] in ("0x", "0X") else text)
 
 
 def _lowered(data: dict[str, Any], levels: int = 3) -> dict[str, Any]:
