@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +63,15 @@ def make_spool(tiny_assets: Path, tiny_run: RunSpec, tmp_path: Path) -> Callable
 
 
 def work(where: Spool, **settings: object) -> None:
-    Trainer(Spool(where.root), TrainerSettings(checkpoint_every=2, **settings)).train()
+    """One life of a trainer."""
+    try:
+        Trainer(Spool(where.root), TrainerSettings(checkpoint_every=2, **settings)).train()
+    finally:
+        # A process does not end before its checkpoint is written. Here the next life is in the same process: the
+        # checkpoint of the one before would take away batches that it waits for then.
+        for thread in threading.enumerate():
+            if thread.name.startswith("AsyncCheckpoint"):
+                thread.join()
 
 
 def outcome(where: Spool) -> list[dict]:
