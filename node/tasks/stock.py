@@ -58,26 +58,31 @@ class TaskStock:
         self._shelf = shelf
         self._members = members
         self._directory = directory
-        self._ready: dict[TaskId, ShardOrder] = {}
-        self._held: dict[TaskId, set[bytes]] = {}
-        self._over: list[Path] = []
+        self._placed: dict[TaskId, Task] = {}
+        """Whose files are here."""
+        self._held: dict[TaskId, Task] = {}
+        """Whose policies are held."""
         self._turn = trio.Lock()
 
     async def order(self, task: Task) -> tuple[ShardOrder, LoadPolicy]:
         """What to tell an engine about a task; fetches what is missing. Raises TaskUnready."""
         # Outside the turn: a policy takes up to a minute, and files of other tasks need not wait for it.
         policy = None if task.spec.weights else await self._policy(task, task.spec.policy)
-        async with self._turn:
-            if task.id not in self._ready:
-                assets = await self._assets(task)
-                self._ready[task.id] = ShardOrder(task.encoded, str(assets), task.policy_root)
-        step, path = (policy.step, policy.path) if policy else (task.spec.step, self._place(task) / WEIGHTS)
-        return self._ready[task.id], LoadPolicy(policy_root=task.policy_root, step=step, path=str(path))
+        assets = await self.files(task)
+        step, path = (policy.step, policy.path) if policy else (task.spec.step, assets / WEIGHTS)
+        order = ShardOrder(task.encoded, str(assets), task.policy_root)
+        return order, LoadPolicy(policy_root=task.policy_root, step=step, path=str(path))
 
     async def files(self, task: Task) -> Path:
-        """The directory of the files that a task brings along. Raises TaskUnready."""
+        """The directory of the files that a task brings along, the run's own where it brings none. Raises
+        TaskUnready."""
+        if not task.spec.assets:
+            return self._run.assets
         async with self._turn:
-            return await self._assets(task)
+            if task.id not in self._placed:
+                await self._place_files(task)
+                self._placed[task.id] = task
+        return self._place(task)
 
     async def file(self, task: Task, number: int) -> Path:
         """One of them by itself, as a blob. Raises TaskUnready."""
@@ -97,18 +102,23 @@ class TaskStock:
     def heed(self, task: Task) -> None:
         """Something has become of a task. Of one that is over the policy goes when its time comes, the files when room
         is made for others'."""
-        if task.open:
-            return
-        # Another open task may work with the same policy, and the shelf does not count.
-        for root in self._held.pop(task.id, set()).difference(*self._held.values()):
-            self._shelf.let_go(root)
-        if self._ready.pop(task.id, None):
-            self._over.append(self._place(task))
+        if not task.open:
+            self._let_go_of(task)
+
+    def _let_go_of(self, task: Task) -> None:
+        if self._held.pop(task.id, None):
+            # Another open task may work with the same policy, and the shelf does not count.
+            others = {root for one in self._held.values() for root in one.spec.policies}
+            for root in set(task.spec.policies) - others:
+                self._shelf.let_go(bytes.fromhex(root))
 
     async def _policy(self, task: Task, named: str) -> HeldPolicy:
         root = bytes.fromhex(named)
+        # Results that come late are looked at, too, and nobody tells of their task any more.
+        for over in [one for one in self._held.values() if not one.open and one.id != task.id]:
+            self._let_go_of(over)
         # Before it is fetched: a newer policy could otherwise push it out as it comes.
-        self._held.setdefault(task.id, set()).add(root)
+        self._held[task.id] = task
         self._shelf.hold(root)
         policy = self._shelf.by_root(root) or await self._policies.get(root, POLICY_TIMEOUT)
         if policy is None:
@@ -119,13 +129,11 @@ class TaskStock:
             )
         return policy
 
-    async def _assets(self, task: Task) -> Path:
-        if not task.spec.assets:
-            return self._run.assets
+    async def _place_files(self, task: Task) -> None:
         # Only now: the files of a task that is over may still be read by its last shard.
-        while self._over:
-            await trio.to_thread.run_sync(shutil.rmtree, self._over.pop(), True)
-        place = self._place(task)
+        for over in [one for one in self._placed.values() if not one.open]:
+            del self._placed[over.id]
+            await trio.to_thread.run_sync(shutil.rmtree, self._place(over), True)
         most = MOST_ASSET_BYTES
         if task.spec.weights:  # as large as the run's own
             most += self._run.spec.weight_bytes()
@@ -136,11 +144,11 @@ class TaskStock:
             for asset in task.spec.assets:
                 try:
                     # The owner first: it has them for certain.
-                    await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], place)
+                    await place_asset(asset, self._blobs, lambda: [task.owner, *self._members()], self._place(task))
                 except OSError as error:  # a full disk, or a name that is another one's folder
                     why = f"{asset.path} cannot be placed: {error.strerror}"
                     raise TaskUnready(f"{task.title} cannot be worked on", why, "free space there") from None
-            return place
+            return
         raise TaskUnready(f"{task.title} cannot be worked on", "nobody handed its files over", "wait for its owner")
 
     def _place(self, task: Task) -> Path:

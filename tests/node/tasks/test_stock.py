@@ -104,6 +104,35 @@ async def test_a_merge_that_is_over_lets_no_policy_go_that_another_task_works_wi
     assert shelf.by_root(roots[0]) is None
 
 
+async def test_a_look_at_a_late_result_keeps_policy_and_files_only_until_the_next_task(tmp_path: Path) -> None:
+    shelf, blobs = PolicyShelf(2, Pins()), Blobs(tmp_path)
+    run: Any = SimpleNamespace(assets=tmp_path)
+    stock = TaskStock(run, blobs, Policies(shelf), shelf, list, tmp_path / "tasks")  # type: ignore[arg-type]
+    late = task(1, Asset(path="rows.jsonl", root=describe(ROWS).root.hex(), size=4))
+    await stock.order(late)
+    late.open = False
+    stock.heed(late)
+    for number in range(4, 7):
+        shelf.put(policy(number))
+    assert shelf.by_root(bytes([1]) * 32) is None
+    order, load = await stock.order(late)  # a validator looks at it: nothing more becomes of the task
+    assert load.path == "/1" and (Path(order.assets_dir) / "rows.jsonl").exists()  # noqa: ASYNC240 - a test's own disk
+    await stock.order(task(3, late.spec.assets[0]))
+    assert shelf.by_root(bytes([1]) * 32) is None and not Path(order.assets_dir).exists()  # noqa: ASYNC240
+
+
+async def test_the_files_of_a_review_that_is_over_make_room_too(tmp_path: Path) -> None:
+    shelf = PolicyShelf(2, Pins())
+    stock = TaskStock(None, Blobs(tmp_path), Policies(shelf), shelf, list, tmp_path / "tasks")  # type: ignore[arg-type]
+    rows = Asset(path="rows.jsonl", root=describe(ROWS).root.hex(), size=4)
+    review, other = task(1, rows), task(3, rows)
+    there = await stock.files(review)
+    review.open = False
+    stock.heed(review)
+    await stock.files(other)
+    assert not there.exists()
+
+
 async def test_a_policy_that_nobody_has_is_said_to_be_missing(tmp_path: Path) -> None:
     shelf = PolicyShelf(2, Pins())
     run: Any = None
