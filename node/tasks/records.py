@@ -117,10 +117,14 @@ class TaskFolder:
         return map(self.result, self.done())
 
     def result(self, shard: int) -> tuple[ShardRecord, bytes, bytes]:
-        """The same of one that is here."""
+        """The same of one that is here. Raises StateError for files that were changed."""
         place = self._place(shard)
-        record = msgspec.json.decode(place.with_suffix(".json").read_bytes(), type=ShardRecord)
-        return record, place.with_suffix(".arrow").read_bytes(), place.with_suffix(".report").read_bytes()
+        try:
+            record = msgspec.json.decode(place.with_suffix(".json").read_bytes(), type=ShardRecord)
+            return record, place.with_suffix(".arrow").read_bytes(), place.with_suffix(".report").read_bytes()
+        except (OSError, *UNREADABLE) as error:
+            why = f"shard {shard} of the task cannot be read"
+            raise StateError(why, str(error), f"look at {self.path}") from error
 
     def _place(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}"
