@@ -360,12 +360,16 @@ class PolicyFollower:
             if way.whole:
                 await self._verify(manifest, paths[way.image], None if known else self._store.info(way.image))
                 return paths[way.image]
-            base = paths[way.image] if way.image else await self._base(way.base)
+            held = None if way.image else await self._base(way.base)
             if self._store.has(manifest.image_root):  # it arrived with a base that has the same weights
                 await self._verify(manifest, self._store.path(manifest.image_root))
                 return self._store.path(manifest.image_root)
             patches = [(patch, paths[patch.root]) for patch in way.patches]
-            return await self._build(manifest, base, patches)
+            if held is None:
+                return await self._build(manifest, paths[way.image], patches)
+            # It may leave the shelf while others are built first.
+            with self._shelf.pinned([held.manifest.image_root]):
+                return await self._build(manifest, held.path, patches)
 
     async def _verify(self, manifest: PolicyManifest, path: Path, blob: BlobInfo | None = None) -> None:
         """blob: as in `verify_file`. Raises MalformedPolicy, PolicyUnknown if it is our own disk's fault."""
@@ -375,14 +379,14 @@ class PolicyFollower:
             await self._check_disk([path])
             raise
 
-    async def _base(self, root: bytes) -> Path:
-        """The image of a policy that is held, or about to be. Raises PolicyUnknown."""
+    async def _base(self, root: bytes) -> HeldPolicy:
+        """A policy that is held, or about to be. Raises PolicyUnknown."""
         if root in self._under_way:
             await self._under_way[root].done.wait()
         held = self._shelf.by_root(root)
         if held is None:
             raise PolicyUnknown("a patch has no base", "the policy that it applies to was not obtained", "try again")
-        return held.path
+        return held
 
     async def _build(self, manifest: PolicyManifest, base: Path, patches: list[tuple[PolicyPatch, Path]]) -> Path:
         """Apply patches in a thread, into a file that becomes a blob by one rename."""

@@ -1,5 +1,6 @@
 """Publisher and follower together, as trainer and members use them."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import msgspec
@@ -8,10 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from node.blobs.errors import BlobUnavailable
+from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.store import BlobStore
 from node.weights import fetch, images, records
 from node.weights.errors import WeightsDiskError
+from node.weights.keeper import HeldPolicy
 from node.weights.publish import StepWord
 from node.weights.records import PolicyRecords
 from protocol.delta import PatchError
@@ -394,6 +396,26 @@ async def test_a_base_that_rotted_on_our_own_disk_is_nobody_elses_fault(run, ori
         await until(lambda: follower.shelf.newest.step == 2)
         assert follower.shelf.newest.path.read_bytes() == good.path.read_bytes()
         assert not follower.blamed and not follower.store.has(held.manifest.image_root)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_base_stays_while_others_are_built_first_whatever_leaves_the_shelf(run, origin, peer) -> None:
+    size = len(encode_image(run.step()))
+    trainer = origin()
+    follower = peer("a", trainer.key.address, quota=int(2.9 * size), keep=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        base = await trainer.publish(0, run.step())
+        await until(lambda: follower.shelf.newest is not None)
+        async with follower.follower._building:
+            held = await trainer.publish(1, run.step())
+            await until(lambda: follower.follower._building.statistics().tasks_waiting == 1)
+            newer = msgspec.structs.replace(held.manifest, step=9, image_root=b"n" * 32, patches=(), anchor=None)
+            follower.shelf.put(HeldPolicy(9, b"n" * 32, follower.directory, newer))
+            assert follower.shelf.by_root(base.root) is None
+            with suppress(StoreFull):
+                await follower.store.add(bytes(int(1.95 * size)))
+        await until(lambda: follower.follower.counts["patches"] == 1)
         nursery.cancel_scope.cancel()
 
 
