@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -24,51 +25,20 @@ class LossInputs:
     proximal_logprobs: Tensor | None = None
 
 
-def _proximal(x: LossInputs) -> Tensor:
-    if x.proximal_logprobs is None:
-        raise ValueError("this loss needs proximal log-probs")
-    return x.proximal_logprobs
-
-
-_LOSSES: dict[str, Callable[[LossInputs, Objective], TokenLoss]] = {
-    "intellect2": lambda x, o: intellect2.token_loss(
-        x.logprobs, x.sampler_logprobs, x.advantages, low=o.clip_low, high=o.clip_high, cap=o.ratio_cap
-    ),
-    "dppo": lambda x, o: dppo.token_loss(
-        x.logprobs, x.sampler_logprobs, x.advantages, low=o.clip_low, high=o.clip_high, sampler_kl=o.sampler_kl
-    ),
-    "cispo": lambda x, o: cispo.token_loss(x.logprobs, x.sampler_logprobs, x.advantages, cap=o.ratio_cap),
-    "icepop": lambda x, o: icepop.token_loss(
-        x.logprobs, x.sampler_logprobs, x.advantages, floor=o.ratio_floor, cap=o.ratio_cap
-    ),
-    "aipo": lambda x, o: aipo.token_loss(x.logprobs, x.sampler_logprobs, x.advantages, cap=o.ratio_cap),
-    "dapo": lambda x, o: dapo.token_loss(
-        x.logprobs, x.sampler_logprobs, x.advantages, low=o.clip_low, high=o.clip_high
-    ),
-    "dr_grpo": lambda x, o: dr_grpo.token_loss(x.logprobs, x.sampler_logprobs, x.advantages, clip=o.clip_low),
-    "gspo": lambda x, o: gspo.token_loss(
-        x.logprobs, x.sampler_logprobs, x.advantages, samples=x.samples, low=o.clip_low, high=o.clip_high
-    ),
-    "tis": lambda x, o: tis.token_loss(
-        x.logprobs,
-        x.sampler_logprobs,
-        x.advantages,
-        proximal_logprobs=_proximal(x),
-        low=o.clip_low,
-        high=o.clip_high,
-        floor=o.ratio_floor,
-        cap=o.ratio_cap,
-    ),
-    "decoupled": lambda x, o: decoupled.token_loss(
-        x.logprobs,
-        x.sampler_logprobs,
-        x.advantages,
-        proximal_logprobs=_proximal(x),
-        low=o.clip_low,
-        high=o.clip_high,
-        cap=o.ratio_cap,
-    ),
+_CLIP = {"low": "clip_low", "high": "clip_high"}
+_LOSSES: dict[str, tuple[Callable[..., TokenLoss], dict[str, str]]] = {
+    "intellect2": (intellect2.token_loss, {**_CLIP, "cap": "ratio_cap"}),
+    "dppo": (dppo.token_loss, {**_CLIP, "sampler_kl": "sampler_kl"}),
+    "cispo": (cispo.token_loss, {"cap": "ratio_cap"}),
+    "icepop": (icepop.token_loss, {"floor": "ratio_floor", "cap": "ratio_cap"}),
+    "aipo": (aipo.token_loss, {"cap": "ratio_cap"}),
+    "dapo": (dapo.token_loss, _CLIP),
+    "dr_grpo": (dr_grpo.token_loss, {"clip": "clip_low"}),
+    "gspo": (gspo.token_loss, _CLIP),
+    "tis": (tis.token_loss, {**_CLIP, "floor": "ratio_floor", "cap": "ratio_cap"}),
+    "decoupled": (decoupled.token_loss, {**_CLIP, "cap": "ratio_cap"}),
 }
+"""Each loss, and which number of the objective each of its own is."""
 NAMES = tuple(sorted(_LOSSES))
 NEEDS_PROXIMAL = frozenset({"tis", "decoupled"})
 OF_WHOLE_SAMPLES = frozenset({"gspo"})
@@ -85,4 +55,12 @@ def pulls_at_zero_advantage(objective: Objective) -> bool:
 
 def evaluate(objective: Objective, inputs: LossInputs) -> TokenLoss:
     """The objective's loss of each token. Raises KeyError for an unknown name (protocol.recipe refuses it earlier)."""
-    return _LOSSES[objective.loss](inputs, objective)
+    loss, numbers = _LOSSES[objective.loss]
+    given: dict[str, Any] = {own: getattr(objective, name) for own, name in numbers.items()}
+    if objective.loss in OF_WHOLE_SAMPLES:
+        given["samples"] = inputs.samples
+    if objective.loss in NEEDS_PROXIMAL:
+        if inputs.proximal_logprobs is None:
+            raise ValueError("this loss needs proximal log-probs")
+        given["proximal_logprobs"] = inputs.proximal_logprobs
+    return loss(inputs.logprobs, inputs.sampler_logprobs, inputs.advantages, **given)
