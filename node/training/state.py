@@ -47,12 +47,6 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def most_bytes(shapes: Shapes) -> int:
-    """Of all files of a checkpoint of these parameters together."""
-    numbers = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
-    return len(PARTS) * (4 * numbers + HEADER_EACH * (len(shapes) + 1)) + 8
-
-
 def read_state(card: CheckpointCard, files: Sequence[Path], shapes: Shapes, root: bytes) -> State:
     """The state with this root. shapes: of the trained parameters, in the learner's order. Raises UnusableState."""
     if len(files) != 1:
