@@ -196,6 +196,11 @@ def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[
             if name in tensors:
                 raise MalformedPolicy("bad policy", f"{name[:80]} stands in two files")
             tensors[name] = tensor
+    return describe_tensors(tensors, told)
+
+
+def describe_tensors(tensors: Mapping[str, U16], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
+    """The same of tensors that are mapped already."""
     shapes = [(name, tuple(tensors[name].shape)) for name in sorted(tensors)]
     layout, infos = image_layout(shapes), list[TensorInfo]()
     for place, (name, shape) in enumerate(shapes):

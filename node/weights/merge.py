@@ -14,7 +14,7 @@ import msgspec
 from node.inference.model_files import as_bf16
 from node.state.files import write_whole
 from node.weights.errors import WeightsError
-from node.weights.export import CONFIG_NAME, INDEX_NAME, weight_files, whole_directory
+from node.weights.export import CONFIG_NAME, INDEX_NAME, describe_tensors, weight_files, whole_directory
 from node.weights.images import U16, mapped, write_image
 from node.weights.records import RECORD_NAME
 from protocol.merging import Merge, MergeError, merged
@@ -56,10 +56,7 @@ class _Model:
         self.shapes = {name: tuple(self.tensors[name].shape) for name in sorted(self.tensors)}
 
     def root(self) -> bytes:
-        layout, infos = image_layout(list(self.shapes.items())), list[TensorInfo]()
-        for place, (name, shape) in enumerate(self.shapes.items()):
-            infos.append(TensorInfo(name, shape, layout.hashed(place, raw(self.tensors[name])).digest))
-        return weights_root(tuple(infos))
+        return weights_root(describe_tensors(self.tensors))
 
 
 def merge_models(
@@ -69,13 +66,12 @@ def merge_models(
     *,
     base: Path | None = None,
     workers: int | None = None,
-    name_inputs: bool = True,
     told: Told = lambda _: None,
 ) -> Merged:
     """Write the model directory `out`, which must not exist; configuration and tokenizer are those of the first model.
 
-    name_inputs: hash the inputs, too, so that the directory says what it was made of; told: bytes of the result, as
-    they are done. Raises MergeError, WeightsError, WeightsDiskError.
+    The inputs are hashed, too, so that the directory says what it was made of. told: bytes of the result, as they are
+    done. Raises MergeError, WeightsError, WeightsDiskError.
     """
     merge.check()
     if merge.needs_base and base is None:
@@ -86,8 +82,7 @@ def merge_models(
         opened, origin = _opened(models, base if merge.needs_base else None)
         infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
         _copy_the_rest(models[0], partial)
-        named = (*opened, *([origin] if origin else [])) if name_inputs else ()
-        inputs = tuple(one.root() for one in named)
+        inputs = tuple(one.root() for one in (*opened, *([origin] if origin else [])))
         root = weights_root(infos)
         write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
     return Merged(out, root, (out / "model.safetensors").stat().st_size, len(infos), inputs)
