@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from node.training.launch import stop_with_stdin
+from node.training.orphan import stop_with_stdin
 
 if __name__ == "__main__":
     # Before torch is imported, which takes seconds: a daemon may die meanwhile.

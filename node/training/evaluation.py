@@ -13,10 +13,10 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from node.training.orphan import die_with_stdin  # noqa: E402 - the environment must be set before torch loads
+from node.training.orphan import stop_with_stdin  # noqa: E402 - the environment must be set before torch loads
 
 if __name__ == "__main__":
-    die_with_stdin()
+    stop_with_stdin()
 
 import msgspec  # noqa: E402
 import torch  # noqa: E402

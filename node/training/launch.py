@@ -7,33 +7,15 @@ trainer behind.
 
 import os
 import runpy
-import signal
 import sys
-import threading
-import time
 
 from node.training import rendezvous
 from node.training.errors import TrainingError
-from node.training.orphan import LAUNCHER_PID
+from node.training.orphan import LAUNCHER_PID, stop_with_stdin
 from node.training.program import give_up, settings_of, spool_named_on_the_command_line, tell
 from node.training.settings import TrainerSettings
 
-GRACE_SECONDS = 10.0
 PROGRAM = "node.training.trainer"
-
-
-def stop_with_stdin() -> None:
-    """End this process when whoever started it does."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            continue
-        # torchrun ends its workers on SIGTERM. A launcher that hangs ends all the same, and its workers watch for that.
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _told(what: str) -> None:

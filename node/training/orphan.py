@@ -1,15 +1,17 @@
 """A child must not outlive who started it. A trainer watches its launcher, since torchrun gives its workers sessions of
-their own; an evaluator its standard input, which ends with the daemon.
+their own; a launcher, an evaluator and an audit their standard input, which ends with the daemon.
 
 Imports nothing heavy, so that the watch begins before torch is loaded.
 """
 
 import os
+import signal
 import threading
 import time
 
 LAUNCHER_PID = "INTELLECT_LAUNCHER_PID"
 LOOK_EVERY = 0.2
+GRACE_SECONDS = 10.0
 
 
 def die_with_launcher() -> None:
@@ -26,12 +28,15 @@ def die_with_launcher() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def die_with_stdin() -> None:
-    """End this process at once when its standard input ends."""
+def stop_with_stdin() -> None:
+    """End this process when whoever started it does."""
 
     def watch() -> None:
         while os.read(0, 4096):
             continue
+        # torchrun ends its workers on SIGTERM. A launcher that hangs ends all the same, and its workers watch for that.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
