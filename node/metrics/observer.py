@@ -24,7 +24,6 @@ from protocol.run import RunSpec
 
 # Other places for metrics: Weights & Biases, TensorBoard. Imported only when asked for; a clear error when missing.
 # Blocking: call from a thread. Numbers inside tables become "table/name".
-NAMES = ("wandb", "tensorboard")
 
 
 class Sink(Protocol):
@@ -82,8 +81,8 @@ def checked_names(words: str) -> list[str]:
     """Names of places with commas between, each once. Raises ConfigError for one that is unknown or not installed."""
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     for name in names:
-        if name not in NAMES:
-            raise ConfigError("metrics cannot be sent", f"{name!r} is no place for them", f"use {' or '.join(NAMES)}")
+        if name not in _KINDS:
+            raise ConfigError("metrics cannot be sent", f"{name!r} is no place for them", f"use {' or '.join(_KINDS)}")
         # Looked for, not imported: wandb takes seconds, and this is asked before anything begins.
         if not _installed(name):
             raise _missing(name, f"there is no module {name!r}")

@@ -69,19 +69,17 @@ class Inner:
         self.optimizers, self._updates = self._new_optimizers(), 0
         if tensor is None:
             return
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
         updates = float(tensor(UPDATES).reshape(-1)[0])
-        for optimizer in self.optimizers:
-            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-                state: dict[str, Any] = {}
-                for slot in self._slots(optimizer):
-                    state[slot] = torch.zeros_like(parameter.detach())
-                    fill(state[slot], _tensor(tensor(f"{slot}/{names[id(parameter)]}"), parameter.shape))
-                # Muon keeps no count. AdamW has it where its kernel reads it: see Learner.restore_optimizer.
-                if "exp_avg" in state:
-                    place = parameter.device if self._fused else torch.device("cpu")
-                    state["step"] = torch.tensor(updates, device=place)
-                optimizer.state[parameter] = state
+        for optimizer, name, parameter in self._optimized():
+            state: dict[str, Any] = {}
+            for slot in self._slots(optimizer):
+                state[slot] = torch.zeros_like(parameter.detach())
+                fill(state[slot], _tensor(tensor(f"{slot}/{name}"), parameter.shape))
+            # Muon keeps no count. AdamW has it where its kernel reads it: see Learner.restore_optimizer.
+            if "exp_avg" in state:
+                place = parameter.device if self._fused else torch.device("cpu")
+                state["step"] = torch.tensor(updates, device=place)
+            optimizer.state[parameter] = state
         self._updates = int(updates)
 
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
