@@ -56,7 +56,7 @@ class AsAsked(RoundTrainer):
             if job is None:
                 time.sleep(POLL)
                 continue
-            answer = self._answer(job)
+            answer = self.answer(job)
             if not self._world.first:
                 continue
             try:
@@ -65,7 +65,7 @@ class AsAsked(RoundTrainer):
                 log.warning("job.not_answered", name=name, why=str(error))
                 time.sleep(WAIT)
 
-    def _answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Answer:
         """A job that fails is over, too: the daemon says why, and asks for the next."""
         self._seconds = {}
         try:
@@ -107,10 +107,6 @@ class AsAsked(RoundTrainer):
         return told | {"own": str(own) if own.exists() else "", "began": not self._begins_with_nothing(header)}
 
     # What an audit at a desk asks
-
-    def answer(self, job: Job) -> Answer:
-        """Of one job, without a daemon."""
-        return self._answer(job)
 
     def outer_file(self, round_: int) -> Path:
         """The outer state with which a round begins."""

@@ -45,7 +45,7 @@ class Bench:
             self.looks._claims.setdefault(NODE, Recent(8))[seat] = None
 
     def ask(self, job: Job) -> dict[str, Any]:
-        answer = self.peer._answer(job)
+        answer = self.peer.answer(job)
         assert not answer.what, answer
         return answer.found
 
@@ -148,7 +148,7 @@ def test_form_identity_and_seat(bench: Bench) -> None:
 
 
 def test_a_job_that_cannot_be_done_is_answered_and_the_next_one_is_done(bench: Bench) -> None:
-    answer = bench.peer._answer(Check(7, str(bench.paths[0])))
+    answer = bench.peer.answer(Check(7, str(bench.paths[0])))
     assert answer.what and isinstance(answer, Answer)
     bench.ask(Publish(0, {}))
 
