@@ -17,6 +17,7 @@ from node.inference.link import Told
 from node.inference.wire import LoadPolicy, Reply, Request, Taught, Teach
 from node.swarm.taskbook import Task
 from node.tasks.reviewing import review_package
+from node.tasks.stock import TaskStock
 from node.weights.merge import merge_stretches
 from protocol.errors import ProtocolError
 from protocol.teaching import decode_taught, taught_otherwise
@@ -26,14 +27,6 @@ Work = Callable[[], Awaitable[bytes]]
 TEACH_TIMEOUT = 300.0
 MOST_ROWS = 1 << 20
 """Of a result that this node has made."""
-
-
-class Stock(Protocol):
-    """The part of node.tasks.stock that has a task's files and policies."""
-
-    async def files(self, task: Task) -> Path: ...
-    async def file(self, task: Task, number: int) -> Path: ...
-    async def policies(self, task: Task) -> dict[str, Path]: ...
 
 
 class Engine(Protocol):
@@ -49,7 +42,7 @@ class Means:
     """What a node computes with. scratch: a directory for files that nobody misses; checking: another's result is to be
     compared with it."""
 
-    stock: Stock
+    stock: TaskStock
     engine: Engine
     scratch: Path
     checking: bool = False

@@ -7,7 +7,6 @@ validator ask here, so both compute from the same bytes.
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import trio
@@ -17,6 +16,7 @@ from node.errors import NodeError
 from node.inference.wire import LoadPolicy, ShardOrder
 from node.run.assets import Run, place_asset
 from node.swarm.taskbook import Task
+from node.weights.fetch import PolicyFollower
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -34,12 +34,6 @@ class TaskUnready(NodeError):
     """What a task needs cannot be had now."""
 
 
-class Policies(Protocol):
-    """The part of node.weights that fetches a policy by its root."""
-
-    async def get(self, root: bytes, timeout: float) -> HeldPolicy | None: ...
-
-
 class TaskStock:
     """run: the node's; members: whom to ask for files; directory: where the files of tasks are placed."""
 
@@ -47,7 +41,7 @@ class TaskStock:
         self,
         run: Run,
         blobs: Blobs,
-        policies: Policies,
+        policies: PolicyFollower,
         shelf: PolicyShelf,
         members: Callable[[], Sequence[Address]],
         directory: Path,

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.blobs.interface import Blobs
+from node.blobs.store import BlobStore
 from node.recent import Recent
-from node.swarm.policies import COMPARED, Fork, PolicyClock
+from node.swarm.policies import COMPARED, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -49,24 +50,6 @@ REPEATED = 4
 """Announcements that are said again after a restart."""
 
 
-class Fetcher(Protocol):
-    """The part of node.network that brings blobs."""
-
-    async def fetch(
-        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
-    ) -> Path: ...
-
-
-class Store(Protocol):
-    """The part of node.network that holds them."""
-
-    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo: ...
-    def has(self, root: bytes) -> bool: ...
-    def path(self, root: bytes) -> Path: ...
-    def info(self, root: bytes) -> BlobInfo | None: ...
-    def evict(self, root: bytes) -> None: ...
-
-
 Blame = Callable[[Address, str], object]
 """Told who signed something that does not hold, and what was wrong with it."""
 Repeat = Callable[[bytes], Awaitable[None]]
@@ -85,8 +68,8 @@ class PolicyFollower:
     def __init__(
         self,
         announcements: trio.MemoryReceiveChannel[Signed[PolicyAnnounced]],
-        blobs: Fetcher,
-        store: Store,
+        blobs: Blobs,
+        store: BlobStore,
         shelf: PolicyShelf,
         run_root: bytes,
         sources: Callable[[Address], Sequence[Address]],
@@ -119,7 +102,6 @@ class PolicyFollower:
         self._blamed = Recent[bytes, None](COMPARED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
-        self._news = trio.Event()
         # One at a time: two builds would share the disk's speed and each need an image's room.
         self._building = trio.Lock()
         # Threads look at this between two chunks; without it a cancelled daemon would wait for an image to be built.
@@ -130,11 +112,6 @@ class PolicyFollower:
     def newest_step(self) -> int:
         """The newest step that was announced, -1 before the first."""
         return self._clock.newest_step
-
-    @property
-    def fork(self) -> Fork | None:
-        """What the trainer said that cannot be true together."""
-        return self._clock.fork
 
     async def run(self) -> None:
         # What a killed process left half built is never taken up: its blobs are in the store.
@@ -167,11 +144,6 @@ class PolicyFollower:
         """The policy that was announced for a step."""
         signed = self._clock.of_step(step)
         return signed.message.policy_root if signed else None
-
-    async def announced(self, root: bytes) -> None:
-        """Return once the trainer has announced `root`; a worker may have heard of it before us."""
-        while self._clock.announcement(root) is None:
-            await self._news.wait()
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
@@ -224,8 +196,6 @@ class PolicyFollower:
 
     def look_again(self) -> None:
         """Other announcements may count now."""
-        self._news.set()
-        self._news = trio.Event()
         self._wanted.set()
 
     def _note(self, signed: Signed[PolicyAnnounced]) -> None:
@@ -233,8 +203,6 @@ class PolicyFollower:
         fork = self._clock.forks.get(signed.message.term)
         if fork is not None:
             self._refuse(signed, fork.what)
-        self._news.set()
-        self._news = trio.Event()
 
     async def _keep_newest(self, nursery: trio.Nursery) -> None:
         """Pursue the newest policy, beside at most IN_FLIGHT - 1 that are still on their way."""

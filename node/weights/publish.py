@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.blobs.store import BlobStore
 from node.state.files import link_or_copy
 from node.state.journal import Journal
 from node.swarm.board import Board
@@ -53,14 +53,6 @@ class StepWord(msgspec.Struct, frozen=True):
     signature: bytes
 
 
-class Store(Protocol):
-    """The part of node.network's blob store that publishing needs."""
-
-    async def add(self, source: Path | bytes, *, move: bool = False, known: BlobInfo | None = None) -> BlobInfo: ...
-    def has(self, root: bytes) -> bool: ...
-    def path(self, root: bytes) -> Path: ...
-
-
 class Publisher:
     """Makes a step of the model known to the swarm, once.
 
@@ -70,7 +62,7 @@ class Publisher:
 
     def __init__(
         self,
-        store: Store,
+        store: BlobStore,
         board: Board,
         journal: Journal,
         run_root: bytes,
