@@ -150,18 +150,12 @@ class TrainerProcess(SpoolProcess):
 
     engine_name = "torch"
 
-    def __init__(
-        self,
-        spool: Spool,
-        command: Sequence[str] | None = None,
-        settings: TrainerSettings | None = None,
-        starter: Starter | None = None,
-    ) -> None:
+    def __init__(self, spool: Spool, settings: TrainerSettings | None = None, starter: Starter | None = None) -> None:
         forkable = (settings or TrainerSettings()).forkable
         super().__init__(
             "learner",
             spool,
-            command or [sys.executable, "-m", "node.training.launch"],
+            [sys.executable, "-m", "node.training.launch"],
             settings,
             starter if forkable else None,
             part="out",
