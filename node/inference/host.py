@@ -36,6 +36,8 @@ LINGER = 20.0
 """Seconds without a daemon after which it ends: one that is started again finds it."""
 MOST_UNREAD = 256
 """Replies that a daemon may leave unread before it is let go."""
+LAST_WORD = 1.0
+"""Seconds in which daemons are still sent why an engine that failed for good ends."""
 
 
 class Benches:
@@ -136,7 +138,7 @@ class Host:
         self._linger = linger
         self._conversations: set[Conversation] = set()
         self._alone_since = time.monotonic()
-        self._owner = Owner(fatal=partial(end_if_fatal, self._conversations))
+        self._owner = Owner(fatal=partial(end_if_fatal, self._conversations, grace=LAST_WORD))
 
     def serve(self) -> None:
         """Until nobody comes any more, which ends the process."""

@@ -141,14 +141,17 @@ class Conversation:
         self._say(Ending(what=reason.what, why=reason.why, remedy=reason.remedy, during=numbers))
 
 
-def end_if_fatal(conversations: Collection[Conversation], error: Exception, during: Collection[Ticket]) -> None:
-    """Never returns from what the process cannot go on after."""
+def end_if_fatal(
+    conversations: Collection[Conversation], error: Exception, during: Collection[Ticket], grace: float = 0.0
+) -> None:
+    """Never returns from what the process cannot go on after. grace: seconds for sinks that send in their own time."""
     reason = reason_to_end(error)
     if reason is not None:
         log("engine.ends", what=reason.what, why=reason.why)
         # A list of its own: daemons of a host come and go meanwhile, in threads of theirs.
         for one in list(conversations):
             one.tell_end(reason, during)
+        time.sleep(grace)
         os._exit(_UNUSABLE)
 
 

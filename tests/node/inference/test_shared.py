@@ -1,5 +1,6 @@
 """One engine's process for several daemons: whose runs it has, what one does to the others, and when it ends."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from node.inference.host import MOST_UNREAD, Benches, Host, _Unblocked
 from node.inference.inspect import inspect
 from node.inference.session import Session
 from node.inference.start_weights import StartWeights
-from node.inference.wire import Inspect, LoadPolicy, Ping, Produce, Produced, encode
+from node.inference.wire import HEADER, Ending, Inspect, LoadPolicy, Ping, Produce, Produced, decode_reply, encode
 from node.inference.wish import Wish
 from protocol.engines import LORA, arithmetic
 from protocol.identity import NodeKey
@@ -200,6 +201,22 @@ def test_nothing_of_a_daemon_that_has_gone_stays_in_the_host(tmp_path: Path) -> 
     while threading.active_count() > before and time.monotonic() < limit:
         time.sleep(0.01)
     assert threading.active_count() == before
+
+
+def test_a_host_that_ends_tells_its_daemons_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(tmp_path / "socket", Benches(Wish(), 1))
+    ours, theirs = socket.socketpair()
+    talking = threading.Thread(target=host._talk, args=(ours,), daemon=True)
+    talking.start()
+    theirs.sendall(encode(Ping()))
+    assert theirs.recv(1 << 16)
+    heard: list[bytes] = []  # by the time at which the process is gone
+    monkeypatch.setattr(os, "_exit", lambda status: heard.append(theirs.recv(1 << 16, socket.MSG_DONTWAIT)))
+    host._owner._fatal(MemoryError("no more"), [])
+    theirs.close()
+    talking.join(PATIENCE)
+    last = decode_reply(heard[0][HEADER.size :])
+    assert isinstance(last, Ending) and "no more" in last.why
 
 
 def test_a_host_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
