@@ -137,8 +137,8 @@ def _speak(connection: socket.socket) -> None:
         try:
             connection.sendall(data)
         except OSError:
-            break
-    os._exit(0)  # the daemon is gone, or the host; the other thread may wait for either
+            return  # the host is gone: the other thread still hands on what it said last, and hears its end then
+    os._exit(0)  # the daemon is gone; the other thread may wait for the host
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from node.inference.host import MOST_UNREAD, Benches, Host, _Unblocked
 from node.inference.inspect import inspect
 from node.inference.session import Session
 from node.inference.start_weights import StartWeights
-from node.inference.wire import HEADER, Ending, Inspect, LoadPolicy, Ping, Produce, Produced, decode_reply, encode
+from node.inference.wire import HEADER, Ending, Inspect, LoadPolicy, Ping, Pong, Produce, Produced, decode_reply, encode
 from node.inference.wish import Wish
 from protocol.engines import LORA, arithmetic
 from protocol.identity import NodeKey
@@ -217,6 +217,25 @@ def test_a_host_that_ends_tells_its_daemons_why(tmp_path: Path, monkeypatch: pyt
     talking.join(PATIENCE)
     last = decode_reply(heard[0][HEADER.size :])
     assert isinstance(last, Ending) and "no more" in last.why
+
+
+def test_what_a_host_said_before_it_ended_reaches_its_daemon(command: list[str]) -> None:
+    path, said = shared.host_socket(command[5:]), b"x" * 100_000  # more than the pipe to the daemon takes at once
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bridge:
+            assert bridge.stdin and bridge.stdout
+            host, _ = listening.accept()
+            with host:
+                assert host.recv(1 << 16)
+                host.sendall(encode(Pong(beats=0)))
+                host.sendall(said)
+            time.sleep(0.5)
+            bridge.stdin.write(encode(Ping()))
+            bridge.stdin.flush()
+            time.sleep(0.5)
+            assert bridge.stdout.read() == said
 
 
 def test_a_host_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
