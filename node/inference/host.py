@@ -138,12 +138,14 @@ class Host:
         self._linger = linger
         self._conversations: set[Conversation] = set()
         self._alone_since = time.monotonic()
+        self._own = 0
         self._owner = Owner(fatal=partial(end_if_fatal, self._conversations, grace=LAST_WORD))
 
     def serve(self) -> None:
         """Until nobody comes any more, which ends the process."""
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(self._path))
+            self._own = self._path.stat().st_ino
             # Before it listens: whoever may connect commands the engine.
             self._path.chmod(0o600)
             listening.listen()
@@ -189,15 +191,20 @@ class Host:
 
     def _end(self) -> None:
         """Unless a daemon is about to come: it holds the lock while it looks for us."""
-        with self._path.with_suffix(".lock").open("w") as lock:
-            try:
+        try:
+            with self._path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            # Looked at again under the lock: a daemon may have come in the meantime.
-            if not self._conversations:
-                self._path.unlink(missing_ok=True)
+                # Looked at again under the lock: a daemon may have come in the meantime.
+                if self._conversations:
+                    return
+                # Another host listens there by now if somebody took ours away.
+                if self._path.stat().st_ino == self._own:
+                    self._path.unlink()
                 os._exit(0)
+        except FileNotFoundError:  # systems take the directory away when a user logs out: nobody finds us any more
+            os._exit(0)
+        except OSError:  # mostly the lock is held; looked at again soon
+            return
 
 
 def main() -> None:

@@ -219,6 +219,36 @@ def test_a_host_that_ends_tells_its_daemons_why(tmp_path: Path, monkeypatch: pyt
     assert isinstance(last, Ending) and "no more" in last.why
 
 
+def test_a_host_that_nobody_can_find_any_more_ends_and_takes_no_others_socket_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(status: int) -> None:
+        raise Ended
+
+    def serving() -> None:
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+            with pytest.raises(Ended):
+                host._end()
+            assert path.exists()
+        shutil.rmtree(path.parent)  # as systemd does when a user logs out
+        with pytest.raises(Ended):
+            host._end()
+
+    path = tmp_path / "runtime" / "socket"
+    path.parent.mkdir()
+    host = Host(path, Benches(Wish(), 1))
+    monkeypatch.setattr(os, "_exit", end)
+    for thread in ("_accept", "_watch"):
+        monkeypatch.setattr(host, thread, lambda *_: None)
+    monkeypatch.setattr(host._owner, "serve", serving)
+    host.serve()
+
+
 def test_what_a_host_said_before_it_ended_reaches_its_daemon(command: list[str]) -> None:
     path, said = shared.host_socket(command[5:]), b"x" * 100_000  # more than the pipe to the daemon takes at once
     with socket.socket(socket.AF_UNIX) as listening:
