@@ -60,8 +60,9 @@ class Bench:
 
     def hold(self, engine: Apart, name: str, root: bytes, weights: Weights) -> None:
         """A policy beside the others; of these all stay that a session keeps."""
+        # It has the start model's weights from now on, also where the adapter cannot be held.
+        self.in_use.pop(name, None)
         engine.hold(root, weights, [one for kept in self.kept for one in kept.roots()])
-        self.in_use.pop(name, None)  # it has the start model's weights now
 
     def load(self, engine: Engine, root: bytes, weights: Callable[[], Weights]) -> None:
         """A policy in the place of the one before."""

@@ -314,6 +314,20 @@ def test_an_engine_takes_a_whole_policy_or_one_adapter_as_ever(tiny_assets: Path
         engine.load(weights)
 
 
+def test_an_adapter_that_cannot_be_held_leaves_nobody_with_the_start_models_weights(tiny_assets: Path) -> None:
+    start = StartWeights(tiny_assets / "model")
+    whole = {name: start[name] * 1.5 for name in start}
+    engine = TorchEngine(tiny_assets / "model", EngineSettings(attention=LORA))
+    bench, seen = Bench(engine, engine.tokenizer), [Finished([3, 4, 5], [6, 7, 1])]
+    bench.load(engine, ROOTS[0], lambda: whole)
+    expected = engine.prefill(seen, 1.0)[0].logprobs
+    broken = {name: torch.full_like(one, torch.nan) for name, one in adapter(start, 1, 2).items()}
+    with pytest.raises(ModelError, match="not finite"):
+        bench.hold(engine, engine.name, ROOTS[1], broken)
+    bench.load(engine, ROOTS[0], lambda: whole)
+    assert np.array_equal(engine.prefill(seen, 1.0)[0].logprobs, expected)
+
+
 ROOTS = (bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32)
 
 
