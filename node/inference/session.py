@@ -319,13 +319,15 @@ class KeptPolicies:
 
     def roots(self) -> list[bytes]:
         """Those that are kept, the one that was loaded last at the end."""
-        return list(self._kept)
+        with self._lock:
+            return list(self._kept)
 
     def get(self, root: bytes) -> KeptPolicy:
         """Raises EngineError for a policy that is not kept."""
-        kept = self._kept.get(root)
+        with self._lock:  # one that comes again is out for a moment
+            kept, count = self._kept.get(root), len(self._kept)
         if kept is None:
-            why = f"{root.hex()[:16]} is not among the last {len(self._kept)}"
+            why = f"{root.hex()[:16]} is not among the last {count}"
             raise EngineError("the policy is not loaded", why, "send LoadPolicy first")
         return kept
 

@@ -9,7 +9,7 @@ import pytest
 from node.environments.base import OneTurn
 from node.inference.errors import EngineError
 from node.inference.guarded import MOST_LANES, Guarded
-from node.inference.session import KeptPolicies
+from node.inference.session import KeptPolicies, KeptPolicy
 
 KEY = bytes(32)
 
@@ -38,6 +38,25 @@ def test_a_policy_that_comes_again_is_the_newest_and_read_once(path: str) -> Non
     for root in (b"a", b"b", b"a", b"c"):
         kept.keep(root, path)
     assert kept.roots() == [b"a", b"c"] and len(reads) == 3
+
+
+def test_a_policy_that_comes_again_is_there_all_the_time(path: str) -> None:
+    class Slowly(dict[bytes, KeptPolicy]):
+        """Somebody asks between out and in."""
+
+        def pop(self, *key):
+            gone = super().pop(*key)
+            asking.start()
+            asking.join(0.2)
+            return gone
+
+    kept, found = KeptPolicies(lambda path: {}, limit=2), []
+    kept.keep(b"a", path)
+    asking = threading.Thread(target=lambda: found.append((kept.get(b"a"), kept.roots())))
+    kept._kept = Slowly(kept._kept)
+    kept.keep(b"a", path)
+    asking.join()
+    assert found == [(kept.get(b"a"), [b"a"])]
 
 
 class Slow(OneTurn):
