@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node.inference.adapters import MOST_ADAPTERS
 from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
@@ -196,9 +197,13 @@ class TorchEngine:
             return
         self._begin()
         # Requests in flight compute with theirs to the end, though its policy is kept no longer.
-        needed = {*others, *(one for decoder in self._decoders for one in decoder.adapters)}
-        for one in set(adapters.names) - needed:
+        flying = {one for decoder in self._decoders for one in decoder.adapters}
+        for one in set(adapters.names) - {*others, *flying}:
             adapters.drop(one)
+        # More may be kept than there are slots: one that nobody uses is held again when somebody does.
+        idle = [one for one in others if one in adapters.names and one not in flying]
+        if idle and len(adapters.names) == MOST_ADAPTERS:
+            adapters.drop(idle[0])
         adapters.hold(name, weights)
 
     def _begin(self) -> None:

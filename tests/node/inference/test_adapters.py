@@ -277,6 +277,25 @@ def test_the_base_is_in_memory_once(tiny_assets: Path) -> None:
     assert engine._model.adapters is not None and set(engine._model.adapters.names) == {b"1", b"new"}
 
 
+def test_of_more_policies_than_there_are_slots_one_that_nobody_uses_makes_room(
+    tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("adapters", "torch_engine"):
+        monkeypatch.setattr(f"node.inference.{place}.MOST_ADAPTERS", 2)
+    start = StartWeights(tiny_assets / "model")
+    held = [adapter(start, seed, 2) for seed in range(4)]
+    engine = TorchEngine(tiny_assets / "model", EngineSettings(attention=LORA))
+    kept, decoder = [b"0", b"1", b"2", b"3"], engine.decoder(1.0)
+    engine.hold(b"0", held[0], kept)
+    decoder.submit(Request([3, 4], np.full(5, 0.5), adapter=b"0"))
+    for name, weights in zip(kept[1:3], held[1:3], strict=True):
+        engine.hold(name, weights, kept)
+    assert engine._model.adapters is not None and set(engine._model.adapters.names) == {b"0", b"2"}
+    decoder.submit(Request([3, 4], np.full(5, 0.5), adapter=b"2"))
+    with pytest.raises(EngineError, match="too many"):
+        engine.hold(b"3", held[3], kept)
+
+
 def test_an_engine_leaves_room_for_as_many_adapters_as_will_be_there(
     tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
