@@ -79,7 +79,11 @@ class Conversation:
         self._jobs = Jobs(lambda request, ticket: server.answer(request, ticket, owner), self._say)
 
     def _say(self, reply: Reply) -> None:
-        frame = encode(reply)
+        try:
+            frame = encode(reply)
+        except (WireError, UnicodeEncodeError) as error:  # half a character in a stranger's text, or too much of it
+            what, remedy = "the engine's answer cannot be sent", "see the log of the engine"
+            frame = encode(Failed(id=reply.id, what=what, why=str(error)[:300], remedy=remedy))
         try:
             with self._writing:
                 self._sink.write(frame)

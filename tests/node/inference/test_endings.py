@@ -11,7 +11,7 @@ from node.inference.owner import Owner
 from node.inference.process import Conversation, end_if_fatal
 from node.inference.server import Server
 from node.inference.session import Session
-from node.inference.wire import HEADER, Ending, Prepare, decode_reply
+from node.inference.wire import HEADER, Ending, Failed, Prepare, decode_reply
 
 
 class OutOfMemoryError(RuntimeError):
@@ -54,3 +54,11 @@ def test_a_process_that_ends_says_why_and_at_what_it_was(monkeypatch: pytest.Mon
     assert ended == [4] and isinstance(blamed, Ending) and isinstance(blameless, Ending)
     assert blamed.during == (3,) and "memory" in blamed.what and "no more" in blamed.why
     assert blameless.during == ()
+
+
+def test_a_reply_that_cannot_be_encoded_is_a_failure_and_no_silence() -> None:
+    sink = io.BytesIO()
+    talk = Conversation(io.BytesIO(), sink, Server(lambda run: torch_engine, Session), Owner(), lambda status: None)
+    talk._say(Failed(id=3, what="the chat template fails", why="it says \ud800", remedy="correct it"))
+    reply = decode_reply(sink.getvalue()[HEADER.size :])
+    assert isinstance(reply, Failed) and reply.id == 3 and "surrogates" in reply.why
