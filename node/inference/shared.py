@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from node.config import runtime_socket
+from node.inference.watchdog import LOADING
 from node.inference.wire import HEADER, Ping, Pong, WireError, body_length, decode_reply, encode
 from node.state.files import own_directory
 
@@ -27,6 +28,8 @@ START_SECONDS = 300.0
 """For the host's imports, on a machine where others start, too."""
 ANSWER_SECONDS = 30.0
 """For a first word: a thread that does nothing else gives it."""
+SAY_SECONDS = 1.0
+"""Between two words to a daemon that waits for a host."""
 READ_SIZE = 1 << 16
 
 
@@ -42,16 +45,27 @@ def main() -> None:
     chosen, engine = parser.parse_known_args()
     own = [f"--{name}={value}" for name, value in vars(chosen).items() if value is not None]
     path = host_socket(engine)
+    found = threading.Event()
+    waiting = threading.Thread(target=_wait_aloud, args=(found,), daemon=True)
+    waiting.start()
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one starts it, and a host that has nobody does not end meanwhile
         connection = _connected(path)
         if connection is None:
             path.unlink(missing_ok=True)  # of one that was killed
             connection = _started(path, [*own, *engine])
+    found.set()
+    waiting.join()  # whose frame must not stand within one of the host's
     threading.Thread(target=_speak, args=(connection,), daemon=True).start()
     while data := connection.recv(READ_SIZE):
         while data:
             data = data[os.write(1, data) :]
+
+
+def _wait_aloud(found: threading.Event) -> None:
+    """Until there is a host: a daemon ends a child of which it hears nothing for as long as a host may take."""
+    while not found.wait(SAY_SECONDS):
+        os.write(1, encode(Pong(beats=0, busy=LOADING)))
 
 
 def host_socket(options: Sequence[str]) -> Path:
