@@ -120,11 +120,6 @@ def encode_contribution(header: ContributionHeader, tensors: Mapping[str, F32], 
         yield form.encode(tensors[name])
 
 
-def size_of(header: ContributionHeader, shapes: Shapes, form: Form) -> int:
-    """Bytes of the file."""
-    return len(encode_header(header)) + sum(form.size(math.prod(shape)) for shape in shapes.values())
-
-
 def most_bytes(shapes: Shapes, form: Form) -> int:
     """The longest file that may be fetched."""
     return _FRONT.size + MAX_HEADER_BYTES + sum(form.size(math.prod(shape)) for shape in shapes.values())

@@ -224,12 +224,6 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: str
     files: int
 
-    @property
-    def odds(self) -> float:
-        """To one that this worker cheats, against honest; capped at 1e300."""
-        # exp(709.8) is the largest float64.
-        return math.exp(min(self.log_odds, 690.0))
-
 
 class Decision:
     """The test for one worker. record: restored from the journal, if there is one."""

@@ -129,20 +129,6 @@ class Sparse:
             self._decode(memoryview(data)[cut:], values[None, end:], self._kept(rest))
         return values
 
-    def places(self, data: bytes | memoryview, count: int) -> NDArray[np.int64]:
-        """Which numbers it keeps, ascending: for comparing contributions. Raises ContributionError."""
-        _check_size(self, data, count)
-        whole, rest = divmod(count, self._chunk)
-        cut, found = whole * self._bytes(self._top), list[NDArray[np.int64]]()
-        for part, chunks, length, kept, start in (
-            (data[:cut], whole, self._chunk, self._top, 0),
-            (data[cut:], 1 if rest else 0, rest, self._kept(rest), whole * self._chunk),
-        ):
-            if chunks:
-                places, _, _ = self._parse(memoryview(part), chunks, length, kept)
-                found.append((start + np.arange(chunks)[:, None] * self._chunk + places).reshape(-1))
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
     def _kept(self, length: int) -> int:
         return -(-length * self._top // self._chunk)
 

@@ -58,11 +58,6 @@ def too_large(norms: Mapping[bytes, float]) -> set[bytes]:
     return {one for one, norm in norms.items() if not norm <= limit}
 
 
-def overlap(one: np.ndarray, other: np.ndarray) -> float:
-    """Share of the places of two sparse contributions that both keep. Each: ascending, of one tensor or of all."""
-    return len(np.intersect1d(one, other, assume_unique=True)) / max(len(one), 1)
-
-
 def fragment(shapes: Mapping[str, tuple[int, ...]], round_: int, fragments: int) -> list[str]:
     """Names, ascending, of the tensors that a round exchanges; a round before the first exchanges nothing."""
     return parts_of(shapes, fragments)[round_ % fragments] if round_ >= 0 else []

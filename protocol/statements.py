@@ -7,7 +7,7 @@ Knows type strings, digests and signatures. What the statements mean is decided 
 from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from eth_hash.auto import keccak
@@ -163,9 +163,6 @@ Statement = (
     | Invitation
     | Attestation
     | TermSilent
-)
-S = TypeVar(
-    "S", WorkCommitment, Verdict, Rechecked, Accepted, Earnings, NodeRegistration, Invitation, Attestation, TermSilent
 )
 
 _JUDGEMENT = "uint256 pool,bytes32 work,uint8 outcome,uint8 reason,bytes32 values"

@@ -31,7 +31,6 @@ _POINTS_AT_ONCE = 1 << 13
 """What several proofs compute together still fits the cache of one core."""
 
 U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 
 
@@ -56,17 +55,6 @@ class Proof(msgspec.Struct, frozen=True):
 
     modulus: int
     coefficients: tuple[int, ...]
-
-    def evaluate(self, position: int) -> int:
-        """The bf16 bits that the proof claims at a flat position >= 0."""
-        x, value = position % self.modulus, 0
-        for coefficient in reversed(self.coefficients):
-            value = (value * x + coefficient) % PRIME
-        return value
-
-    def evaluate_all(self, positions: I64) -> I64:
-        """positions: int64[n] -> claimed bits: int64[n]."""
-        return evaluate_proofs([self], positions[None, :])[0]
 
     def encode(self) -> bytes:
         return np.asarray([self.modulus, *self.coefficients], dtype=">u2").tobytes()
@@ -134,13 +122,6 @@ def _top_of_small(batches: Sequence[U16], k: int) -> tuple[I64, I64]:
     return positions, np.take_along_axis(bits, positions, axis=1).astype(np.int64)
 
 
-def injective_modulus(positions: I64) -> int:
-    """The largest m <= 65497 for which all positions differ mod m."""
-    if np.unique(positions).size != positions.size:
-        raise ValueError("positions repeat")
-    return int(_moduli(positions[None, :])[0])
-
-
 def _moduli(positions: I64) -> I64:
     """positions: int64[n, k], none twice in one row -> int64[n], the largest moduli that tell them apart."""
     moduli = np.full(len(positions), PRIME)
@@ -158,14 +139,6 @@ def _moduli(positions: I64) -> I64:
     raise ValueError("more positions than residues")
 
 
-def proof_from_points(positions: Sequence[int] | I64, bits: Sequence[int] | I64) -> bytes:
-    """The proof through explicit points (flat position, bf16 bits)."""
-    at = np.asarray(positions, dtype=np.int64)
-    if np.unique(at).size != at.size:
-        raise ValueError("positions repeat")
-    return encode_points(at[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
-
-
 def encode_points(positions: I64, bits: I64) -> list[bytes]:
     """positions, bits: int64[n, k], of as many proofs -> these."""
     moduli = _moduli(positions)
@@ -179,13 +152,8 @@ def encode_points(positions: I64, bits: I64) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-def build_proof(rows: U16, k: int) -> bytes:
-    """rows: uint16[n, hidden], bf16 bits, 1 <= n <= 32."""
-    return build_proofs([rows], k)[0]
-
-
 def build_proofs(batches: Sequence[U16], k: int) -> list[bytes]:
-    """One proof per batch of rows; several are computed together."""
+    """One proof per batch of rows, uint16[n, hidden], bf16 bits, 1 <= n <= 32; several are computed together."""
     return [proof for points in top_points(batches, k) for proof in encode_points(*points)]
 
 
@@ -232,7 +200,7 @@ def proof_count(output_tokens: int, batch: int = DECODE_BATCH) -> int:
 
 
 def parse_proof(data: bytes, k: int) -> Proof:
-    """Parse one proof; raises MalformedProof on anything that `build_proof` could not have written."""
+    """Parse one proof; raises MalformedProof on anything that `build_proofs` could not have written."""
     if len(data) != proof_size(k):
         raise MalformedProof("malformed activation proof", f"{len(data)} bytes instead of {proof_size(k)}")
     modulus, *_ = words = struct.unpack(f">{k + 1}H", data)
@@ -266,12 +234,6 @@ def compare_all(proofs: Sequence[Proof], batches: Sequence[U16]) -> list[ProofEr
         some = proofs[len(errors) : len(errors) + len(positions)]
         errors += _differences(evaluate_proofs(some, positions), bits)
     return errors
-
-
-def compare_points(proof: Proof, positions: Sequence[int] | I64, bits: Sequence[int] | I64) -> ProofErrors:
-    """The same on explicit points; bits are bf16 patterns as ints. The sign is not compared."""
-    claimed = proof.evaluate_all(np.asarray(positions, dtype=np.int64))
-    return _differences(claimed[None, :], np.asarray(bits, dtype=np.int64)[None, :])[0]
 
 
 def evaluate_proofs(proofs: Sequence[Proof], positions: I64) -> I64:

@@ -74,7 +74,7 @@ def test_cheats_are_suspected_then_convicted() -> None:
     for says, source in itertools.product(HONEST_TABLES, SPEC.cheating.values()):
         random, likelihoods, worker = np.random.default_rng(1), likelihoods_of(says), Decision(SPEC)
         levels = [worker.update(likelihoods.evidence(draw(random, source))).level for _ in range(8)]
-        assert worker.standing.against in SPEC.ways and worker.standing.odds > 1e9
+        assert worker.standing.against in SPEC.ways and worker.standing.log_odds > math.log(1e9)
         assert levels[-1] == Level.CONVICTED and levels.index(Level.SUSPECT) >= 1
 
 

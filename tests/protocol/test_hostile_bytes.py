@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.envelope import ProofSubject, open_envelope, seal
 from protocol.identity import NodeKey
 from protocol.rollout import MalformedRollout, RolloutBatch, RolloutHeader, SampleRow, decode, encode
-from protocol.toploc import MalformedProof, compare, parse_proof, proofs_for, split_proofs
+from protocol.toploc import MalformedProof, compare, evaluate_proofs, parse_proof, proofs_for, split_proofs
 
 K, ROWS = 8, 4
 NODE = NodeKey(b"\x07" * 32).address
@@ -50,7 +50,9 @@ def test_a_proof_parses_to_itself_or_not_at_all(data: bytes, k: int) -> None:
     except MalformedProof:
         return
     assert proof.encode() == data
-    assert all(0 <= value < 65497 for value in proof.evaluate_all(np.arange(0, 200_000, 999)).tolist())
+    assert all(
+        0 <= value < 65497 for value in evaluate_proofs([proof], np.arange(0, 200_000, 999)[None]).ravel().tolist()
+    )
 
 
 @settings(max_examples=80)

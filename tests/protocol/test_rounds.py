@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protocol.pretraining import Diloco
-from protocol.rounds import Mean, chosen, closes_at, digest_of, outer_step, overlap, state_root, too_large
+from protocol.rounds import Mean, chosen, closes_at, digest_of, outer_step, state_root, too_large
 
 RULES = Diloco(round_seconds=600, grace_seconds=60, min_contributions=2, max_contributions=4)
 
@@ -82,7 +82,3 @@ def test_a_root_names_round_names_shapes_and_numbers() -> None:
         state_root(3, [("a", (2, 3), digest_of(values + 1))]),
     ]
     assert len({root, *others}) == 5
-
-
-def test_copies_keep_the_same_places() -> None:
-    assert overlap(np.array([1, 5, 9, 12]), np.array([2, 5, 9, 40])) == 0.5
