@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from node.inference.errors import EngineError
-from node.inference.transfer import fetched, sent
+from node.inference.transfer import sent
 from protocol import sampling
 from protocol.sampling import F64, I64
 
@@ -28,20 +28,9 @@ OPEN, BROKEN = -1, -2
 """What stands for a token: the reference is to decide; the logits are not finite."""
 
 
-def choose(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
-    """tokens: int64[n], those of `protocol.sampling.choose`; logits: float32[n, V]; u: float64[n].
-
-    Waits for the device. Raises EngineError for logits that are not finite.
-    """
-    drawn = draw(logits, u, temperature)
-    [found] = fetched(drawn)
-    if (found >= 0).all():
-        return drawn
-    return sent(settle(found, lambda: logits, u.cpu().numpy(), temperature), logits.device)
-
-
 def draw(logits: Tensor, u: Tensor, temperature: float) -> Tensor:
-    """The same without waiting: int64[n], tokens, OPEN or BROKEN."""
+    """int64[n]: tokens, those of `protocol.sampling.choose`, or OPEN or BROKEN. logits: float32[n, V]; u: float64[n].
+    Does not wait for the device."""
     table = _tabulate(logits, temperature)
     aim = u * table.total
     tokens = table.find(aim)
