@@ -18,9 +18,9 @@ from torch import Tensor
 
 from node.inference.attention import Beginnings, KVCache
 from node.inference.engine import MOST_IN_FLIGHT, U8, U16, Completion, Request
-from node.inference.errors import EngineError
+from node.inference.errors import EngineError, ran_out
 from node.inference.language_model import LanguageModel, batches
-from node.inference.out_of_memory import ran_out, smaller
+from node.inference.out_of_memory import smaller
 from node.inference.room import CHUNK_TOKENS
 from node.inference.transfer import fetched
 from node.inference.transformer import Routes

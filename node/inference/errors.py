@@ -29,24 +29,26 @@ class EngineCrashed(EngineError):
 # Errors after which an engine's process is of no use any more, in words for its owner.
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 _LOST = ("CUDA error", "CUDA driver", "HIP error", "NCCL error", "AcceleratorError")
-NO_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+_NO_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 """Of errors that torch has no type for: the CPU's allocators, CUDA's for page-locked memory, its libraries' for their
 workspaces."""
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether an exception means that a device, or the machine, has no more memory. Torch's errors are known by name
+    and text: it is not loaded for this."""
+    if any(kind.__name__ in _NO_MEMORY for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_TEXTS)
+
+
 def reason_to_end(error: Exception) -> EngineError | None:
-    """None if the process can go on with other requests. Torch's errors are known by name and text: it is not loaded
-    for this."""
-    names = [kind.__name__ for kind in type(error).__mro__]
+    """None if the process can go on with other requests."""
     text = f"{type(error).__name__}: {error}"[:300]
-    if any(name in _NO_MEMORY for name in names) or _says(error, text, NO_MEMORY_TEXTS):
+    if ran_out(error):
         remedy = "give the engine a smaller --batch-tokens, or the machine more memory or less else to do"
         return EngineError("the engine ran out of memory", text, remedy)
-    if _says(error, text, _LOST):
+    if isinstance(error, RuntimeError) and any(words in text for words in _LOST):
         remedy = "see dmesg and nvidia-smi; a driver that hangs needs a restart"
         return EngineError("the engine lost its GPU", text, remedy)
     return None
-
-
-def _says(error: Exception, text: str, parts: tuple[str, ...]) -> bool:
-    return isinstance(error, RuntimeError) and any(part in text for part in parts)

@@ -3,16 +3,9 @@
 import structlog
 import torch
 
-from node.inference.errors import NO_MEMORY_TEXTS, EngineError
+from node.inference.errors import EngineError
 
 _log = structlog.get_logger(__name__)
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether an exception means that a device, or the machine, has no more memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY_TEXTS)
 
 
 def smaller(tried: int, unit: str, error: BaseException) -> int:

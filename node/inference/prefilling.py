@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from node.inference.engine import F32, F64, U8, U16, Finished, Prefill
-from node.inference.errors import EngineError
+from node.inference.errors import EngineError, ran_out
 from node.inference.language_model import I64, LanguageModel, batches
-from node.inference.out_of_memory import ran_out, smaller
+from node.inference.out_of_memory import smaller
 from node.inference.room import CHUNK_TOKENS
 from node.inference.transfer import fetched
 from node.inference.transformer import Routes

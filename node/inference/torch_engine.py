@@ -22,13 +22,13 @@ from node.inference.adapters import MOST_ADAPTERS
 from node.inference.architectures import FAMILIES, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, Finished, Prefill, Weights
-from node.inference.errors import EngineError, ModelError
+from node.inference.errors import EngineError, ModelError, ran_out
 from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
 from node.inference.model_files import QUANTIZATION, is_mxfp4, read_json
-from node.inference.out_of_memory import left_out, let_go, ran_out
+from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan, room_for_adapters
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision

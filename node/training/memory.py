@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from node.inference.out_of_memory import ran_out
+from node.inference.errors import ran_out
 from node.training.errors import TrainingError
 from node.training.settings import TrainerSettings
 
