@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from node.calibration.cuts import draw_files, hard_cuts
+from node.calibration.cuts import Looks, draw_files, hard_cuts
 from node.calibration.measure import (
     OTHER_DRAWS,
     Progress,
@@ -55,7 +55,6 @@ from protocol.lora import is_adapter
 from protocol.run import RunSpec, VerificationSpec
 from protocol.sampling import uniforms
 
-Looks = dict[str, list[SampleStatistics]]
 STANDARD_ERRORS = 4.0
 MOST_FILES = 200
 TRIALS = 10

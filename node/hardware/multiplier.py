@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from subprocess import PIPE
 
 import msgspec
-import structlog
 import trio
 
 from node.errors import NodeError
 from node.hardware.orders import HEADER_BYTES, READY, Multiply, Order, Show
 from protocol.freivalds import DIGEST_BYTES, Challenge
 
-log = structlog.get_logger()
 START_SECONDS = 90.0
 """torch's import on a busy machine, and a device that wakes up."""
 ANSWER_SECONDS = 60.0

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 import psutil
-import structlog
 import trio
 
 from node.inference.errors import EngineCrashed, EngineError
@@ -36,7 +35,6 @@ from node.inference.wire import (
 )
 from node.processes.forkserver import Child
 
-log = structlog.get_logger()
 READ_SIZE = 1 << 16
 PING_EVERY = 1.0
 CANCEL_GRACE = 120.0
