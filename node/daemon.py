@@ -92,6 +92,7 @@ from protocol.statements import Domain
 
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
+LOOK_AGAIN = 2.0
 ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
@@ -286,7 +287,7 @@ class Daemon:
                 self.progress.tell("joined", f"joined pool {number} as {role}, reachable at {contact}")
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._stop_when_evicted, member.membership)
+                    nursery.start_soon(self._stop_when_evicted, member.membership, chain, number)
                     # Before the run is fetched: its files come from members, and who they are stands on chain.
                     ledger = await self._follow_pool(nursery, member, chain, state.path, joined=answered)
                     run = await self._obtain_run(role, pool.run_root, member, state.path)
@@ -406,8 +407,8 @@ class Daemon:
 
         self.progress.enter("run", waits_for, lambda: fraction(exchange.under_way()))
 
-    async def _stop_when_evicted(self, membership: Membership) -> None:
-        await membership.evicted.wait()
+    async def _stop_when_evicted(self, membership: Membership, chain: ChainClient, pool: int) -> None:
+        await until_evicted(membership, chain, pool)
         self.crew.state = "evicted"
         record = next((record for record in membership.slashed if record.node == membership.own), None)
         why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
@@ -429,6 +430,20 @@ class Daemon:
                 await trio.to_thread.run_sync(forget, directory)
             except IntellectError as error:
                 log.info("pool.not_left", why=error.why)
+
+
+async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -> None:
+    """Returns once this node is out, by the chain's own word."""
+    while True:
+        await membership.evicted.wait()
+        try:
+            # The pool's history is heard anew at each start: a slash in it may have been overturned since.
+            if await chain.is_evicted(pool, membership.own):
+                return
+            membership.evicted = trio.Event()
+        except IntellectError as error:
+            log.warning("pool.eviction_unknown", why=error.why)
+            await trio.sleep(LOOK_AGAIN)
 
 
 def _compiled(path: Path) -> CompiledRun:

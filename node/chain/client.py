@@ -195,6 +195,10 @@ class ChainClient:
         """Everybody who ever joined, with the last contact; flags tell who left or was evicted."""
         return await self._read(f"read the members of pool {pool}", lambda: self._members(pool))
 
+    async def is_evicted(self, pool: int, node: Address) -> bool:
+        """Whether judges had a node slashed in a pool, and nobody overturned it."""
+        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
+
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
 

@@ -3,13 +3,18 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from node import daemon
+from node.chain.errors import ChainError
 from node.config import NodeConfig
+from node.network.memory import MemoryHub, MemoryNetwork
 from node.state.journal import Journal
+from node.swarm.membership import Membership, SlashRecord
+from protocol.identity import NodeKey
 
 
 def interrupted_while_opening_the_journal(path: Path) -> Journal:
@@ -28,3 +33,32 @@ def test_a_stop_that_comes_before_anything_runs_still_frees_the_state_directory(
         signal.signal(signal.SIGTERM, before)
 
     assert not (tmp_path / "state" / "lock").exists()
+
+
+class Chain:
+    """answers: to whether the node is evicted, one after the other; None is silence."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self.answers = list(answers)
+
+    async def is_evicted(self, pool: int, node: str) -> bool:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise ChainError("the chain does not answer", "no route", "wait")
+        return answer
+
+
+async def test_a_slash_of_the_past_that_was_overturned_stops_no_node(autojump_clock: Any) -> None:
+    """The pool's history is heard anew at each start, the slash before what overturned it."""
+    key = NodeKey(b"\1" * 32)
+    members = Membership(key.address, MemoryNetwork(key, MemoryHub()), key.address, ())
+    chain: Any = Chain(None, False, True)
+    slashes = [SlashRecord(key.address, key.address, 10, 5, hash_, 7, "00") for hash_ in ("0xa", "0xb")]
+    with trio.move_on_after(60) as waited:
+        members.slash(slashes[0])
+        await daemon.until_evicted(members, chain, 1)
+    assert waited.cancelled_caught and chain.answers == [True]
+    members.unslash(key.address, "0xa")
+    members.slash(slashes[1])
+    await daemon.until_evicted(members, chain, 1)
+    assert chain.answers == []
