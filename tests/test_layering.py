@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("contracts",),
     (
         "node",
+        "node.deadline",
         "node.errors",
         "node.logs",
         "node.recent",

@@ -5,13 +5,14 @@ and its share goes to the others. What has arrived stays in the store's partial 
 from peers, goes on from there. The bytes move in worker threads.
 """
 
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 import trio
@@ -22,6 +23,7 @@ from urllib3.exceptions import HTTPError
 from node.blobs.errors import SourceFailed
 from node.blobs.http.sources import MAX_LISTING_BYTES, HttpSource, PolicyRow, decode_listing
 from node.blobs.store import BlobStore, Partial
+from node.deadline import within
 from protocol.blobs import MAX_INFO_BYTES, BlobInfo, decode_info
 from protocol.errors import ProtocolError
 
@@ -119,6 +121,7 @@ class _Door:
         self.complaint = ""
         self.lied = False
         self._pool = _pool(source)
+        self._path = urlsplit(source.url).path
 
     @property
     def open(self) -> bool:
@@ -139,8 +142,7 @@ class _Door:
         return await trio.to_thread.run_sync(self._get, path, span, limit, abandon_on_cancel=True)
 
     def _get(self, path: str, span: tuple[int, int] | None, limit: int) -> bytes:
-        # A moment later than what is said below, which so is said of a line that was cut.
-        with _LINE.cut_after(SLOWEST + 0.5):
+        with ExitStack() as _ASKING.until_read:
             return self._get_in_time(path, span, limit)
 
     def _get_in_time(self, path: str, span: tuple[int, int] | None, limit: int) -> bytes:
@@ -148,7 +150,7 @@ class _Door:
         headers = {"range": f"bytes={span[0]}-{span[0] + span[1] - 1}"} if span else {}
         deadline = time.monotonic() + SLOWEST
         answer = self._pool.request(
-            "GET", self.source.url + path, headers=headers, preload_content=False, redirect=False, retries=False
+            "GET", self._path + path, headers=headers, preload_content=False, redirect=False, retries=False
         )
         try:
             if answer.status in (404, 410):
@@ -177,56 +179,24 @@ class _Door:
         return bytes(data)
 
     def close(self) -> None:
-        self._pool.clear()
+        self._pool.close()
 
 
-class _Line(threading.local):
-    """The socket that this thread waits for an answer on. urllib3's limits are per read: in the lines before the body,
-    and between its chunks, a byte every twenty seconds would satisfy them for days."""
-
-    sock: socket.socket | None = None
-
-    @contextmanager
-    def cut_after(self, seconds: float) -> Iterator[None]:
-        """Whoever waits longer reads an end."""
-        held = self.__dict__  # of this thread; the timer has another
-
-        def cut() -> None:
-            if (sock := held.get("sock")) is not None:
-                with suppress(OSError):  # it is closed already
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-        timer = threading.Timer(seconds, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            self.sock = None
-
-
-_LINE = _Line()
+_ASKING = threading.local()
+"""until_read: what ends when this thread has read the answer that it waits for. urllib3's limits are per read: in the
+lines before the body, and between its chunks, a byte every twenty seconds would satisfy them for days."""
 
 
 class _HttpConnection(HTTPConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
-        _LINE.sock = self.sock
+        _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
         return super().getresponse()
 
 
 class _HttpsConnection(HTTPSConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
-        _LINE.sock = self.sock
+        _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
         return super().getresponse()
-
-
-class _HttpPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HttpConnection  # type: ignore[assignment] - as urllib3's own is
-
-
-class _HttpsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HttpsConnection  # type: ignore[assignment]
 
 
 class _Transfer:
@@ -326,20 +296,15 @@ async def _info(doors: Sequence[_Door], root: bytes) -> BlobInfo:
     raise SourceFailed(f"blob {root.hex()[:16]} cannot be had", _complaints(doors))
 
 
-def _pool(source: HttpSource) -> urllib3.PoolManager:
+def _pool(source: HttpSource) -> urllib3.HTTPConnectionPool:
     """Connections that accept exactly the certificate with the fingerprint, or what the system trusts without one."""
+    pinned: dict[str, Any] = {}
     if source.fingerprint:
-        pool = urllib3.PoolManager(
-            maxsize=CONNECTIONS,
-            timeout=TIMEOUT,
-            cert_reqs="CERT_NONE",
-            # The fingerprint names the one certificate: neither its name nor who signed it adds anything.
-            assert_hostname=False,
-            assert_fingerprint=source.fingerprint,
-        )
-    else:
-        pool = urllib3.PoolManager(maxsize=CONNECTIONS, timeout=TIMEOUT)
-    pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        # The fingerprint names the one certificate: neither its name nor who signed it adds anything.
+        pinned = {"cert_reqs": "CERT_NONE", "assert_hostname": False, "assert_fingerprint": source.fingerprint}
+    pool = urllib3.connection_from_url(source.url, maxsize=CONNECTIONS, timeout=TIMEOUT, **pinned)
+    kind = _HttpsConnection if pool.scheme == "https" else _HttpConnection
+    pool.ConnectionCls = kind  # type: ignore[assignment] - as urllib3's own is
     return pool
 
 

@@ -9,10 +9,6 @@ import ipaddress
 import os
 import socket
 import ssl
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -53,25 +49,6 @@ def dial(parts: SplitResult, seconds: float) -> socket.socket:
     except BaseException:
         plain.close()
         raise
-
-
-@contextmanager
-def within(connection: socket.socket, seconds: float) -> Iterator[float]:
-    """The time (monotonic) at which the connection is cut: a server may send a byte now and then for ever."""
-    timer = threading.Timer(seconds, _cut, (connection,))
-    # A timer that waits must not keep a process alive that wants to end.
-    timer.daemon = True
-    timer.start()
-    try:
-        yield time.monotonic() + seconds
-    finally:
-        timer.cancel()
-
-
-def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it is over already
-        # This wakes a thread that waits in recv. Closing would not, and would free the descriptor while it is in use.
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from node.deadline import within
 from node.environments.base import JSON_BRACKETS, nested_deeply
-from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url, within
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, PROGRAM, Heard, dial, silent, split_url
 from node.environments.tools.form import parse_call
 from protocol.errors import UNREADABLE
 

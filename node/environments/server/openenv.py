@@ -14,7 +14,8 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url, within
+from node.deadline import within
+from node.environments.server.dial import FAILED, MAX_REPLY_BYTES, Heard, dial, silent, split_url
 from protocol.errors import UNREADABLE
 
 SCHEMES = ("ws", "wss")
