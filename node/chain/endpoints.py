@@ -6,10 +6,12 @@ a command may ask the chain before it pays the second that this takes.
 """
 
 import json
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import structlog
 
 from node.chain.answers import BadAnswer, parse_answer
 from node.chain.errors import RpcUnreachable, WrongChain, from_answer
+from node.deadline import within
 
 if TYPE_CHECKING:
     from web3.types import RPCResponse
@@ -28,6 +31,8 @@ WHOLE_ANSWER = 3
 """Times `timeout` that an answer may take in all: the timeout itself begins anew with each byte.
 
 Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
+PACKED = "gzip"
+HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
 REFUSALS = (401, 402, 403, 429)
 """Of whoever asks, not of what is asked: a key that is not valid any more, a bill, a quota. Another endpoint may
 answer, whatever JSON stands in the body."""
@@ -58,11 +63,9 @@ class Endpoints:
     def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
         self._urls = tuple(urls)
         self._chain_id = chain_id
-        limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
-        # A host that is gone shows at the connect; one that computes may take longer to answer.
-        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
-        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
-        self._longest = WHOLE_ANSWER * timeout
+        self._timeout = timeout
+        self._idle: list[_Line] = []
+        self._closed = False
         self._lock = threading.Lock()
         self._current = 0
         self._verified: set[str] = set()
@@ -81,7 +84,10 @@ class Endpoints:
         return self._urls[self._current]
 
     def close(self) -> None:
-        self._http.close()
+        """A request that is in progress closes its own connection."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
 
     def request(self, method: str, payload: bytes) -> "RPCResponse":
         """The answer to a whole request, which may be an error."""
@@ -141,32 +147,79 @@ class Endpoints:
                 self._current = place
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
-        until = time.monotonic() + self._longest
-        try:
-            with self._http.stream(
-                "POST", url, content=payload, headers={"content-type": "application/json"}
-            ) as response:
-                body = _bounded(response, until)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise _EndpointFailed(str(error) or type(error).__name__) from error
+        with self._line() as line:
+            status, body = line.post(url, payload)
         try:
             answer = parse_answer(method, body)
         except BadAnswer as error:
-            raise _EndpointFailed(f"HTTP {response.status_code} {error}") from error
+            raise _EndpointFailed(f"HTTP {status} {error}") from error
         # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
-        if response.status_code in REFUSALS or (response.status_code >= 500 and "error" not in answer):
-            raise _EndpointFailed(f"HTTP {response.status_code}")
+        if status in REFUSALS or (status >= 500 and "error" not in answer):
+            raise _EndpointFailed(f"HTTP {status}")
         return answer
+
+    @contextmanager
+    def _line(self) -> Iterator["_Line"]:
+        """One that nobody else uses."""
+        with self._lock:
+            # The one used last: its connection is the likeliest to be open still.
+            line = self._idle.pop() if self._idle else None
+        line = line or _Line(self._timeout)
+        try:
+            yield line
+        finally:
+            with self._lock:
+                self._idle.append(line)
+            if self._closed:
+                self.close()
+
+
+class _Line:
+    """A connection that serves one request at a time: httpx tells which one a request goes by only when it connects."""
+
+    def __init__(self, timeout: float) -> None:
+        # A host that is gone shows at the connect; one that computes may take longer to answer.
+        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
+        self._longest = WHOLE_ANSWER * timeout
+        self._sock: socket.socket | None = None
+        self.close = self._http.close
+
+    def post(self, url: str, payload: bytes) -> tuple[int, bytes]:
+        """The status and the body of the answer. Raises _EndpointFailed."""
+        until = time.monotonic() + self._longest
+        with ExitStack() as answered:
+
+            def traced(event: str, info: Mapping[str, Any]) -> None:
+                if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                    self._sock = info["return_value"].get_extra_info("socket")
+                elif event.endswith("send_request_headers.started") and self._sock:
+                    # Also while the lines before the body come: httpx reads them, with a limit for each read.
+                    answered.enter_context(within(self._sock, self._longest))
+
+            try:
+                with self._http.stream(
+                    "POST", url, content=payload, headers=HEADERS, extensions={"trace": traced}
+                ) as response:
+                    return response.status_code, _bounded(response, until)
+            except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+                late = "its answer does not end" if time.monotonic() > until else ""
+                raise _EndpointFailed(late or str(error) or type(error).__name__) from error
 
 
 def _bounded(response: httpx.Response, until: float) -> bytes:
+    # What was asked for. Others make gigabytes out of one read of 64 KiB, before anybody can count them.
+    if response.headers.get("content-encoding", "").lower() not in ("", "identity", PACKED):
+        raise _EndpointFailed("it packs its answer otherwise than it was asked to")
     body = bytearray()
     for chunk in response.iter_bytes():
         body += chunk
-        if time.monotonic() > until:
-            raise _EndpointFailed("its answer does not end")
         if len(body) > MAX_RESPONSE:
             raise _EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
+    # Also where it ended: a line that was cut reads as an end.
+    if time.monotonic() > until:
+        raise _EndpointFailed("its answer does not end")
     return bytes(body)
 
 

@@ -69,16 +69,17 @@ async def people(profile: NetworkProfile, connect: Callable[..., ChainClient]) -
 
 
 @pytest.fixture
-def bad_endpoint() -> Iterator[Callable[[int, bytes], str]]:
-    """Starts an endpoint that answers everything with the given status and body; returns its URL."""
+def bad_endpoint() -> Iterator[Callable[..., str]]:
+    """Starts an endpoint that answers everything with the given status, body and headers; returns its URL."""
     servers: list[ThreadingHTTPServer] = []
 
-    def start(status: int, body: bytes) -> str:
+    def start(status: int, body: bytes, **headers: str) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # noqa: N802
                 self.rfile.read(int(self.headers["content-length"]))
                 self.send_response(status)
-                self.send_header("content-length", str(len(body)))
+                for name, value in {**headers, "content-length": str(len(body))}.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 

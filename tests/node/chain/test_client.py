@@ -1,11 +1,14 @@
+import gzip
 import json
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+import zstandard
 
 from contracts.bindings import Claimed, EarningsPosted, Joined, PostedEarnings, Slashed
 from contracts.deploy import TOKEN
@@ -21,6 +24,7 @@ from node.chain.cases import (
     write_case,
 )
 from node.chain.client import ChainClient
+from node.chain.endpoints import Endpoints, encoded
 from node.chain.errors import (
     ChainError,
     DevnetError,
@@ -107,6 +111,41 @@ async def test_an_endpoint_that_never_answers_is_passed_over(profile: NetworkPro
         client = connect(with_urls(profile, f"http://127.0.0.1:{port}", profile.rpc_urls[0]), timeout=0.2)
         assert (await client.block()).number > 0
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 100 Continue\r\n\r\n"])
+async def test_an_endpoint_that_drips_before_its_answer_is_left_for_the_next(
+    profile: NetworkProfile, connect: Connect, begun: bytes
+) -> None:
+    async def drip(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(begun)
+            while True:
+                await stream.send_all(begun if begun.endswith(b"\r\n\r\n") else b"H")
+                await trio.sleep(0.05)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, drip, 0)
+        port = listeners[0].socket.getsockname()[1]
+        client = connect(with_urls(profile, f"http://127.0.0.1:{port}", profile.rpc_urls[0]), timeout=0.3)
+        with trio.fail_after(20):
+            assert (await client.block()).number > 0
+        assert client.url == profile.rpc_urls[0]
+        nursery.cancel_scope.cancel()
+
+
+def test_an_answer_that_is_packed_otherwise_than_asked_for_is_not_unpacked(bad_endpoint: Any) -> None:
+    packed = zstandard.compress(bytes(10**8))  # a part of 64 KiB would be gigabytes before anybody counts them
+    endpoints = Endpoints([bad_endpoint(200, packed, **{"content-encoding": "zstd"})], 1)
+    with closing(endpoints), pytest.raises(RpcUnreachable, match="packs its answer"):
+        endpoints.request("eth_chainId", encoded("eth_chainId", []))
+
+
+def test_an_answer_that_is_packed_as_asked_for_is_read(bad_endpoint: Any) -> None:
+    packed = gzip.compress(b'{"jsonrpc":"2.0","id":1,"result":"0x1"}')
+    endpoints = Endpoints([bad_endpoint(200, packed, **{"content-encoding": "gzip"})], 1)
+    with closing(endpoints):
+        assert endpoints.request("eth_chainId", encoded("eth_chainId", []))["result"] == "0x1"
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 429])
