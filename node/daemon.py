@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
 from importlib import import_module
 from pathlib import Path
 
@@ -237,7 +237,8 @@ class Daemon:
             self.progress.enter("chain", f"asking the chain of network {self.config.network}")
             profile = await trio.to_thread.run_sync(lambda: load_profile(self.config.network, home=self.config.home))
             chain = ChainClient(profile, key, outbox=state.path / "outbox.sqlite", cases=state.path / "cases")
-            await self._join(state, journal, key, profile, chain, front)
+            with closing(chain):
+                await self._join(state, journal, key, profile, chain, front)
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:

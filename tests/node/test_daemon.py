@@ -2,14 +2,16 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from node import daemon
-from node.chain.errors import ChainError
+from node.chain.errors import ChainError, NotDeployed
 from node.config import NodeConfig
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.state.journal import Journal
@@ -62,3 +64,31 @@ async def test_a_slash_of_the_past_that_was_overturned_stops_no_node(autojump_cl
     members.slash(slashes[1])
     await daemon.until_evicted(members, chain, 1)
     assert chain.answers == []
+
+
+@pytest.mark.parametrize("ends", ["stopped", "failed"])
+def test_a_daemon_that_ends_closes_its_way_to_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    said: list[str] = []
+
+    class Chain:
+        def __init__(self, *_: object, **__: object) -> None:
+            said.append("opened")
+
+        async def connect(self) -> None:
+            if ends == "failed":
+                raise NotDeployed(["swarm"], 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await trio.sleep_forever()
+
+        def close(self) -> None:
+            said.append("closed")
+
+    profile: Any = SimpleNamespace(pool=1, chain_id=31337, contracts=SimpleNamespace(swarm="0x" + "5" * 40))
+    monkeypatch.setattr(daemon, "load_profile", lambda *_, **__: profile)
+    monkeypatch.setattr(daemon, "ChainClient", Chain)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with suppress(*([BaseExceptionGroup] if ends == "failed" else [])):
+        trio.run(daemon.Daemon(NodeConfig(state_dir=tmp_path / "state", home=tmp_path)).main)
+    assert said == ["opened", "closed"]

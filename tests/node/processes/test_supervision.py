@@ -94,6 +94,9 @@ class StoppedWhileConnecting:
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep_forever()
 
+    def close(self) -> None:
+        """Nothing was opened."""
+
 
 def test_a_daemon_is_ready_once_its_control_socket_answers_and_says_when_it_ends(
     manager: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
