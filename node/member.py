@@ -172,6 +172,7 @@ class BlobDoor:
         announced: Callable[[], Sequence[HttpSource]] = tuple,
     ) -> None:
         self.add = store.add
+        self.holding = store.holding
         self._store = store
         self._swarm = swarm
         self._http = http

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ class Truth:
 
 class Blobs:
     """One node's door to everybody's files. cheat: None, 'blatant' or 'subtle'."""
+
+    holding = nullcontext
 
     def __init__(self, truth: Truth, run: RunSpec, name: Address, cheat: str | None, seed: int) -> None:
         self._truth = truth

@@ -1,6 +1,7 @@
 """What everybody else sees of blobs: fetch by root, add by content."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,5 +14,9 @@ class Blobs(Protocol):
 
     async def fetch(
         self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
-    ) -> Path: ...
+    ) -> Path:
+        """The file. It may make room for others' at any moment, except within `holding`."""
+        ...
+
+    def holding(self, roots: Iterable[bytes], /) -> AbstractContextManager[object]: ...
     async def add(self, source: Path | bytes) -> BlobInfo: ...

@@ -209,6 +209,18 @@ class BlobStore:
         if count > 0:
             self._pins[root] = count
 
+    @contextmanager
+    def holding(self, roots: Iterable[bytes], /) -> Iterator[None]:
+        """Pins these blobs, present or to come, until the block ends: what is fetched within can be read within."""
+        roots = tuple(roots)
+        for root in roots:
+            self.pin(root)
+        try:
+            yield
+        finally:
+            for root in roots:
+                self.unpin(root)
+
     def evict(self, root: bytes) -> None:
         """Forget a blob, complete or partial, pinned or not."""
         if self._sizes.pop(root, None) is not None:

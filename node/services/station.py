@@ -125,8 +125,9 @@ async def manifest_of(station: Station, author: Address, message: PolicyAnnounce
     sources = [author, *station.membership.addresses()]
     # Announced by the trainer; the bound holds whatever it says.
     size = min(message.batch_size, MAX_MANIFEST_BYTES)
-    path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=timeout)
-    manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+    with station.blobs.holding([message.batch_root]):
+        path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=timeout)
+        manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
     manifest.check(station.run.root, station.pool, message.step - 1, station.run.spec.recipe.max_staleness)
     return manifest
 

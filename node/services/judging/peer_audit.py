@@ -154,8 +154,9 @@ class PeerAudit:
     async def _report(self, work: Work, vote: Judgement, sources: list[Address], timeout: float) -> Rows:
         rollout = self._station.run.spec.rollout
         limit = min(vote.report_size, rollout.most_report_bytes)
-        path = await self._station.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
-        return await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
+        with self._station.blobs.holding([vote.report_root]):
+            path = await self._station.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
+            return await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
 
 
 def _is_undecided(vote: Judgement, group: int) -> bool:

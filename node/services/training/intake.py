@@ -226,8 +226,8 @@ class Intake:
         async for work in self._accepted:
             try:
                 groups, unjudged = await self._obtain(work)
-            except (IntellectError, OSError) as error:  # a full store may let go of the file meanwhile
-                log.warning("rollout.lost", work=work.id.hex()[:16], why=str(error))
+            except IntellectError as error:
+                log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
                 groups, unjudged = [], None
             # Neither usable nor waiting for judges. It was paid for, so the status counts it.
             if not groups and unjudged is None:
@@ -245,11 +245,12 @@ class Intake:
         if not self._fresh(work.step):
             return [], None
         votes = self._station.jury.ballots.accepting(work.id)
-        believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
-        if believed is None:
-            return [], None
-        origins = await origins_of(self._station, work, believed.rows, believed.sources)
-        return await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
+        with self._station.blobs.holding([work.commitment.file_root, *(vote.report_root for vote in votes.values())]):
+            believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
+            if believed is None:
+                return [], None
+            origins = await origins_of(self._station, work, believed.rows, believed.sources)
+            return await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
 
     def _join(
         self, work: Work, believed: Believed, origins: Mapping[int, Origin] = {}

@@ -33,19 +33,20 @@ async def make_batch(station: Station, selection: Selection) -> tuple[ComposedBa
 async def make(station: Station, composed: ComposedBatch, holders: Sequence[Address] = ()) -> Batch:
     """The batch with these parts. holders: of everything that it names, besides who wrote it. Raises as above."""
     paths = dict[bytes, Path]()
-    for work in composed.works:
-        wanted = list(work.blobs())
-        # All of them for each part: a validator that wrote a report has had the file, and serves it.
-        authors = dict.fromkeys(address_from_bytes(author) for _, _, author in wanted if author)
-        for root, size, _ in wanted:
-            sources = [*authors, *holders]
-            paths[root] = await station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
     def made() -> Batch:
         read = lambda root: paths[root].read_bytes()  # noqa: E731
         return materialise(station.run.spec, composed, read, read)
 
-    return await trio.to_thread.run_sync(made)
+    with station.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):
+        for work in composed.works:
+            wanted = list(work.blobs())
+            # All of them for each part: a validator that wrote a report has had the file, and serves it.
+            authors = dict.fromkeys(address_from_bytes(author) for _, _, author in wanted if author)
+            for root, size, _ in wanted:
+                sources = [*authors, *holders]
+                paths[root] = await station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+        return await trio.to_thread.run_sync(made)
 
 
 async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> StepWord | None:

@@ -586,11 +586,10 @@ class Trainer:
             if self.differences:
                 return False
             composed, batch = manifest.batch, await batch_of(self._station, signed, manifest)
-        except (IntellectError, OSError) as error:  # likewise
+        except IntellectError as error:
             self._in_vain += 1
-            why = error.why if isinstance(error, IntellectError) else str(error)
-            log.warning("step.not_followed", step=step, why=why)
-            self._station.progress.trouble(f"step {step} cannot be replayed yet: {why}")
+            log.warning("step.not_followed", step=step, why=error.why)
+            self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
             if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
                 await self._told.object(signed.message)
             await trio.sleep(FOLLOW_AGAIN)
@@ -631,8 +630,8 @@ class Trainer:
         step = selection.step
         try:
             composed, batch = await make_batch(self._station, selection)
-        except (IntellectError, OSError) as error:  # a full store may let go of a part meanwhile
-            log.error("batch.not_made", step=step, why=str(error))
+        except IntellectError as error:
+            log.error("batch.not_made", step=step, why=error.why)
             self._lost += sum(len(group.rows) for group in selection.settled)
             return
         await self._settle([_key_name(group.key) for group in selection.settled], step)

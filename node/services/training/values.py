@@ -151,7 +151,7 @@ class Values:
         self, work: Work, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
     ) -> Believed | None:
         """What may be believed of an accepted file; None if nothing may. votes: of believed validators that accept it;
-        fetch: brings the file. Raises IntellectError if that cannot be had."""
+        fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds file and reports."""
         votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
         reports = in_order(work, await self._fetch_reports(work, votes))
         path = await fetch()
@@ -212,8 +212,8 @@ class Values:
                 try:
                     given = (self._rollout, work.commitment.file_root, votes[author], had[root])
                     reports[author] = await trio.to_thread.run_sync(read_report, *given)
-                except (IntellectError, OSError) as error:  # a full store may let go of it meanwhile
-                    log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=str(error))
+                except IntellectError as error:
+                    log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
         return reports
 
     # what this node finds itself

@@ -4,6 +4,7 @@ Boards, juries, lots, registers, courts and journals are the real ones; engines,
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ async def inline(work: Callable[..., Any], *args: object, **_: object) -> Any:
 
 class SharedBlobs:
     """Everybody's blobs. missing: roots that nobody hands over."""
+
+    holding = nullcontext
 
     def __init__(self) -> None:
         self.missing: set[bytes] = set()

@@ -4,6 +4,7 @@ A court whose validators certify each other. Reports lie in shelves of their own
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ Serves = Callable[[Address, Address], bool]
 
 class Shelf:
     """The blobs of one node. others: all shelves by node; serves: who serves whom."""
+
+    holding = nullcontext
 
     def __init__(self, own: Address, folder: Path, others: "dict[Address, Shelf]", serves: Serves) -> None:
         self.own, self.folder, self.others, self.serves = own, folder, others, serves

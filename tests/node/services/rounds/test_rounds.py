@@ -7,6 +7,7 @@ threads and the chain are doubles. Time jumps.
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -537,6 +538,8 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
 class Door:
     """One node's door to everybody's blobs: what comes of a choosy node comes to those that it serves, and from there
     to all."""
+
+    holding = nullcontext
 
     def __init__(self, town: Town, own: str, holders: dict[bytes, set[str]], served: dict[str, set[str]]) -> None:
         self._town, self._own, self._holders, self._served = town, own, holders, served

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import trio.lowlevel
 from node.recipe.pool import Group
 from node.services.judging.judge import Validator
 from node.services.training import intake as intake_module
-from node.services.training.intake import FETCHERS, Intake
+from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
+from protocol.blobs import describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address
 from protocol.messages import CheckRequested, RolloutCommitted, Signed
@@ -25,6 +27,7 @@ from tests.attacks.validators.court import (
     TruthfulEngine,
     policy_root,
 )
+from tests.node.services.training.test_stating import Crowded
 
 BAD = Fault(Reason.ACTIVATIONS, "other weights", 5)
 ROOT = b"\x02" * 32
@@ -150,22 +153,22 @@ class Slow(Intake):
         return [], None
 
 
-class Evicting(Slow):
-    """The store lets go of each file before it is read."""
+async def test_a_file_that_was_fetched_stays_in_a_full_store_until_it_was_read(tmp_path: Path) -> None:
+    file, station = bytes(100), Court([Validator]).trainer.station
+    blobs = station.blobs = Crowded(tmp_path, [file])  # type: ignore[assignment]
+    intake = Intake(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
+    read: list[bytes] = []
 
-    async def _obtain(self, work: Work) -> tuple[list[Group], None]:
-        await super()._obtain(work)
-        raise FileNotFoundError(2, "No such file or directory")
+    async def of(work: Work, votes: Any, fetch: Any) -> None:
+        path = await fetch()
+        await blobs.crowd()
+        read.append(path.read_bytes())
 
-
-async def test_files_that_the_store_lets_go_of_are_lost_and_no_more(autojump_clock) -> None:
-    station = Court([Validator]).trainer.station
-    intake = Evicting(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
-    for number in range(2 * FETCHERS):
-        intake._accepted_send.send_nowait(promised(bytes([number]) * 32))
-    with trio.move_on_after(7):
-        await intake.run()
-    assert intake.lost == 2 * FETCHERS
+    intake.values.of = of  # type: ignore[method-assign]
+    await intake._obtain(promised(describe(file).root))
+    assert read == [file]
+    await blobs.crowd()
+    assert not blobs.has(describe(file).root)  # the control: it is held no longer than that
 
 
 async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> None:
