@@ -206,7 +206,7 @@ class Node:
         verb, *rest = order
         if verb == "meet":
             self.peer = Address(rest[0])
-            self.network.set_contacts({self.peer: rest[1]})
+            self.network.set_contact(self.peer, rest[1])
             with trio.fail_after(60):
                 while not self.network.connected():  # noqa: ASYNC110
                     await trio.sleep(0.05)

@@ -222,11 +222,6 @@ class Libp2pNetwork:
         found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
         return tuple(reachable(str(address)) for address in found)
 
-    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        self._links.redialer.set(contacts, dialled)
-        self._links.sort_strangers()
-        self._screen.forget_strangers()
-
     def set_contact(self, member: Address, told: Told | None) -> None:
         self._links.redialer.place(member, told)
         self._links.sort_strangers()

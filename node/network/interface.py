@@ -88,21 +88,17 @@ class Network(Protocol):
         """Where it listens, without the peer id, whatever others are told; empty unless running."""
         ...
 
-    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        """The members by one multiaddr or several; dialled: whom of them to stay connected with (None: all), the
-        others are dialled when they are asked something. Replaces the previous set.
+    def set_contact(self, member: Address, told: Told | None) -> None:
+        """A member by one multiaddr or several; None: it is no member any more.
 
-        A contact whose peer id does not belong to its address is never dialled. Peers outside this set
+        A contact whose peer id does not belong to its address is never dialled. Peers that are no members
         may still connect and ask, within a small budget.
         """
         ...
 
-    def set_contact(self, member: Address, told: Told | None) -> None:
-        """The same of one member, the others as before; None: it is no member any more."""
-        ...
-
     def stay_with(self, members: Set[Address]) -> None:
-        """The same of whom to stay connected with."""
+        """Whom of the members to stay connected with (all, before this is told); the others are dialled when they are
+        asked something."""
         ...
 
     def failures(self) -> Mapping[Address, int]:

@@ -117,12 +117,6 @@ class MemoryNetwork:
     def listening(self) -> tuple[str, ...]:
         return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
 
-    def set_contacts(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        for gone in self._contacts.keys() - contacts.keys():
-            self.set_contact(gone, None)
-        for member, told in contacts.items():
-            self.set_contact(member, told)
-
     def set_contact(self, member: Address, told: Told | None) -> None:
         """A member whose contact cannot be read is not dialled; if it was before, it stays connected."""
         if told is None:

@@ -4,7 +4,7 @@ The library has no redial at all. Knows when to dial; `host` knows how.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Set
 from enum import Enum
 
 import structlog
@@ -88,15 +88,6 @@ class Redialer:
         told = self._told.get(member)
         return None if told is None else address_set(member, told)
 
-    def set(self, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
-        """Replace the members, and whom of them to stay connected with (None: all)."""
-        # Those who are gone first: else newcomers would not fit among MAX_MEMBERS.
-        for gone in self._told.keys() - contacts.keys():
-            self.place(gone, None)
-        self.stay_with(dialled)
-        for member, told in contacts.items():
-            self.place(member, told)
-
     def place(self, member: Address, told: Told | None) -> None:
         """Where a member is from now on; None: it is none any more. A loop is left alone where nothing changes."""
         if self._told.get(member) == told or member == self._own:
@@ -110,9 +101,9 @@ class Redialer:
             self._told[member] = told
             self._start(member)
 
-    def stay_with(self, dialled: Set[Address] | None) -> None:
-        """Whom to stay connected with (None: all). Who is not dialled any more stays connected until either side ends
-        that."""
+    def stay_with(self, dialled: Set[Address]) -> None:
+        """Whom to stay connected with (all, before this is told). Who is not dialled any more stays connected until
+        either side ends that."""
         self._dialled = dialled
         for member in [looked_after for looked_after in self._loops if not self._is_dialled(looked_after)]:
             self._stop(member)

@@ -104,12 +104,8 @@ class Screen:
         self._muted = {muted: until for muted, until in self._muted.items() if until > now}
         self._muted[member] = now + seconds
 
-    def forget_strangers(self) -> None:
-        """What is kept of those who are no members any more."""
-        for publisher in [each for each in self._windows if not self._known.is_member(each)]:
-            del self._windows[publisher]
-
     def forget(self, member: Address) -> None:
+        """It is no member any more."""
         self._windows.pop(member, None)
 
     def admit(self, giver: bytes, message: rpc_pb2.Message) -> bool:

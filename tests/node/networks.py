@@ -1,15 +1,29 @@
 """Swarms of two or three nodes, over either network."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 import trio
 
+from node.network.contacts import Told
 from node.network.host import Libp2pNetwork
 from node.network.interface import Network
 from node.network.memory import MemoryHub, MemoryNetwork
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
+
+_TOLD = WeakKeyDictionary[Network, set[Address]]()
+
+
+def know(network: Network, contacts: Mapping[Address, Told], dialled: Set[Address] | None = None) -> None:
+    """Tell a network of its members, in the place of those before; dialled: whom to stay connected with (None: all)."""
+    for gone in _TOLD.get(network, set()) - contacts.keys():
+        network.set_contact(gone, None)
+    _TOLD[network] = set(contacts)
+    network.stay_with(set(contacts) if dialled is None else dialled)
+    for member, told in contacts.items():
+        network.set_contact(member, told)
 
 
 class Swarm:
@@ -33,7 +47,7 @@ class Swarm:
         """Make them members of each other's contacts, and wait until all are connected."""
         contacts = {network.address: network.contacts()[0] for network in networks}
         for network in networks:
-            network.set_contacts(contacts)
+            know(network, contacts)
         await self.until(lambda: all(len(each.connected()) >= len(networks) - 1 for each in networks))
 
     async def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:

@@ -22,6 +22,7 @@ from node.blobs.store import BlobStore
 from node.network.errors import NotRunning
 from node.network.host import Libp2pNetwork
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 
 async def main(settings: dict) -> None:
@@ -41,7 +42,7 @@ async def main(settings: dict) -> None:
     heard = network.subscribe("chat", lambda publisher, data: True)
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: network.run(task_status=task_status))
-        network.set_contacts(settings["contacts"])
+        know(network, settings["contacts"])
         info = await store.add(os.urandom(settings["blob"] * 2**20))
         print(json.dumps({"address": network.address, "contact": network.contacts()[0], "root": info.root.hex()}))
         sys.stdout.flush()

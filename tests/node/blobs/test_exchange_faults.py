@@ -24,6 +24,7 @@ from node.network.interface import Answer
 from node.network.memory import MemoryHub, MemoryNetwork
 from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 MIB = 1024**2
 
@@ -301,7 +302,7 @@ async def test_an_upload_limit_is_kept(folders) -> None:
     async with trio.open_nursery() as nursery:
         for network in networks:
             await nursery.start(network.run)
-        networks[1].set_contacts({networks[0].address: networks[0].contacts()[0]})
+        know(networks[1], {networks[0].address: networks[0].contacts()[0]})
         started = trio.current_time()
         await fetcher.fetch(info.root, [networks[0].address], timeout=100)
         assert trio.current_time() - started > 0.4  # a quarter of a second's worth at once, the rest at the rate

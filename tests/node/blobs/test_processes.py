@@ -16,6 +16,7 @@ from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.interface import Network
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 PEER = Path(__file__).with_name("peer.py")
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,7 +86,7 @@ async def start_peer(
 
 async def _ready(real, received: "trio.MemoryReceiveChannel", network: Network, contacts: dict[Address, str]) -> None:
     """Connected with all, and hearing all on the topic."""
-    network.set_contacts(contacts)
+    know(network, contacts)
     heard: set[Address] = set()
     with trio.fail_after(60):
         while heard != set(contacts):

@@ -11,6 +11,7 @@ from multiaddr import Multiaddr
 
 from node.network import hardening, host, links, yamux
 from node.network.host import Libp2pNetwork
+from tests.node.networks import know
 
 
 async def _pair(real) -> tuple[Libp2pNetwork, Libp2pNetwork]:
@@ -37,7 +38,7 @@ async def test_frames_that_ask_for_nothing_are_read_at_a_rate_and_delay_nobody_e
     one, two = await _pair(real)
     other = real.make()
     await real.start(other)
-    other.set_contacts({two.address: two.contacts()[0]})
+    know(other, {two.address: two.contacts()[0]})
     await real.until(lambda: other.connected())
     unasked = struct.pack("!BBHII", 0, 2, 2, 0, 7) * 5000
     await _connection(one, two).secured_conn.write(unasked)
@@ -74,7 +75,7 @@ async def test_silent_handshakes_from_many_addresses_give_way_to_new_ones(
         raw.connect(("127.0.0.1", port))
         silent.append(raw)
     await real.until(lambda: len(node._swarm._upgrading) == 8)
-    newcomer.set_contacts({node.address: node.contacts()[0]})
+    know(newcomer, {node.address: node.contacts()[0]})
     await real.until(lambda: newcomer.connected(), seconds=8)
     for raw in silent:
         raw.close()
@@ -86,7 +87,7 @@ async def test_a_stranger_that_closes_one_of_its_connections_is_still_counted(
     monkeypatch.setattr(links, "MAX_STRANGERS", 2)
     node, stranger, other = real.make(), real.make(), real.make()
     await real.start(node, stranger, other)
-    stranger.set_contacts({node.address: node.contacts()[0]})
+    know(stranger, {node.address: node.contacts()[0]})
     await real.until(lambda: stranger.connected())
     (first,) = node._links._strangers
     again = type("Connection", (), {"muxed_conn": first.muxed_conn})()
@@ -104,8 +105,8 @@ async def test_a_peer_that_opens_all_connections_it_may_and_reads_a_byte_a_secon
     abuser, node = await _pair(real)
     other = real.make()
     await real.start(other)
-    node.set_contacts({each.address: each.contacts()[0] for each in (abuser, other)})
-    other.set_contacts({node.address: node.contacts()[0]})
+    know(node, {each.address: each.contacts()[0] for each in (abuser, other)})
+    know(other, {node.address: node.contacts()[0]})
     await real.until(lambda: len(node.connected()) == 2)
     asked = set()
 

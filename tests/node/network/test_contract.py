@@ -6,6 +6,7 @@ import trio
 from node.network.errors import MessageTooLarge, NotRunning, PeerMisbehaved, PeerUnavailable, RequestRefused
 from node.network.interface import MAX_GOSSIP_BYTES, Network
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 
 async def _double(asker: Address, request: bytes) -> bytes:
@@ -78,7 +79,7 @@ async def test_gossip_reaches_others_through_a_third_and_names_its_publisher(swa
     await swarm.start(left, middle, right)
     await swarm.introduce(left, middle)
     contacts = {each.address: each.contacts()[0] for each in (left, middle, right)}
-    middle.set_contacts(contacts)
+    know(middle, contacts)
     await swarm.until(lambda: right.address in middle.connected())
     await swarm.gossip_settles(left, received[2], "news")
     await left.publish("news", b"hello")
@@ -134,16 +135,16 @@ async def test_limits_of_our_own_are_errors_of_our_own(swarm) -> None:
 async def test_a_contact_whose_peer_id_belongs_to_another_address_is_ignored(swarm) -> None:
     one, two = swarm.make(), swarm.make()
     await swarm.start(one, two)
-    one.set_contacts({NodeKey.generate().address: two.contacts()[0], two.address: "/ip4/127.0.0.1/tcp/1"})
+    know(one, {NodeKey.generate().address: two.contacts()[0], two.address: "/ip4/127.0.0.1/tcp/1"})
     await trio.sleep(1.2)
     assert one.connected() == frozenset()
 
 
 async def test_a_member_whose_new_contact_cannot_be_read_stays_a_member_and_connected(swarm) -> None:
     one, two = await _pair(swarm)
-    two.set_contacts({})  # only `one` would dial
+    know(two, {})  # only `one` would dial
     one.set_contact(two.address, "nowhere")
     assert one.connected() == {two.address}
     assert await one.request(two.address, "/double/1", b"x", max_response=10, timeout=10) == b"xx"
-    one.set_contacts({two.address: "nowhere"})
+    know(one, {two.address: "nowhere"})
     assert one.connected() == {two.address}

@@ -20,6 +20,7 @@ from node.network.host import Libp2pNetwork
 from node.network.interface import Answer
 from node.network.links import MAX_LANES, MAX_WITH_ONE, session_of
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 
 async def _echo(asker: Address, request: bytes) -> bytes:
@@ -67,7 +68,7 @@ async def test_malformed_gossip_ends_neither_the_host_nor_its_other_peers(real, 
     received = two.subscribe("news", lambda publisher, data: True)
     await real.start(attacker)
     await real.gossip_settles(one, received, "news")
-    attacker.set_contacts({two.address: two.contacts()[0]})
+    know(attacker, {two.address: two.contacts()[0]})
     await real.until(lambda: any(peer.open for peer in attacker._gossip.trees.peers.values()))  # it would end ours
     stream = await attacker._host.new_stream(_raw(two), [MESHSUB])
     await stream.write(frame)
@@ -140,7 +141,7 @@ async def test_a_strangers_requests_are_throttled_and_a_members_are_not(real) ->
     stranger, node = real.make(), real.make()
     node.serve("/echo/1", _echo, max_request=10)
     await real.start(stranger, node)
-    stranger.set_contacts({node.address: node.contacts()[0]})
+    know(stranger, {node.address: node.contacts()[0]})
 
     async def refused() -> int:
         count = 0
@@ -152,7 +153,7 @@ async def test_a_strangers_requests_are_throttled_and_a_members_are_not(real) ->
         return count
 
     assert await refused() > 10
-    node.set_contacts({stranger.address: stranger.contacts()[0]})
+    know(node, {stranger.address: stranger.contacts()[0]})
     assert await refused() == 0
 
 
@@ -203,8 +204,8 @@ async def test_one_port_is_listened_on_for_both_families_and_either_is_dialled(r
     await real.start(both, four, six)
     assert [each.split("/")[1] for each in both.contacts()] == ["ip4", "ip6"]
     tail = f"tcp/{port}/p2p/{both.peer_id}"
-    four.set_contacts({both.address: ("/ip4/127.0.0.1/tcp/1/p2p/nobody", f"/ip4/127.0.0.1/{tail}")})
-    six.set_contacts({both.address: (f"/ip4/127.0.0.2/tcp/1/p2p/{both.peer_id}", f"/ip6/::1/{tail}")})
+    know(four, {both.address: ("/ip4/127.0.0.1/tcp/1/p2p/nobody", f"/ip4/127.0.0.1/{tail}")})
+    know(six, {both.address: (f"/ip4/127.0.0.2/tcp/1/p2p/{both.peer_id}", f"/ip6/::1/{tail}")})
     await real.until(lambda: len(both.connected()) == 2)
     assert "/ip4/127.0.0.1/" in (both.seen_at(four.address) or "")
     assert "/ip6/::1/" in (both.seen_at(six.address) or "")
@@ -221,7 +222,7 @@ async def test_no_address_that_is_not_of_the_internet_is_dialled_where_none_shal
     careful = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0", private=False)
     other = real.make()
     await real.start(careful, other)
-    careful.set_contacts({other.address: other.contacts()[0]})
+    know(careful, {other.address: other.contacts()[0]})
     with pytest.raises(PeerUnavailable, match="no address that this node dials"):
         await careful.request(other.address, "/echo/1", b"", max_response=1, timeout=5)
 
@@ -233,7 +234,7 @@ async def test_a_stopped_network_leaves_no_tasks_and_its_peers_notice(real) -> N
     async with trio.open_nursery() as nursery:
         two = Libp2pNetwork(NodeKey.generate(), "/ip4/127.0.0.1/tcp/0")
         await nursery.start(lambda task_status: two.run(task_status=task_status))
-        two.set_contacts({one.address: one.contacts()[0]})
+        know(two, {one.address: one.contacts()[0]})
         await real.until(lambda: one.connected() and two.connected())
         nursery.cancel_scope.cancel()
     await real.until(lambda: not one.connected())

@@ -7,6 +7,7 @@ import trio.testing
 from node.network.errors import PeerUnavailable
 from node.network.memory import MemoryHub, MemoryNetwork
 from protocol.identity import Address, NodeKey
+from tests.node.networks import know
 
 
 async def _echo(asker: Address, request: bytes) -> bytes:
@@ -19,7 +20,7 @@ async def _swarm(hub: MemoryHub, nursery: trio.Nursery, count: int) -> list[Memo
         network.serve("/echo/1", _echo, max_request=10)
         await nursery.start(lambda task_status, each=network: each.run(task_status=task_status))
     for network in networks:
-        network.set_contacts({each.address: each.contacts()[0] for each in networks})
+        know(network, {each.address: each.contacts()[0] for each in networks})
     return networks
 
 
@@ -70,7 +71,7 @@ async def test_a_stopped_node_is_gone(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as second:
         two = MemoryNetwork(NodeKey.generate(), hub)
         await second.start(lambda task_status: two.run(task_status=task_status))
-        one.set_contacts({two.address: two.contacts()[0]})
+        know(one, {two.address: two.contacts()[0]})
         assert one.connected() == {two.address}
         second.cancel_scope.cancel()
     assert one.connected() == frozenset()

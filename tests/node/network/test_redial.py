@@ -45,7 +45,7 @@ async def test_a_member_that_moves_every_second_is_dialled_no_oftener_than_one_t
 ) -> None:
     member, redialer = line
     for port in range(1, 121):
-        redialer.set({OTHER.address: contact(port)})
+        redialer.place(OTHER.address, contact(port))
         await trio.sleep(1)
     assert 3 <= len(member.dialled) <= 12
 
@@ -55,7 +55,7 @@ async def test_a_member_that_a_relay_connects_is_tried_directly_ever_more_seldom
 ) -> None:
     member, redialer = line
     member.link = Link.RELAYED
-    redialer.set({OTHER.address: contact(1)})
+    redialer.place(OTHER.address, contact(1))
     await trio.sleep(3600)
     assert 15 <= len(member.dialled) <= 40 and member.pinged > 100
     assert member.dialled[-1] - member.dialled[-2] > LONGEST_DELAY
@@ -69,7 +69,9 @@ async def test_in_a_pool_of_thousands_the_last_member_is_known_and_dialled_like_
 ) -> None:
     member, redialer = line
     crowd = {Address(f"0x{number:040x}"): f"not read: {number}" for number in range(3000)}
-    redialer.set({**crowd, OTHER.address: contact(1)}, {OTHER.address})
+    redialer.stay_with({OTHER.address})
+    for one, told in {**crowd, OTHER.address: contact(1)}.items():
+        redialer.place(one, told)
     await trio.sleep(2)
     assert member.dialled and all(map(redialer.knows, (*crowd, OTHER.address)))
 
@@ -79,7 +81,7 @@ async def test_a_member_that_is_told_anew_leaves_the_others_loops_alone_and_one_
 ) -> None:
     member, redialer = line
     member.link = Link.BEST
-    redialer.set({OTHER.address: contact(1)})
+    redialer.place(OTHER.address, contact(1))
     await trio.sleep(1)
     before = dict(redialer._loops)
     redialer.place(Address("0x" + "77" * 20), "not read")

@@ -13,6 +13,7 @@ from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, Pose, Pr
 from node.swarm.claims import IsReady as Ready
 from protocol.freivalds import ROWS, Challenge, row_digests, rows_of
 from protocol.identity import NodeKey
+from tests.node.networks import know
 
 VERIFIER, PROVER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
 SIZE, SECONDS = 64, 2.5
@@ -73,7 +74,7 @@ class Pair:
     async def open(self, nursery: trio.Nursery) -> None:
         for network in self.networks:
             await nursery.start(network.run)
-            network.set_contacts({PROVER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{PROVER.peer_id}"})
+            know(network, {PROVER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{PROVER.peer_id}"})
 
     async def trial(self) -> Trial | None:
         return await self.asking.challenge(PROVER.address)
@@ -168,7 +169,7 @@ async def test_a_challenge_travels_over_libp2p() -> None:
     async with trio.open_nursery() as nursery:
         for network in (verifier, prover):
             await nursery.start(network.run)
-        verifier.set_contacts({PROVER.address: prover.contacts()[0]})
+        know(verifier, {PROVER.address: prover.contacts()[0]})
         with trio.fail_after(30):
             while not verifier.connected():  # noqa: ASYNC110 - the network has no event for it
                 await trio.sleep(0.05)

@@ -8,6 +8,7 @@ import trio
 from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm.dialback import PAUSE, DialBack, accepts
 from protocol.identity import NodeKey
+from tests.node.networks import know
 
 ASKER, MEMBER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 
@@ -35,7 +36,7 @@ async def answers(
     async with trio.open_nursery() as nursery:
         await nursery.start(asking.run)
         await nursery.start(asked.run)
-        asking.set_contacts({MEMBER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{MEMBER.peer_id}"})
+        know(asking, {MEMBER.address: f"/ip4/127.0.0.1/tcp/1/p2p/{MEMBER.peer_id}"})
         for _ in range(times):
             with trio.fail_after(5):
                 look = await asker.ask(MEMBER.address, address)

@@ -15,6 +15,7 @@ from node.network.circuit.rules import Limits, Status
 from node.network.errors import PeerUnavailable, RequestRefused
 from node.network.host import Libp2pNetwork
 from protocol.identity import NodeKey
+from tests.node.networks import know
 
 
 async def _echo(asker: str, request: bytes) -> bytes:
@@ -30,9 +31,9 @@ async def _three(real, limits: Limits | None = None) -> tuple[Libp2pNetwork, Lib
         each.serve("/echo/1", _echo, max_request=4 * 1024**2)
     await real.start(relay, one, two)
     known = {each.address: each.contacts()[0] for each in (relay, one, two)}
-    relay.set_contacts({one.address: known[one.address], two.address: known[two.address]})
+    know(relay, {one.address: known[one.address], two.address: known[two.address]})
     for each in (one, two):
-        each.set_contacts({relay.address: known[relay.address]})
+        know(each, {relay.address: known[relay.address]})
     await real.until(lambda: len(relay.connected()) == 2 and one.connected() and two.connected())
     relay.offer_relay(True)
     return relay, one, two
@@ -56,7 +57,7 @@ async def test_two_that_cannot_dial_each_other_ask_and_gossip_through_a_third(re
     await two.reserve(relay.address)
     contact = two.contacts()[0]
     assert contact.endswith(f"/p2p/{relay.peer_id}/p2p-circuit/p2p/{two.peer_id}")
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: contact})
+    know(one, {relay.address: relay.contacts()[0], two.address: contact})
     big = bytes(range(256)) * 8192
     answer = await one.request(two.address, "/echo/1", big, max_response=len(big), timeout=20)
     assert answer == big
@@ -73,7 +74,7 @@ async def test_a_relay_that_is_not_offered_or_does_not_know_the_asker_refuses(re
     with pytest.raises(RequestRefused, match="RESERVATION_REFUSED"):
         await one.reserve(relay.address)
     relay.offer_relay(True)
-    relay.set_contacts({two.address: two.contacts()[0]})
+    know(relay, {two.address: two.contacts()[0]})
     with pytest.raises(RequestRefused, match="PERMISSION_DENIED"):
         await one.reserve(relay.address)
     assert two.contacts()[0].startswith("/ip4/127.0.0.1/tcp/")
@@ -112,7 +113,7 @@ async def test_a_relay_that_names_a_caller_who_is_another_is_hung_up_on(real) ->
     relay, one, two = await _three(real)
     await two.reserve(relay.address)
     relay._circuits._relay._call = _calls_as(relay, NodeKey.generate().peer_id)
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     with pytest.raises(PeerUnavailable):
         await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=3)
     assert one.address not in two.connected()
@@ -131,7 +132,7 @@ async def test_a_circuit_that_has_carried_enough_is_cut(real) -> None:
     relay, one, two = await _three(real, Limits(data=500_000))
     relay.offer_relay(True)
     await two.reserve(relay.address)
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     big = bytes(1_000_000)
     with pytest.raises(PeerUnavailable):
         await one.request(two.address, "/echo/1", big, max_response=len(big), timeout=10)
@@ -151,10 +152,10 @@ async def test_a_relay_that_goes_takes_its_reservation_with_it(real) -> None:
 async def test_who_can_be_dialled_is_though_a_relay_connects_both(real) -> None:
     relay, one, two = await _three(real)
     await two.reserve(relay.address)
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
     assert one.relayed() == {two.address}
-    two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
+    know(two, {relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
     await real.until(lambda: not two.relayed() and not one.relayed())
     assert one.address in two.connected()
 
@@ -164,11 +165,11 @@ async def test_what_began_through_a_relay_moves_to_a_direct_connection_and_nothi
     heard = two.subscribe("news", lambda publisher, data: True)
     one.subscribe("news", lambda publisher, data: True)
     await two.reserve(relay.address)
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
     await real.gossip_settles(one, heard, "news")
     assert one.relayed() == {two.address}
-    two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
+    know(two, {relay.address: relay.contacts()[0], one.address: one.contacts()[0]})
     lines = [(each._gossip._lines, _raw(other).to_bytes()) for each, other in ((one, two), (two, one))]
     said: list[bytes] = []
     with trio.fail_after(60):
@@ -186,21 +187,21 @@ async def test_who_is_not_a_neighbour_is_dialled_when_it_is_asked(real) -> None:
     one, two = real.make(), real.make()
     two.serve("/echo/1", _echo, max_request=10)
     await real.start(one, two)
-    two.set_contacts({one.address: one.contacts()[0]}, set())
-    one.set_contacts({two.address: two.contacts()[0]}, set())
+    know(two, {one.address: one.contacts()[0]}, set())
+    know(one, {two.address: two.contacts()[0]}, set())
     await trio.sleep(1.2)  # beyond the redialer's first delay
     assert not one.connected()
     assert await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10) == b"x"
-    one.set_contacts({two.address: two.contacts()[0]}, {two.address})
+    know(one, {two.address: two.contacts()[0]}, {two.address})
     assert one.connected() == {two.address}
 
 
 async def test_no_relay_is_asked_through_a_relay(real) -> None:
     relay, one, two = await _three(real)
     await two.reserve(relay.address)
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
+    know(one, {relay.address: relay.contacts()[0], two.address: two.contacts()[0]})
     await one.request(two.address, "/echo/1", b"x", max_response=1, timeout=10)
-    two.set_contacts({relay.address: relay.contacts()[0], one.address: one.contacts()[0]}, {relay.address})
+    know(two, {relay.address: relay.contacts()[0], one.address: one.contacts()[0]}, {relay.address})
     two.offer_relay(True)
     with pytest.raises((PeerUnavailable, StreamError, MuxedStreamError)):
         await one.reserve(two.address)

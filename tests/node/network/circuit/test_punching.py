@@ -15,6 +15,7 @@ from node.network import yamux
 from node.network.circuit import punching, wire
 from node.network.circuit.punching import DCUTR, TRIES, chosen
 from node.network.host import Libp2pNetwork
+from tests.node.networks import know
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +29,17 @@ async def _carried(real, seen_at: tuple[str, str]) -> tuple[Libp2pNetwork, Libp2
     """Two that a third connects, of whom the first calls; seen_at: where each thinks that it is seen."""
     relay, one, two = real.make(), real.make(), real.make()
     await real.start(relay, one, two)
-    relay.set_contacts({one.address: one.contacts()[0], two.address: two.contacts()[0]})
+    know(relay, {one.address: one.contacts()[0], two.address: two.contacts()[0]})
     for each, host in zip((one, two), seen_at, strict=True):
-        each.set_contacts({relay.address: relay.contacts()[0]})
+        know(each, {relay.address: relay.contacts()[0]})
         each.told_host(host)
     await real.until(lambda: len(relay.connected()) == 2 and one.connected() and two.connected())
     relay.offer_relay(True)
     await two.reserve(relay.address)
     through = next(each for each in two.contacts() if "circuit" in each)
     back = f"/p2p/{relay.peer_id}/p2p-circuit/p2p/{one.peer_id}"
-    two.set_contacts({relay.address: relay.contacts()[0], one.address: back}, {relay.address})
-    one.set_contacts({relay.address: relay.contacts()[0], two.address: through}, {relay.address})
+    know(two, {relay.address: relay.contacts()[0], one.address: back}, {relay.address})
+    know(one, {relay.address: relay.contacts()[0], two.address: through}, {relay.address})
     with pytest.raises(Exception):  # noqa: B017, PT011 - nobody serves that; the circuit is what it is about
         await one.request(two.address, "/nothing/1", b"", max_response=1, timeout=10)
     return one, two
