@@ -50,7 +50,7 @@ def encoded(method: str, params: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
 
 
-class _EndpointFailed(Exception):
+class EndpointFailed(Exception):
     """This endpoint did not answer properly; another may."""
 
 
@@ -64,7 +64,7 @@ class Endpoints:
         self._urls = tuple(urls)
         self._chain_id = chain_id
         self._timeout = timeout
-        self._idle: list[_Line] = []
+        self._idle: list[Line] = []
         self._closed = False
         self._lock = threading.Lock()
         self._current = 0
@@ -100,7 +100,7 @@ class Endpoints:
             url = self._urls[place]
             try:
                 self._verify(url)
-            except _EndpointFailed as failure:
+            except EndpointFailed as failure:
                 causes[url] = str(failure)
                 continue
             except WrongChain as error:
@@ -109,7 +109,7 @@ class Endpoints:
                 continue
             try:
                 response = self._post(url, payload, method)
-            except _EndpointFailed as failure:
+            except EndpointFailed as failure:
                 # It may have taken the request and lost only its answer: for a transaction that is not the same as a
                 # refusal.
                 self._thread.unanswered = True
@@ -128,7 +128,7 @@ class Endpoints:
             return
         answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
         if "result" not in answer:
-            raise _EndpointFailed("it does not tell its chain id")
+            raise EndpointFailed("it does not tell its chain id")
         found = int(answer["result"], 16)
         # Before anything is believed or signed for: the same contract address may exist on another chain.
         if found != self._chain_id:
@@ -148,23 +148,19 @@ class Endpoints:
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
         with self._line() as line:
-            status, body = line.post(url, payload)
-        try:
-            answer = parse_answer(method, body)
-        except BadAnswer as error:
-            raise _EndpointFailed(f"HTTP {status} {error}") from error
+            status, answer = line.post(url, payload, method)
         # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
         if status in REFUSALS or (status >= 500 and "error" not in answer):
-            raise _EndpointFailed(f"HTTP {status}")
+            raise EndpointFailed(f"HTTP {status}")
         return answer
 
     @contextmanager
-    def _line(self) -> Iterator["_Line"]:
+    def _line(self) -> Iterator["Line"]:
         """One that nobody else uses."""
         with self._lock:
             # The one used last: its connection is the likeliest to be open still.
             line = self._idle.pop() if self._idle else None
-        line = line or _Line(self._timeout)
+        line = line or Line(self._timeout)
         try:
             yield line
         finally:
@@ -174,7 +170,7 @@ class Endpoints:
                 self.close()
 
 
-class _Line:
+class Line:
     """A connection that serves one request at a time: httpx tells which one a request goes by only when it connects."""
 
     def __init__(self, timeout: float) -> None:
@@ -186,8 +182,22 @@ class _Line:
         self._sock: socket.socket | None = None
         self.close = self._http.close
 
-    def post(self, url: str, payload: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer. Raises _EndpointFailed."""
+    def ask(self, url: str, method: str, *params: Any) -> Any:
+        """The result of one request. Raises EndpointFailed, and ValueError for an answer that is an error."""
+        _, answer = self.post(url, encoded(method, params), method)
+        if "error" in answer:
+            raise ValueError(f"{method}: {answer['error']}")
+        return answer.get("result")
+
+    def post(self, url: str, payload: bytes, method: str) -> "tuple[int, RPCResponse]":
+        """The status and the answer to a whole request, which may be an error. Raises EndpointFailed."""
+        status, body = self._post(url, payload)
+        try:
+            return status, parse_answer(method, body)
+        except BadAnswer as error:
+            raise EndpointFailed(f"HTTP {status} {error}") from error
+
+    def _post(self, url: str, payload: bytes) -> tuple[int, bytes]:
         until = time.monotonic() + self._longest
         with ExitStack() as answered:
 
@@ -205,21 +215,21 @@ class _Line:
                     return response.status_code, _bounded(response, until)
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                 late = "its answer does not end" if time.monotonic() > until else ""
-                raise _EndpointFailed(late or str(error) or type(error).__name__) from error
+                raise EndpointFailed(late or str(error) or type(error).__name__) from error
 
 
 def _bounded(response: httpx.Response, until: float) -> bytes:
     # What was asked for. Others make gigabytes out of one read of 64 KiB, before anybody can count them.
     if response.headers.get("content-encoding", "").lower() not in ("", "identity", PACKED):
-        raise _EndpointFailed("it packs its answer otherwise than it was asked to")
+        raise EndpointFailed("it packs its answer otherwise than it was asked to")
     body = bytearray()
     for chunk in response.iter_bytes():
         body += chunk
         if len(body) > MAX_RESPONSE:
-            raise _EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
+            raise EndpointFailed(f"its answer is bigger than {MAX_RESPONSE} bytes")
     # Also where it ended: a line that was cut reads as an end.
     if time.monotonic() > until:
-        raise _EndpointFailed("its answer does not end")
+        raise EndpointFailed("its answer does not end")
     return bytes(body)
 
 
@@ -241,7 +251,8 @@ class Asker:
 
 
 def rpc(http: httpx.Client, url: str, method: str, *params: Any) -> Any:
-    """One bare JSON-RPC request to one endpoint; raises httpx.HTTPError or ValueError."""
+    """One bare JSON-RPC request to an endpoint of our own: an answer may take any time and room. Raises httpx.HTTPError
+    or ValueError."""
     answer = http.post(url, content=encoded(method, params), headers={"content-type": "application/json"}).json()
     if "error" in answer:
         raise ValueError(f"{method}: {answer['error']}")

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import EndpointFailed, Line
 from node.chain.errors import ChainError, RpcUnreachable, tokens
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
@@ -54,15 +54,15 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
     """What one endpoint says of itself. Credentials in its URL are left out."""
     found: Endpoint = {"endpoint": shown(url)}
     try:
-        with httpx.Client(timeout=TIMEOUT, verify=certificates()) as http:
+        with closing(Line(TIMEOUT)) as line:
             began = time.monotonic()
-            found["chain_id"] = int(rpc(http, url, "eth_chainId"), 16)
+            found["chain_id"] = int(line.ask(url, "eth_chainId"), 16)
             found["seconds"] = round(time.monotonic() - began, 3)
-            block = rpc(http, url, "eth_getBlockByNumber", "latest", False)
+            block = line.ask(url, "eth_getBlockByNumber", "latest", False)
             found["block"], found["timestamp"] = int(block["number"], 16), int(block["timestamp"], 16)
             if deep and profile.deployed:
-                found["logs_from"] = _logs_from(http, url, profile, found["block"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, OSError) as error:
+                found["logs_from"] = _logs_from(line, url, profile, found["block"])
+    except (EndpointFailed, ValueError, TypeError, KeyError) as error:
         found["error"] = (str(error) or type(error).__name__)[:200]
     return found
 
@@ -97,24 +97,24 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}{hidden}"
 
 
-def _logs_from(http: httpx.Client, url: str, profile: NetworkProfile, head: int) -> int:
+def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:
     """The first block of which logs are told, found by halving between the contracts' first block and the newest."""
     low, high = min(profile.deployed_block, head), head
-    if _tells_logs(http, url, profile, low):
+    if _tells_logs(line, url, profile, low):
         return low
     for _ in range(PROBES):
         if high - low <= LOG_BLOCKS:
             break
         middle = (low + high) // 2
-        low, high = (low, middle) if _tells_logs(http, url, profile, middle) else (middle, high)
+        low, high = (low, middle) if _tells_logs(line, url, profile, middle) else (middle, high)
     return high
 
 
-def _tells_logs(http: httpx.Client, url: str, profile: NetworkProfile, block: int) -> bool:
+def _tells_logs(line: Line, url: str, profile: NetworkProfile, block: int) -> bool:
     wanted = {"address": profile.contracts.swarm, "fromBlock": hex(block), "toBlock": hex(block + LOG_BLOCKS)}
     try:
         # An endpoint that has thrown old logs away refuses the question; that is what is looked for.
-        return isinstance(rpc(http, url, "eth_getLogs", wanted), list)
+        return isinstance(line.ask(url, "eth_getLogs", wanted), list)
     except ValueError:
         return False
 

@@ -2,6 +2,10 @@
 
 import os
 import re
+import socketserver
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +17,7 @@ from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
 from node.inference.errors import EngineError
+from node.preflight import chain as chain_checks
 from node.preflight.chain import (
     Provider,
     Standing,
@@ -273,6 +278,30 @@ def endpoint(**more: Any) -> dict[str, Any]:
 def test_an_endpoint_is_judged_by_what_it_says(more: dict[str, Any], level: str, words: str) -> None:
     found = judge(endpoint(**more), BASE, 1010.0)
     assert found.level == level and words in found.what
+
+
+def test_an_rpc_that_drips_before_its_answer_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Drip(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not over.wait(0.05):
+                    self.request.sendall(b"a")
+
+    monkeypatch.setattr(chain_checks, "TIMEOUT", 0.2)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Drip) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        began = time.monotonic()
+        # Whoever is not left alone after a while is let go here.
+        threading.Timer(10, over.set).start()
+        found = check_rpc(NetworkProfile(name="t", chain_id=1, rpc_urls=(url,)), 0.0)
+        took = time.monotonic() - began
+        over.set()
+        server.shutdown()
+    assert took < 5 and "does not end" in found[0].what
 
 
 def test_a_dead_rpc_is_a_failure_and_its_credentials_are_not_shown() -> None:
