@@ -165,7 +165,7 @@ class ChainClient:
         return await self._write(step.action, step.call, key)
 
     def close(self) -> None:
-        """Close connections and files. A look that was abandoned in its thread ends by itself, and writes nothing down."""
+        """Close connections and files. What was abandoned in a thread ends by itself, and writes nothing down."""
         self._provider.close()
         self._outbox.close()
 

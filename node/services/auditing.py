@@ -9,8 +9,8 @@ without lots audit by hand only. What standbys are paid by is looked at beside a
 import os
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +23,6 @@ from starlette.routing import Route
 
 from node.audit.findings import Audit, Claim, Says, checkpoint_beyond
 from node.audit.order import ORDER, RESULT, Ruling, StepOrder, lacks_a_state, memory_for, read_result, ruling
-from node.blobs.store import BlobStore
 from node.processes.forkserver import Starter
 from node.recent import Recent
 from node.run.assets import image_limit
@@ -108,7 +107,6 @@ class Auditing(Service):
     def __init__(
         self,
         station: Station,
-        store: BlobStore,
         lots: OwnLots | None,
         directory: Path,
         starter: Starter,
@@ -117,7 +115,6 @@ class Auditing(Service):
         self._certify = certify
         self._standbys = StandbyBook(station.run.spec, station.jury.policies, station.membership.terms)
         self._station = station
-        self._store = store
         self._lots = lots
         # Two, since standbys' pay has a deadline and must not wait behind a long audit.
         self._desk, self._standing_desk = _Desk(directory), _Desk(directory / "standing")
@@ -138,7 +135,7 @@ class Auditing(Service):
         judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
         certify = place.certifying.replayed if lots is not None else lambda _, at: None
-        found = cls(place.station, place.member.stock.store, lots, place.directory / "audit", place.starter, certify)
+        found = cls(place.station, lots, place.directory / "audit", place.starter, certify)
         tracing = next((one for one in place.crew.services if isinstance(one, Tracing)), None)
         if tracing is not None and lots is not None:
             tracing.on_dropped.append(found.drops)
@@ -413,8 +410,8 @@ class Auditing(Service):
     ) -> _Found:
         desk = desk or self._desk
         async with desk.one:
-            with self._pinning() as pins:
-                order, named = await self._gather(step, beyond, pins)
+            with ExitStack() as held:
+                order, named = await self._gather(step, beyond, held)
                 order = msgspec.structs.replace(order, keys=keys)
                 fault = self._misnamed(named)
                 if fault is not None:
@@ -425,9 +422,9 @@ class Auditing(Service):
     async def _look_at_state(self, step: int, keys: Mapping[str, bytes]) -> _Found:
         """The proofs alone, from the checkpoint after a step."""
         async with self._standing_desk.one:
-            with self._pinning() as pins:
-                _, named = await self._fetch_manifest(step, pins)
-                states = {step + 1: await self._fetch_state(self._offered()[step + 1], pins)}
+            with ExitStack() as held:
+                _, named = await self._fetch_manifest(step, held)
+                states = {step + 1: await self._fetch_state(self._offered()[step + 1], held)}
                 claims, where = {step: self._claim(step, named)}, (self._station.run.root, self._station.pool)
                 order = StepOrder(*where, step, step + 1, claims, {}, {}, {}, states, 2 * self._memory, keys=keys)
                 return None, await self._replay(order, self._standing_desk.spool)
@@ -478,25 +475,14 @@ class Auditing(Service):
     def _offered(self) -> dict[int, CheckpointOffered]:
         return {one.message.step: one.message for one in self._station.board.messages(CheckpointOffered)}
 
-    @contextmanager
-    def _pinning(self) -> Iterator[list[bytes]]:
-        """What is put into the list stays in the store as long as the block lasts."""
-        pinned: list[bytes] = []
-        try:
-            yield pinned
-        finally:
-            for root in pinned:
-                self._store.unpin(root)
-
-    async def _fetch(self, root: bytes, size: int, pins: list[bytes], first: Iterable[Address] = ()) -> Path:
+    async def _fetch(self, root: bytes, size: int, held: ExitStack, first: Iterable[Address] = ()) -> Path:
         # Before it is fetched: the store may make room at any moment.
-        self._store.pin(root)
-        pins.append(root)
+        held.enter_context(self._station.blobs.holding([root]))
         membership = self._station.membership
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
         return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
-    async def _gather(self, step: int, beyond: int, pins: list[bytes]) -> tuple[StepOrder, BatchManifest]:
+    async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
         IntellectError."""
         offered = self._offered()
@@ -506,9 +492,9 @@ class Auditing(Service):
         manifests: dict[int, str] = {}
         named: dict[int, BatchManifest] = {}
         for at in range(base, beyond or step + 1):
-            manifests[at], named[at] = await self._fetch_manifest(at, pins)
-        blobs = await self._fetch_blobs(list(named.values()), pins)
-        states = {at: await self._fetch_state(offered[at], pins) for at in (base, step + 1, beyond) if at in offered}
+            manifests[at], named[at] = await self._fetch_manifest(at, held)
+        blobs = await self._fetch_blobs(list(named.values()), held)
+        states = {at: await self._fetch_state(offered[at], held) for at in (base, step + 1, beyond) if at in offered}
         claims = {at: self._claim(at, named[at]) for at in named}
         clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
@@ -521,11 +507,11 @@ class Auditing(Service):
         spec = self._station.run.spec
         return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
 
-    async def _fetch_manifest(self, step: int, pins: list[bytes]) -> tuple[str, BatchManifest]:
-        path = await self._fetch(self._announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, pins)
+    async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[str, BatchManifest]:
+        path = await self._fetch(self._announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, held)
         return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
 
-    async def _fetch_blobs(self, manifests: list[BatchManifest], pins: list[bytes]) -> dict[str, str]:
+    async def _fetch_blobs(self, manifests: list[BatchManifest], held: ExitStack) -> dict[str, str]:
         """Files and reports, from those who made them."""
         wanted: dict[bytes, tuple[int, Address]] = {}
         trainer = self._station.membership.trainer
@@ -539,7 +525,7 @@ class Auditing(Service):
         async def fetch(root: bytes, size: int, author: Address) -> None:
             async with fetchers:
                 try:
-                    found[root.hex()] = str(await self._fetch(root, size, pins, [author]))
+                    found[root.hex()] = str(await self._fetch(root, size, held, [author]))
                 except IntellectError as error:
                     failed.append(error)
                     # One missing file is enough to give up, and the rest may be gigabytes.
@@ -552,9 +538,9 @@ class Auditing(Service):
             raise failed[0]
         return found
 
-    async def _fetch_state(self, offer: CheckpointOffered, pins: list[bytes]) -> tuple[str, tuple[str, ...]]:
+    async def _fetch_state(self, offer: CheckpointOffered, held: ExitStack) -> tuple[str, tuple[str, ...]]:
         spec = self._station.run.spec
-        path, _, files = await fetch_checkpoint(lambda root, size: self._fetch(root, size, pins), offer, spec)
+        path, _, files = await fetch_checkpoint(lambda root, size: self._fetch(root, size, held), offer, spec)
         return str(path), tuple(map(str, files))
 
     def _claim(self, step: int, manifest: BatchManifest) -> Claim:

@@ -6,6 +6,7 @@ could compare. The learner takes nothing over but the stated state, so it does n
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -92,18 +93,16 @@ class Adopting:
         step, stated = offer.message.step, self._stated(offer.message.step)
         if stated is None:
             return False
-        try:
-            card, _, files = await fetch_checkpoint(self._fetcher(offer), offer.message, self._station.run.spec)
-        # For good: the bytes of this root will never be others. What cannot be had now may be had later.
-        except ProtocolError as error:
-            return self._refuse(offer, error.why)
-        except IntellectError as error:
-            return self._refuse(offer, error.why, self._station.clock.monotonic() + LATER)
-        roots = stated.message.state_root, stated.message.policy_root
-        try:
+        roots, run = (stated.message.state_root, stated.message.policy_root), self._station.run.spec
+        with ExitStack() as held:
+            try:
+                card, _, files = await fetch_checkpoint(self._fetcher(offer, held), offer.message, run)
+            # For good: the bytes of this root will never be others. What cannot be had now may be had later.
+            except ProtocolError as error:
+                return self._refuse(offer, error.why)
+            except IntellectError as error:
+                return self._refuse(offer, error.why, self._station.clock.monotonic() + LATER)
             await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
-        except FileNotFoundError:
-            return False  # the store has let go of it; it is fetched again
         while not adoption.answered(self._spool):  # noqa: ASYNC110 - another process answers
             await trio.sleep(POLL)
         refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
@@ -120,7 +119,12 @@ class Adopting:
         self._told(f"checkpoint {offer.message.step} of {offer.author} is refused: {why}")
         return False
 
-    def _fetcher(self, offer: Signed[CheckpointOffered]) -> Fetch:
+    def _fetcher(self, offer: Signed[CheckpointOffered], held: ExitStack) -> Fetch:
         sources = list(dict.fromkeys([offer.author, *self._station.membership.addresses()]))
         blobs = self._station.blobs
-        return lambda root, size: blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+
+        def fetch(root: bytes, size: int) -> Awaitable[Path]:
+            held.enter_context(blobs.holding([root]))
+            return blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+
+        return fetch

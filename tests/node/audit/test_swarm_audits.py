@@ -103,7 +103,6 @@ class Bench:
         self.audits = [
             Auditing(
                 seat.station,
-                self.store,
                 lots,
                 desk.directory / f"audit-{number}",
                 starter or InThread(),

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import trio
 
-from node.blobs.store import BlobStore
 from node.processes.forkserver import Anew
 from node.services.auditing import Auditing
 from node.services.judging.judge import Validator
@@ -133,8 +132,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 seat.membership.terms.seat((TRAINER.address, WORKER.address), 10**6, 10)
         for seat, judge in zip(court.seats, court.validators, strict=True):
             tracing = Tracing(seat.station)
-            store: Any = BlobStore(tmp_path / seat.key.address, 1 << 20)
-            audit = Auditing(seat.station, store, judge.own_lots, tmp_path / "audit", Anew())
+            audit = Auditing(seat.station, judge.own_lots, tmp_path / "audit", Anew())
             tracing.on_dropped.append(audit.drops)
             for one in (tracing.run, audit._say_dropped):
                 nursery.start_soon(one)
