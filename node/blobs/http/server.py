@@ -219,9 +219,12 @@ class Gateway:
     # -- SHARDCAST ---------------------------------------------------------------------------------
 
     async def _distribution(self, _: Request) -> Response:
+        """The newest policies, oldest first."""
         newest = list(self._policies())[-MAX_VERSIONS:]
-        versions = [Version(each.step, await self._digest(each), each.image_size) for each in newest]
-        return PlainTextResponse(distribution(versions), headers=_NEVER)
+        lines = [
+            f"v{each.step}: {(await self._digest(each)).hex()}|{shard_count(each.image_size)}\n" for each in newest
+        ]
+        return PlainTextResponse("".join(lines), headers=_NEVER)
 
     async def _digest(self, policy: ServedPolicy) -> bytes:
         """Plain BLAKE3 of a policy's image, computed once."""
@@ -350,20 +353,6 @@ PROBE_BYTES = 1_000_000
 
 
 _SHARD = re.compile(r"shard_([0-9]{5,6})\.bin")
-
-
-class Version(msgspec.Struct, frozen=True):
-    """step: >= 0; digest: 32 bytes, plain BLAKE3 of the file; size: bytes."""
-
-    step: int
-    digest: bytes
-    size: int
-
-
-def distribution(versions: Sequence[Version]) -> str:
-    """The text of distribution.txt: the newest versions, oldest first."""
-    newest = sorted(versions, key=lambda version: version.step)[-MAX_VERSIONS:]
-    return "".join(f"v{each.step}: {each.digest.hex()}|{shard_count(each.size)}\n" for each in newest)
 
 
 def shard_count(size: int) -> int:
