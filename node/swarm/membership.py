@@ -177,6 +177,11 @@ class Membership:
         """Where a member says that it can be dialled."""
         return self._known(node).told
 
+    def registered(self, node: Address) -> tuple[str, int] | None:
+        """Of a member: its contact as the chain has it, and until when it is one (as `joined` was told)."""
+        place = self._known(node)
+        return (place.registered or "", place.lease) if self.is_member(node) else None
+
     def _known(self, node: Address) -> _Place:
         return self._places.get(node) or _Place()
 
@@ -244,8 +249,9 @@ class Membership:
 
     def unslash(self, node: Address, transaction: str) -> None:
         """The block of a slash was replaced. A node that has already stopped over it must be started again."""
-        self.slashed = [known for known in self.slashed if known.transaction != transaction]
-        self.table.pardon(node)
+        self.slashed = [known for known in self.slashed if (known.node, known.transaction) != (node, transaction)]
+        if all(known.node != node for known in self.slashed):
+            self.table.pardon(node)
 
     def evict(self, node: Address) -> None:
         # Admitted first, for a node that is slashed before its Joined event was read: it must be known as evicted.

@@ -4,7 +4,9 @@ A term is one trainer's. What it says of a policy counts from the term's first p
 next term; a pool without a chair has one term, its manager's, for good. Pure: the clock is an argument.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,8 @@ from protocol.identity import Address
 FOREVER = 2**63
 MAX_TERMS = 1024
 """Remembered, the newest."""
+MOST_UNDONE = 256
+"""Words of the chain that can be taken back, the newest: more than blocks that are replaced together hold."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -43,6 +47,8 @@ class Terms:
         self.lease = self.grace = 0
         self.reached = 0
         """A policy that the chain was told of: the run has come at least as far."""
+        self._before: deque[dict[str, Any]] = deque(maxlen=MOST_UNDONE)
+        """What stood here before each word of the chain."""
 
     @property
     def now(self) -> Term:
@@ -95,36 +101,37 @@ class Terms:
     # from the chain
 
     def seat(self, trainers: Sequence[Address], lease: int, grace: int) -> None:
-        self.trainers, self.lease, self.grace, self.seated = tuple(trainers), lease, grace, True
-        self._tell()
+        self._become(trainers=tuple(trainers), lease=lease, grace=grace, seated=True)
 
     def take(self, number: int, holder: Address, from_step: int, parent: bytes, until: int) -> None:
         """A term begins. The first one that is told takes the place of the manager's."""
         kept = [term for term in self._terms if term.number < number][-MAX_TERMS:]
-        self._terms = [*kept, Term(number, holder, from_step, parent, until, at=self._clock())]
-        self.reached = max(from_step - 1, 0)
-        self._tell()
+        begun = Term(number, holder, from_step, parent, until, at=self._clock())
+        self._become(_terms=[*kept, begun], reached=max(from_step - 1, 0))
 
     def hold(self, number: int, until: int, step: int = 0) -> None:
         """step: the newest policy then."""
-        self.reached = max(self.reached, step)
-        self._change(number, until=until)
+        self._become(_terms=self._changed(number, until=until), reached=max(self.reached, step))
 
     def end(self, number: int, ended_at: int) -> None:
-        self._change(number, until=ended_at, ended=True)
+        self._become(_terms=self._changed(number, until=ended_at, ended=True))
 
-    def undo(self, number: int) -> None:
-        """The block in which a term was taken was replaced."""
-        kept = [term for term in self._terms if term.number < number]
-        if kept:
-            self._terms = kept
+    def undo(self) -> None:
+        """The block of the newest word was replaced."""
+        if self._before:
+            vars(self).update(self._before.pop())
             self._tell()
 
-    def _change(self, number: int, **changes: object) -> None:
+    def _changed(self, number: int, **changes: object) -> list[Term]:
         # A word about an older term changes nothing: a term that was taken since stands.
-        if self.now.number == number:
-            self._terms[-1] = msgspec.structs.replace(self.now, **changes)
-            self._tell()
+        if self.now.number != number:
+            return self._terms
+        return [*self._terms[:-1], msgspec.structs.replace(self.now, **changes)]
+
+    def _become(self, **changes: object) -> None:
+        self._before.append({name: getattr(self, name) for name in changes})
+        vars(self).update(changes)
+        self._tell()
 
     def _tell(self) -> None:
         for listener in self._listeners:

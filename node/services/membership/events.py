@@ -1,5 +1,6 @@
 """The pool's events on chain, turned into membership and books; and whether the chain answers."""
 
+from collections import deque
 from typing import Any
 
 import trio
@@ -20,11 +21,15 @@ from contracts.bindings import (
 from node.chain.follower import GRACE, EventFollower, RolledBack
 from node.chain.ledger import Ledger
 from node.progress import TROUBLE, ProgressRecord
+from node.recent import Recent
 from node.services.base import Service, wait_until
 from node.swarm.membership import Membership, SlashRecord
+from protocol.identity import Address
 
 FIRST_LOOK = 60.0
 WATCH_EVERY = 2.0
+REMEMBERED = 1024
+"""Joinings and leavings of which it is known what they changed, the newest; and benches."""
 
 
 class Events(Service):
@@ -37,6 +42,10 @@ class Events(Service):
         self._progress = progress or ProgressRecord()
         self._membership = membership
         self.ledger = Ledger(membership.own)
+        self._stood: Recent[Event, tuple[str, int]] = Recent(REMEMBERED)
+        """Where its node was and until when, before a member joined again or left."""
+        self._benches: deque[tuple[tuple[Address, ...], int]] = deque(maxlen=REMEMBERED)
+        """Who was in office before each change, and their quorum."""
 
     async def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.run)
@@ -77,7 +86,8 @@ class Events(Service):
     async def _take_in(self) -> None:
         async for delivery in self._follower.events:
             if isinstance(delivery, RolledBack):
-                for event in delivery.events:
+                # The newest first: each is taken back from what it left.
+                for event in reversed(delivery.events):
                     self._undo(event)
             else:
                 self._apply(delivery)
@@ -92,27 +102,19 @@ class Events(Service):
         match event:
             case Joined(node=node, contact=contact, lease_until=until):
                 if until + GRACE >= self._follower.now or self._membership.must_know(node):
+                    self._note(event, node)
                     self._membership.joined(node, contact, until)  # most of a long past is over
             case Left(node=node):
+                self._note(event, node)
                 self._membership.left(node)
             case Slashed():
-                self._membership.slash(
-                    SlashRecord(
-                        event.node,
-                        event.provider,
-                        event.amount,
-                        event.reason,
-                        event.transaction,
-                        event.block,
-                        event.file_root.hex(),
-                    )
-                )
+                self._membership.slash(_record(event))
             case SlashOverturned(node=node):
                 pardoned = node not in self.ledger.slashed  # a conviction by its own signatures stays
                 for record in [known for known in self._membership.slashed if known.node == node and pardoned]:
                     self._membership.unslash(node, record.transaction)
             case ValidatorsSet(validators=validators, threshold=threshold):
-                self._membership.appoint(validators, threshold)
+                self._appoint(validators, threshold)
             case TrainersSeated():
                 self._membership.terms.seat(event.trainers, event.lease_seconds, event.grace_seconds)
             case TermTaken():
@@ -122,13 +124,24 @@ class Events(Service):
             case TermEnded(term=term, ended_at=ended_at):
                 self._membership.terms.end(term, ended_at)
             case ValidatorStruck(validator=struck):
-                members = self._membership
-                members.appoint([one for one in members.validators if one != struck], members.quorum)
+                left = tuple(one for one in self._membership.validators if one != struck)
+                self._appoint(left, self._membership.quorum)
+
+    def _note(self, event: Event, node: Address) -> None:
+        stood = self._membership.registered(node)
+        if stood is not None:
+            self._stood[event] = stood
+
+    def _appoint(self, validators: tuple[Address, ...], quorum: int) -> None:
+        self._benches.append((self._membership.validators, self._membership.quorum))
+        self._membership.appoint(validators, quorum)
 
     def _undo(self, event: Event) -> None:
         """A replaced block took an event back."""
         self.ledger.undo(event)
         match event:
+            case Joined(node=node) | Left(node=node) if event in self._stood:
+                self._membership.joined(node, *self._stood.pop(event))
             case Joined(node=node):
                 self._membership.left(node)
             case Left(node=node):
@@ -136,11 +149,14 @@ class Events(Service):
                 self._membership.joined(node, "")
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
-            case TermTaken(term=term):
-                self._membership.terms.undo(term)
-            # The ledger was undone above, so its last bench is the one before.
-            case ValidatorsSet() if self.ledger.benches:
-                self._membership.appoint(self.ledger.benches[-1].validators, self.ledger.benches[-1].threshold)
-            case ValidatorStruck(validator=back):
-                members = self._membership
-                members.appoint((*members.validators, back), members.quorum)
+            case SlashOverturned(node=node) if node in self.ledger.slashed:
+                self._membership.slash(_record(self.ledger.slashed[node]))
+            case TrainersSeated() | TermTaken() | TermHeld() | TermEnded():
+                self._membership.terms.undo()
+            case ValidatorsSet() | ValidatorStruck() if self._benches:
+                self._membership.appoint(*self._benches.pop())
+
+
+def _record(event: Slashed) -> SlashRecord:
+    root = event.file_root.hex()
+    return SlashRecord(event.node, event.provider, event.amount, event.reason, event.transaction, event.block, root)

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 import trio
 
-from contracts.bindings import Joined, Left
+from contracts.bindings import (
+    Joined,
+    Left,
+    Slashed,
+    SlashOverturned,
+    TermEnded,
+    TermTaken,
+    ValidatorsSet,
+    ValidatorStruck,
+)
 from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import GRACE, RolledBack
 from node.config import NodeConfig, RelayOffer
@@ -77,22 +86,79 @@ def event(kind: type, **fields: Any) -> Any:
 
 
 async def test_members_come_and_go_with_the_chain_and_with_its_second_thoughts(autojump_clock: Any) -> None:
-    members, joined = membership(), event(Joined, node=OTHER.address, contact=CONTACT)
-    left = event(Left, node=OTHER.address)
+    joined, left = event(Joined, node=OTHER.address, contact=CONTACT), event(Left, node=OTHER.address)
     for deliveries, is_in in (
         ((joined,), True),
         ((joined, left), False),
         ((joined, left, RolledBack(1, (left,))), True),
         ((joined, RolledBack(1, (joined,))), False),
     ):
-        follower: Any = Follower(*deliveries)
-        events = Events(follower, members)
-        async with trio.open_nursery() as nursery:
-            await events.start(nursery)
-            await trio.sleep(1)
-            nursery.cancel_scope.cancel()
+        members = membership()
+        events = await heard_of(members, *deliveries)
         assert members.is_member(OTHER.address) is is_in
         assert events.status() == {"network": {"block": 12, "rpc_ok": True}}
+
+
+async def heard_of(members: Membership, *deliveries: Any) -> Events:
+    follower: Any = Follower(*deliveries)
+    events = Events(follower, members)
+    async with trio.open_nursery() as nursery:
+        await events.start(nursery)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    return events
+
+
+async def test_a_member_whose_renewal_or_leaving_is_taken_back_is_one_as_it_was_before(autojump_clock: Any) -> None:
+    joined = event(Joined, node=OTHER.address, contact=CONTACT, lease_until=2000, block=1)
+    renewed = event(Joined, node=OTHER.address, contact="/ip4/10.0.0.9/tcp/1", lease_until=3000, block=2)
+    left = event(Left, node=OTHER.address, block=3)
+    members = membership()
+    await heard_of(members, joined, renewed, RolledBack(1, (renewed,)))
+    assert members.registered(OTHER.address) == (CONTACT, 2000)
+    members = membership()
+    await heard_of(members, joined, left, RolledBack(2, (left,)))
+    assert members.registered(OTHER.address) == (CONTACT, 2000)
+    members = membership()
+    await heard_of(members, joined, left, RolledBack(0, (joined, left)))
+    assert not members.is_member(OTHER.address), "it never joined"
+
+
+async def test_a_bench_is_taken_back_as_it_was_without_whom_it_had_lost(autojump_clock: Any) -> None:
+    a, b, c = (Address("0x" + digit * 40) for digit in "abc")
+    first = event(ValidatorsSet, validators=(a, b), threshold=1, block=1)
+    struck = event(ValidatorStruck, validator=b, block=2)
+    second = event(ValidatorsSet, validators=(b, c), threshold=2, block=3)
+    for undone, left, quorum in (((second,), (a,), 1), ((struck, second), (a, b), 1)):
+        members = membership()
+        await heard_of(members, first, struck, second, RolledBack(undone[0].block - 1, undone))
+        assert members.validators == left and members.quorum == quorum
+
+
+async def test_a_pardon_and_one_of_two_slashes_are_taken_back_and_the_node_stays_out(autojump_clock: Any) -> None:
+    joined = event(Joined, node=OTHER.address, contact=CONTACT, lease_until=2000)
+    slashes = [
+        event(Slashed, node=OTHER.address, case_id=case, transaction=f"0x{case}", file_root=b"", block=case)
+        for case in (1, 2)
+    ]
+    pardon = event(SlashOverturned, node=OTHER.address, case_id=1, block=3)
+    members = membership()
+    await heard_of(members, joined, slashes[0], pardon)
+    assert members.is_member(OTHER.address), "the control"
+    members = membership()
+    await heard_of(members, joined, slashes[0], pardon, RolledBack(2, (pardon,)))
+    assert members.is_evicted(OTHER.address) and [one.transaction for one in members.slashed] == ["0x1"]
+    members = membership()
+    await heard_of(members, joined, *slashes, RolledBack(1, slashes[1:]))
+    assert members.is_evicted(OTHER.address) and [one.transaction for one in members.slashed] == ["0x1"]
+
+
+async def test_a_term_that_ended_in_a_replaced_block_goes_on(autojump_clock: Any) -> None:
+    taken = event(TermTaken, holder=OTHER.address, term=1, from_step=5, parent=bytes(32), until=200, block=1)
+    ended = event(TermEnded, term=1, ended_at=150, block=2)
+    members = membership()
+    await heard_of(members, taken, ended, RolledBack(1, (ended,)))
+    assert members.trainer == OTHER.address and not members.terms.now.ended and members.terms.now.until == 200
 
 
 async def test_a_lease_that_runs_out_by_the_chains_time_is_a_departure_and_a_silent_chain_ends_none(

@@ -160,8 +160,27 @@ def test_a_standby_says_nothing_that_counts_and_a_term_that_nobody_knows_yet_is_
 def test_a_term_whose_block_was_replaced_never_was() -> None:
     scene = Scene()
     scene.terms.take(1, B, 5, ROOTS[4], 400)
-    scene.terms.undo(1)
+    scene.terms.undo()
     assert scene.terms.now.holder == A and scene.terms.counts(A, 0, 5)
+
+
+def test_each_word_of_the_chain_can_be_taken_back_the_newest_first() -> None:
+    scene = Scene()
+    terms, stood = scene.terms, []
+    words = (
+        lambda: terms.take(1, B, 5, ROOTS[4], 400),
+        lambda: terms.hold(1, 600, 9),
+        lambda: terms.end(1, 500),
+        lambda: terms.hold(0, 900, 12),  # of a term that is over
+        lambda: terms.seat((B, C), 100, 10),
+    )
+    for word in words:
+        stood.append((terms.now, terms.reached, terms.trainers, terms.lease, terms.grace))
+        word()
+    assert terms.now.ended and terms.reached == 12 and terms.trainers == (B, C)
+    for before in reversed(stood):
+        terms.undo()
+        assert (terms.now, terms.reached, terms.trainers, terms.lease, terms.grace) == before
 
 
 def test_settled_policies_are_none_that_were_orphaned() -> None:
