@@ -32,8 +32,9 @@ WorkId = bytes
 
 
 class Task(msgspec.Struct):
-    """One task as this node knows it. sequence: of its last offer; open: its owner waits for results; opened: when it
-    was heard of; gathered: shards whose results its owner has."""
+    """One task as this node knows it. owner: who was heard first to offer it; offers: the newest of each trainer, since
+    after a take-over another one may ask for the very same; open: one of them waits for results; opened: when it was
+    heard of; gathered: shards whose results all have who wait."""
 
     id: TaskId
     spec: TaskSpec
@@ -42,7 +43,7 @@ class Task(msgspec.Struct):
     leases: Leases
     opened: float
     backlog: bool
-    sequence: int = -1
+    offers: dict[Address, TaskOffered] = {}
     open: bool = True
     gathered: frozenset[int] = frozenset()
 
@@ -86,8 +87,10 @@ class TaskBook:
                 return None
             task = self._open(id, spec, signed)
         # Gossip may bring an older offer after a newer one.
-        if message.sequence > task.sequence:
-            self._update(task, message)
+        before = task.offers.get(signed.author)
+        if before is None or message.sequence > before.sequence:
+            task.offers[signed.author] = message
+            self._update(task)
             self._tell(task)
         return task if new else None
 
@@ -157,9 +160,13 @@ class TaskBook:
             over = (id for id, task in self._tasks.items() if not task.open)
             del self._tasks[next(over, next(iter(self._tasks)))]
 
-    def _update(self, task: Task, message: TaskOffered) -> None:
-        task.sequence, task.open = message.sequence, message.open
-        task.gathered = frozenset(unpack_groups(message.done, task.spec.shards) or ())
+    def _update(self, task: Task) -> None:
+        waiting = [one for one in task.offers.values() if one.open]
+        task.open = bool(waiting)
+        # Nobody's word ends what another one waits for: a standby could close the leader's tasks, or call them done.
+        counted = waiting or task.offers.values()
+        gathered = (frozenset(unpack_groups(one.done, task.spec.shards) or ()) for one in counted)
+        task.gathered = frozenset.intersection(*gathered)
         for shard in task.gathered:
             task.leases.finished(shard)
 

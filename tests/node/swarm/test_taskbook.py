@@ -24,9 +24,16 @@ class Heard:
         self.book = TaskBook(lambda node: node in self.silent, lambda: self.now)
         self.now += BACKLOG_SECONDS
 
-    def offer(self, sequence: int = 1, encoded: bytes = ENCODED, done: bytes = b"", is_open: bool = True) -> object:
+    def offer(
+        self,
+        sequence: int = 1,
+        encoded: bytes = ENCODED,
+        done: bytes = b"",
+        is_open: bool = True,
+        by: Address = OWNER,
+    ) -> object:
         message = TaskOffered(pool=1, sequence=sequence, spec=encoded, done=done, open=is_open)
-        return self.book.offered(Signed(OWNER, message, b""))
+        return self.book.offered(Signed(by, message, b""))
 
     def claim(self, node: Address, shard: int) -> bool:
         message = TaskClaimed(pool=1, task=ID, shard=shard, sequence=1)
@@ -48,6 +55,23 @@ def test_an_offer_is_new_once_and_what_is_done_is_believed(heard: Heard) -> None
     assert not task.open
     heard.offer(5, done=b"\xff\xff")  # no bitmap of four shards
     assert task.leases.done == {0, 2}
+
+
+def test_another_trainers_word_ends_nothing_that_the_owner_waits_for_and_a_new_leader_may_ask_for_the_same(
+    heard: Heard,
+) -> None:
+    heard.offer()
+    task = heard.book.find(ID)
+    assert task is not None
+    heard.offer(9, done=pack_groups(range(4), 4), is_open=False, by=B)
+    heard.offer(10, done=pack_groups(range(4), 4), by=B)
+    assert task.open and task.owner == OWNER and not task.gathered and not task.leases.done
+    heard.offer(2, done=pack_groups([1], 4))
+    assert task.gathered == {1} and task.leases.done == {1}
+    heard.offer(3, is_open=False)
+    assert task.open, "the other one waits for results of its own"
+    heard.offer(11, is_open=False, by=B)
+    assert not task.open
 
 
 def test_a_claim_may_come_before_its_offer(heard: Heard) -> None:
