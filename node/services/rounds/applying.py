@@ -7,6 +7,7 @@ the bf16 image of every state, too: the policy that is sampled with, which nobod
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -41,6 +42,7 @@ from protocol.contribution import (
 )
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
+from protocol.identity import Address
 from protocol.messages import CutSigned, Signed
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
@@ -83,6 +85,19 @@ class Figures(msgspec.Struct, frozen=True):
     batches: tuple[bytes, ...] = ()
 
 
+class RoundAgreement(Agreement):
+    """One round's. The chain may seat other validators before it is decided."""
+
+    def seat(self, validators: Collection[Address], quorum: int) -> None:
+        """Only the words of these count from now on."""
+        self._quorum = quorum
+        for key, said in self._said.items():
+            self._said[key] = {author: one for author, one in said.items() if author in validators}
+        for ballot, closed in self._said:
+            if closed and self.decided is None:
+                self.decided = self._agreed(ballot, closed=True)
+
+
 class Rounds(Service):
     """One per node; others ask it for the newest outer state. process: the learner's, which does `jobs`; learns:
     whether it is asked for more than the model's shapes."""
@@ -118,7 +133,8 @@ class Rounds(Service):
         """Of contributions that this node looked at."""
         # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
-        self._agreements: Recent[int, Agreement] = Recent(REMEMBERED)
+        self._agreements: Recent[int, RoundAgreement] = Recent(REMEMBERED)
+        self._bench = self._in_office()
         self._roots: Recent[int, bytes] = Recent(REMEMBERED)
         self._moved = trio.Event()
         self.caught_up = trio.Event()
@@ -179,7 +195,7 @@ class Rounds(Service):
 
     @property
     def quorum(self) -> int:
-        """Words that decide a round which begins now: the chain may seat other validators later."""
+        """Words that decide a round, of those who are in office now."""
         return quorum_of(len(self._station.membership.validators), self._station.quorum)
 
     @property
@@ -204,15 +220,27 @@ class Rounds(Service):
         root = outer.root if self.rules.begins_at(outer.round) == outer.round else None
         return expected_of(self.rules, self._root, late | {outer.round: root}, self._batch)
 
-    def agreement(self, round_: int) -> Agreement:
-        """What validators have said of a round."""
+    def agreement(self, round_: int) -> RoundAgreement:
+        """What validators in office have said of a round."""
+        self._heed_bench()
         known = self._agreements.get(round_)
         if known is None:
             # One validator may speak of any rounds: what it makes others forget is never what they are to decide.
             for running in self._agreements.keys() & {self.newest, self.newest + 1}:
                 self._agreements.move_to_end(running)
-            known = self._agreements[round_] = Agreement(self.quorum)
+            known = self._agreements[round_] = RoundAgreement(self.quorum)
         return known
+
+    def _heed_bench(self) -> None:
+        """Where others took office they alone decide what is not decided. By the quorum of another bench a few of a
+        larger one would, and a smaller one never could."""
+        if self._bench != self._in_office():
+            self._bench = self._in_office()
+            for agreement in self._agreements.values():
+                agreement.seat(*self._bench)
+
+    def _in_office(self) -> tuple[tuple[Address, ...], int]:
+        return self._station.membership.validators, self.quorum
 
     def root_of(self, round_: int) -> bytes | None:
         """The outer state's root with which a round began here."""
@@ -268,9 +296,9 @@ class Rounds(Service):
     def note(self, signed: Signed[CutSigned]) -> None:
         """Whoever says two things in one ballot is believed no more; both envelopes show it."""
         message, now = signed.message, self._station.clock.monotonic()
-        ballots = self._station.jury.ballots
+        ballots, in_office = self._station.jury.ballots, self._station.membership.may_validate(signed.author)
         # Rounds beyond the run's last would fill the table of agreements with what never comes.
-        if message.round > self.last or signed.author in ballots.quarantined:
+        if message.round > self.last or signed.author in ballots.quarantined or not in_office:
             return
         agreement = self.agreement(message.round)
         if not agreement.hear(signed.author, message.word, now):

@@ -481,20 +481,45 @@ async def test_words_on_hundreds_of_other_rounds_make_nobody_forget_the_round_th
     rounds, (liar, *honest) = town.add(2).rounds, [key.address for key in town.judges]
     rounds.outer = Outer(7, bytes(32), tmp_path, bytes(32), 1, 0.0)
 
-    def says(author: Address, round_: int, *, closed: bool = False) -> None:
-        cut = CutSigned(
-            pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
-        )
-        signed: Any = SimpleNamespace(message=cut, author=author)
-        rounds.note(signed)
-
     others = cycle(range(8, rounds.last))
     for closed in (False, True):
         for author in honest:
-            says(author, 7, closed=closed)
+            says(rounds, author, 7, closed=closed)
             for other in islice(others, REMEMBERED):
-                says(liar, other)
+                says(rounds, liar, other)
     assert rounds.agreement(7).decided is not None
+
+
+def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) -> None:
+    cut = CutSigned(
+        pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
+    )
+    signed: Any = SimpleNamespace(message=cut, author=author)
+    rounds.note(signed)
+
+
+async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
+    town = Town(tmp_path, steps=9)
+    node, judges = town.add(2), [key.address for key in town.judges]
+    new = [NodeKey(bytes([40 + number]) * 32).address for number in range(4)]
+    for author in judges[:1]:
+        says(node.rounds, author, 7, closed=True)
+        says(node.rounds, author, 8, closed=True)
+    node.membership.appoint([*judges, *new], 4)
+    for author in (*judges[:2], new[0]):
+        says(node.rounds, author, 7, closed=True)
+        assert node.rounds.agreement(7).decided is None, "the quorum of the bench before has no say"
+    says(node.rounds, new[1], 7, closed=True)
+    assert node.rounds.agreement(7).decided is not None
+    node.membership.appoint(new[:1], 1)
+    says(node.rounds, judges[1], 8, closed=True)
+    assert node.rounds.agreement(8).decided is None, "it left office"
+    says(node.rounds, new[0], 8, closed=True)
+    assert node.rounds.agreement(8).decided is not None and node.rounds.agreement(7).decided is not None
+    node.membership.appoint(judges, 2)
+    says(node.rounds, judges[0], 6, closed=True)
+    node.membership.appoint(judges[:1], 1)
+    assert node.rounds.agreement(6).decided is not None, "the word that it waited for is the only one now"
 
 
 @pytest.mark.parametrize("more", ["", "\nfragments = 4"], ids=["whole", "fragments"])
