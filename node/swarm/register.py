@@ -34,7 +34,8 @@ EARLY = 16
 """Commitments of one node that may wait for their policy to be announced."""
 EARLY_SECONDS = 60.0
 POLICIES_BACK = 20
-"""Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may."""
+"""Policies beyond the staleness of a run for which a node's work is remembered, if it commits all that it may; of older
+ones nobody's is work any more."""
 READ = 8192
 
 
@@ -124,6 +125,7 @@ class Register:
         # What a node hears right after its start may be old: it judges nobody by that (`backlog`).
         self._opened = clock()
         self._most = most_files(run)
+        self._policies_back = run.recipe.max_staleness + POLICIES_BACK
         self._works: dict[WorkId, Work] = {}
         self._slots: dict[Slot, list[Work]] = {}
         self._nodes: dict[Address, _Submissions] = {}
@@ -232,7 +234,9 @@ class Register:
         if known is not None and known.outer and task is None and self._run.diloco is not None:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
-        if late or commitment.index >= most:
+        # What was judged and forgotten would be new work, and old: anybody can say it again.
+        old = known is not None and early.newest_step - known.step >= self._policies_back
+        if late or old or commitment.index >= most:
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
@@ -278,12 +282,11 @@ class Register:
     def _submissions(self, node: Address) -> _Submissions:
         known = self._nodes.get(node)
         if known is None:
-            policies = self._run.recipe.max_staleness + POLICIES_BACK
-            known = self._nodes[node] = _Submissions(OrderedDict(), Recent(policies), Recent(EARLY))
+            known = self._nodes[node] = _Submissions(OrderedDict(), Recent(self._policies_back), Recent(EARLY))
         return known
 
     def _forget_beyond(self, node: _Submissions) -> None:
-        most = self._most * (self._run.recipe.max_staleness + POLICIES_BACK)
+        most = self._most * self._policies_back
         # Of each node as many as it may make for all policies that still count: what goes is too old to be judged.
         while len(node.works) > most:
             id, old = node.works.popitem(last=False)

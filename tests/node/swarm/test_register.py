@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
-from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, Register, Work
+from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, POLICIES_BACK, Register, Work
 from node.swarm.taskbook import TaskBook
 from protocol.checks import Reason
 from protocol.earnings import most_files
@@ -132,6 +132,26 @@ def test_a_node_that_commits_to_all_that_it_may_crowds_out_only_itself() -> None
     assert len(kept.works) + len(forgotten) == 40 * most_files(RUN)
     assert len(kept.works) == len(heard.register._works) - 1
     assert sum(map(len, heard.register._slots.values())) == len(heard.register._works)
+
+
+def test_old_commitments_that_anybody_says_again_are_no_work_and_make_no_gap_in_what_their_worker_does_now() -> None:
+    heard, window = Heard(0), RUN.recipe.max_staleness + POLICIES_BACK
+    said = []
+    for step in range(3 * window):
+        heard.announce(step)
+        heard.clock.now += GRACE_SECONDS
+        said += [committed(step, index) for index in range(most_files(RUN))]
+        for one in said[-most_files(RUN) :]:
+            heard.register.commit(one)
+    heard.announce(3 * window)
+    heard.commit(3 * window, 0)
+    told: list[Work] = []
+    heard.register.follow(told.append)
+    told.clear()
+    for old in said[: 2 * window * most_files(RUN)]:
+        heard.register.commit(old)
+    assert told == [], "they were judged in their time"
+    assert heard.register.gap(heard.commit(3 * window, 1)) is None
 
 
 # rivals
