@@ -289,10 +289,11 @@ class Auditing(Service):
             if self._statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
             return await look()
-        except IntellectError as error:
+        except (IntellectError, OSError) as error:  # a full disk passes
+            why = error.why if isinstance(error, IntellectError) else str(error)
             self.counts["undecided"] += 1
-            self.undecided = f"step {statement.step - 1}: {error.why}"
-            return log.info("step.undecided", step=statement.step - 1, why=error.why)
+            self.undecided = f"step {statement.step - 1}: {why}"
+            return log.info("step.undecided", step=statement.step - 1, why=why)
 
     async def _conclude(self, wanted: _Wanted, ruled: Ruling | None, audit: Audit | None) -> None:
         if wanted.accuser is not None and (ruled is None or ruled.outcome == Outcome.ACCEPT):

@@ -118,9 +118,10 @@ class Showing(Service):
             named = await self._station.blobs.add(encode_manifest(card))
         except FileNotFoundError:
             return  # the learner has deleted it meanwhile
-        except StoreFull as error:
+        except (StoreFull, OSError) as error:  # where nothing is linked the copy may fill the disk
             self._offered[step] = 0
-            self._station.progress.trouble(f"checkpoint {step} is not offered to auditors: {error.why}")
+            why = error.why if isinstance(error, StoreFull) else str(error)
+            self._station.progress.trouble(f"checkpoint {step} is not offered to auditors: {why}")
             return
         self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
         self._offered[step] = size

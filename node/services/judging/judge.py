@@ -84,8 +84,8 @@ async def _here(made: Awaitable[T]) -> T:
     """What is made on this side. Raises OwnTrouble where it cannot be."""
     try:
         return await made
-    except IntellectError as error:
-        raise OwnTrouble(f"{error.what}: {error.why}") from error
+    except (IntellectError, OSError) as error:  # a full disk passes
+        raise OwnTrouble(str(error)) from error
 
 
 class Validator(Service):

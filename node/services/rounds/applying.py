@@ -362,12 +362,13 @@ class Rounds(Service):
         if figures is not None or agreement is None or agreement.decided is None:
             return figures.batches if figures is not None else None
         paths = dict[bytes, Path]()
-        for root in agreement.decided.files:
-            await self._fetch(root, paths)
-        if len(paths) < len(agreement.decided.files):
-            why = "no member hands them over"
-            raise TrainingError(f"contributions of round {round_} cannot be had", why, "they are not asked for again")
-        return await trio.to_thread.run_sync(self._named_in, round_, list(paths.values()))
+        with self._station.blobs.holding(agreement.decided.files):
+            for root in agreement.decided.files:
+                await self._fetch(root, paths)
+            if len(paths) < len(agreement.decided.files):
+                what, why = f"contributions of round {round_} cannot be had", "no member hands them over"
+                raise TrainingError(what, why, "they are not asked for again")
+            return await trio.to_thread.run_sync(self._named_in, round_, list(paths.values()))
 
     def _named_in(self, round_: int, paths: list[Path]) -> tuple[bytes, ...]:
         found = list[bytes]()

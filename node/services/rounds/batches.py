@@ -91,8 +91,9 @@ class Batches:
         """Manifests by their roots. Raises IntellectError."""
         found, left = list[ComposedBatch](), MAX_MANIFEST_BYTES
         for root in roots:
-            path = await self._fetch(root, holders, left)
-            data = await trio.to_thread.run_sync(path.read_bytes)
+            with self._station.blobs.holding([root]):
+                path = await self._fetch(root, holders, left)
+                data = await trio.to_thread.run_sync(path.read_bytes)
             left -= len(data)  # together no more than one may have: their number is its node's to choose
             found.append(await trio.to_thread.run_sync(decode_composed, data))
         return found

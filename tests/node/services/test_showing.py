@@ -1,5 +1,6 @@
 """A trainer's checkpoints as blobs: offered once, pinned with what replays them, let go with them."""
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from node.blobs.store import BlobStore
+from node.services import showing
 from node.services.showing import STANDS_STILL, Showing
 from node.swarm.policies import PolicyClock
 from node.swarm.standbys import BEHIND, TIME
@@ -104,6 +106,24 @@ async def test_checkpoints_and_what_replays_them_stay_as_long_as_they_are_kept(t
     assert await place.fill(named, 30_000) == set(), "the manifest of step 1 begins before the oldest one"
     assert place.store.has(place.said[1].root)
     assert place.showing.status()["trainer"]["checkpoints"] == {"2": 100}
+
+
+async def test_a_disk_that_fills_while_a_checkpoint_is_copied_costs_its_offer_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(showing, "link_or_copy", full)
+    place.write(1)
+    await place.showing.look()
+    assert place.said == [] and "No space left" in place.troubles[0]
+    monkeypatch.undo()
+    place.write(2)
+    await place.showing.look()
+    assert [one.step for one in place.said] == [2]
 
 
 async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later(tmp_path: Path) -> None:

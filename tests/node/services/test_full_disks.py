@@ -1,0 +1,63 @@
+"""A disk that is full ends no audit and no look at a contribution: what was to be found stays open."""
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from node.processes.forkserver import Anew
+from node.services.auditing import Auditing
+from node.services.judging.judge import OwnTrouble, Validator, _here
+from node.services.rounds.judging import Looks
+from node.swarm.policies import PolicyClock
+from protocol.identity import NodeKey
+from protocol.manifest import PolicyStatement
+from protocol.messages import PolicyAnnounced, Signed, stated
+from protocol.statements import sign
+from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, Court, policy_root
+
+OWN = NodeKey(b"\1" * 32).address
+
+
+async def full(*_: Any, **__: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def announced(step: int) -> PolicyAnnounced:
+    said = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), b"m" * 32, bytes(32))
+    word = stated(said, 1, sign(TRAINER, DOMAIN, said.commitment(TRAINER.address)))
+    return PolicyAnnounced(
+        pool=POOL, step=step, policy_root=policy_root(step), manifest_root=bytes(32), manifest_size=1, **word
+    )
+
+
+async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributions(tmp_path: Path) -> None:
+    async def checked(name: str, job: Any) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return {"inner": ("", ""), "batches": (), "seat": 0}
+
+    rounds: Any = SimpleNamespace(jobs=SimpleNamespace(ask=checked), own_bytes=0, spool=SimpleNamespace(root=tmp_path))
+    station: Any = SimpleNamespace(
+        jury=SimpleNamespace(policies=PolicyClock(lambda: 0.0), validators=list), key=SimpleNamespace(address=OWN)
+    )
+    batches: Any = SimpleNamespace(of=full)
+    order: Any = SimpleNamespace(node=OWN, file_root=bytes(32), policy_root=bytes(32))
+    job: Any = SimpleNamespace(replay=False, round=1)
+    with pytest.raises(OwnTrouble, match="No space left"):
+        await _here(Looks(station, rounds, batches)._look(order, job))
+
+
+async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_path: Path) -> None:
+    court = Court([Validator])
+    seat, store = court.seats[0], SimpleNamespace()
+    none: Any = store
+    seat.jury.policies.announce(Signed(TRAINER.address, announced(1), b""))
+    audit = Auditing(seat.station, none, None, tmp_path, Anew())
+    statement = announced(1).statement
+    assert statement is not None
+    assert await audit._tried(statement, full) is None
+    assert audit.counts["undecided"] == 1 and "No space left" in audit.undecided
