@@ -10,7 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from node.recent import Recent
-from protocol.errors import UNREADABLE, ProtocolError
+from protocol.codec import decode_msgpack
+from protocol.errors import ProtocolError
 from protocol.identity import Address
 from protocol.liveness import AHEAD
 from protocol.messages import Heartbeat, Signed, of_kind, open_envelope
@@ -50,12 +51,9 @@ class PeerBook:
     def unknown(self, data: bytes) -> list[bytes]:
         """The records in what a peer told or a file kept that are not here already. Raises ProtocolError for what is no
         list of records."""
-        if len(data) > MAX_KEPT_BYTES:
-            raise ProtocolError("malformed list of peers", f"it has {len(data)} bytes")
-        try:
-            records = msgspec.msgpack.decode(data, type=list[bytes])
-        except UNREADABLE as error:
-            raise ProtocolError("malformed list of peers", str(error)) from error
+        records = decode_msgpack(
+            data, list[bytes], limit=MAX_KEPT_BYTES, error=ProtocolError, what="malformed list of peers"
+        )
         known = {signed.raw for signed in self._records.values()}
         return [raw for raw in records[:MAX_RECORDS] if raw not in known]
 
