@@ -78,7 +78,7 @@ from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
 from node.services.tracing import Tracing
-from node.services.training.service import Training
+from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
 from node.state.directory import JOURNAL_NAME, StateDir, journal_of
 from node.state.journal import Journal
@@ -101,7 +101,7 @@ EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Cl
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Chairing, Training),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Chairing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {

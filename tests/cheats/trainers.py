@@ -1,4 +1,4 @@
-"""Trainers that cheat: each in the place of `Training`, with the honest daemon around it.
+"""Trainers that cheat: each in the place of `Trainer`, with the honest daemon around it.
 
 `python -m tests.cheats.trainers NAME join ...` is a drop-in for `python -m cli join ...`. Once such a trainer leads no
 more it stands by as any other.
@@ -12,14 +12,13 @@ import trio
 from cli.main import main as run_program
 from node import daemon
 from node.recipe.pool import Group
-from node.services.training.service import Training
-from node.services.training.trainer import POLL
+from node.services.training.trainer import POLL, Trainer
 from node.weights.keeper import HeldPolicy
 
 log = structlog.get_logger("node.attack")
 
 
-class Censor(Training):
+class Censor(Trainer):
     """Uses nothing of one worker, the first whose file it is given."""
 
     victim = b""
@@ -32,7 +31,7 @@ class Censor(Training):
         super()._take_in([group for group in groups if group.origin is None or group.origin.node != self.victim])
 
 
-class Stalled(Training):
+class Stalled(Trainer):
     """Speaks, and publishes nothing after its first policies while it leads."""
 
     LAST = 5
@@ -45,7 +44,7 @@ class Stalled(Training):
         return await super()._bring_out(step)
 
 
-LEADERS: dict[str, type[Training]] = {
+LEADERS: dict[str, type[Trainer]] = {
     "censor": Censor,
     "stalled": Stalled,
 }
@@ -57,7 +56,7 @@ def main() -> None:
         sys.exit(f"which trainer? one of: {', '.join(LEADERS)}")
     cheat = LEADERS[sys.argv.pop(1)]
     services = daemon.ROLES["trainer"]
-    daemon.ROLES["trainer"] = tuple(cheat if one is Training else one for one in services)
+    daemon.ROLES["trainer"] = tuple(cheat if one is Trainer else one for one in services)
     sys.exit(run_program(sys.argv[1:]))
 
 

@@ -8,20 +8,22 @@ the policy that made the tokens. Publishing and batching are journaled, so a res
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import msgspec
 import structlog
 import trio
 
 from node.metrics.journal import ends_of
-from node.metrics.observer import Observer
+from node.metrics.observer import Observer, open_observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
 from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id, key_of
 from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
+from node.services.base import Service
 from node.services.chairing import Chairing, Ready
 from node.services.station import Rate, Station
 from node.services.training.adopting import Adopting
@@ -40,12 +42,14 @@ from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
 from node.services.training.stating import make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
+from node.services.workplace import Workplace
 from node.swarm.register import WorkId
 from node.training import adoption
 from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
 from node.training.computed_by import arithmetic_in
 from node.training.evaluations import Evaluations
+from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
@@ -80,8 +84,10 @@ class StepMetrics(msgspec.Struct):
     entropy: float | None = None
 
 
-class Trainer:
+class Trainer(Service):
     """Drives one learner until the run's last step."""
+
+    name = "training"
 
     def __init__(
         self,
@@ -148,6 +154,36 @@ class Trainer:
         if chair is not None:
             chair.ready, chair.at, chair.told = self.ready, self._at, self._compared
 
+    @classmethod
+    async def open(cls, place: Workplace) -> Self:
+        """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
+        could audit, and ConfigError for sinks that are none."""
+        station, config = place.station, place.config
+        settings = read_settings(config.trainer)
+        settings.check_auditable()
+        spool = Spool(place.directory / "spool", settings.milestones)
+        await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
+        publisher = Publisher(
+            place.member.stock.store,
+            station.board,
+            station.journal,
+            station.run.root,
+            station.pool,
+            workshop=place.workshop,
+            anchor_every=station.run.spec.weights.anchor_every,
+            records=place.records,
+            shelf=station.shelf,
+            epoch=station.time.epoch,
+        )
+        observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
+        observer = await trio.to_thread.run_sync(observing)
+        learner = TrainerProcess(spool, settings=settings, starter=place.starter)
+        evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
+        look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
+        return cls(
+            station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chairing, place.lessons
+        )
+
     @property
     def queued(self) -> int:
         """Verified rollouts that wait for a batch."""
@@ -176,10 +212,13 @@ class Trainer:
 
     async def run(self) -> None:
         """Until the run is over: one stint after the other, each without what another trainer's term took back."""
-        while True:
-            await self._heed_terms()
-            if not await self._stint():
-                return
+        try:
+            going = True
+            while going:
+                await self._heed_terms()
+                going = await self._stint()
+        finally:
+            self._observer.close()
 
     async def _stint(self) -> bool:
         """Whether there is another one to come."""
@@ -651,8 +690,6 @@ class Trainer:
         self._spool.write_batch(entry.step, encode_batch(batch))
 
     # as a service
-
-    name = "training"
 
     def status(self) -> dict[str, Any]:
         last = self.metrics[-1] if self.metrics else None
