@@ -33,8 +33,8 @@ WorkId = bytes
 
 class Task(msgspec.Struct):
     """One task as this node knows it. owner: who was heard first to offer it; offers: the newest of each trainer, since
-    after a take-over another one may ask for the very same; open: one of them waits for results; opened: when it was
-    heard of; gathered: shards whose results all have who wait."""
+    after a take-over another one may ask for the very same; open: one of them that lives waits for results; opened:
+    when it was heard of; gathered: shards whose results all have who wait."""
 
     id: TaskId
     spec: TaskSpec
@@ -90,7 +90,7 @@ class TaskBook:
         before = task.offers.get(signed.author)
         if before is None or message.sequence > before.sequence:
             task.offers[signed.author] = message
-            self._update(task)
+            self._update(task, signed.author)
             self._tell(task)
         return task if new else None
 
@@ -160,11 +160,13 @@ class TaskBook:
             over = (id for id, task in self._tasks.items() if not task.open)
             del self._tasks[next(over, next(iter(self._tasks)))]
 
-    def _update(self, task: Task) -> None:
-        waiting = [one for one in task.offers.values() if one.open]
-        task.open = bool(waiting)
+    def _update(self, task: Task, author: Address) -> None:
+        """author: of the newest word."""
+        waiting = {who: one for who, one in task.offers.items() if one.open}
         # Nobody's word ends what another one waits for: a standby could close the leader's tasks, or call them done.
-        counted = waiting or task.offers.values()
+        # Of a leader that fell silent its successor's word closes one; it opens it again when it is back.
+        task.open = author in waiting or any(map(self._is_alive, waiting))
+        counted = (waiting or task.offers).values()
         gathered = (frozenset(unpack_groups(one.done, task.spec.shards) or ()) for one in counted)
         task.gathered = frozenset.intersection(*gathered)
         for shard in task.gathered:

@@ -72,6 +72,12 @@ def test_another_trainers_word_ends_nothing_that_the_owner_waits_for_and_a_new_l
     assert task.open, "the other one waits for results of its own"
     heard.offer(11, is_open=False, by=B)
     assert not task.open
+    heard.offer(12)
+    heard.silent.add(OWNER)
+    heard.offer(13, is_open=False, by=B)
+    assert not task.open, "nobody lives who waits"
+    heard.offer(14)
+    assert task.open, "it is back"
 
 
 def test_a_claim_may_come_before_its_offer(heard: Heard) -> None:
