@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from node.recent import Recent
-from node.swarm.policies import GRACE_SECONDS, PolicyClock
+from node.swarm.policies import GRACE_SECONDS, KnownPolicy, PolicyClock
 from node.swarm.taskbook import Task, TaskBook, WorkId
 from protocol.checks import Fault, Slot, check_duplicate, check_gap, check_staleness, slot_of
 from protocol.earnings import most_files
@@ -234,9 +234,7 @@ class Register:
         if known is not None and known.outer and task is None and self._run.diloco is not None:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
-        # What was judged and forgotten would be new work, and old: anybody can say it again.
-        old = known is not None and early.newest_step - known.step >= self._policies_back
-        if late or old or commitment.index >= most:
+        if late or commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])
@@ -254,6 +252,13 @@ class Register:
         self._forget_beyond(node)
         self._tell(work, slot)
         return None if work.rival else work
+
+    def _may_be_said_again(self, known: KnownPolicy, early: _Early) -> bool:
+        """Whether a commitment is so old that this node cannot tell it from one that was judged: by itself, which has
+        forgotten it, or by others before it came. Anybody can say such a one again, and it would be refused as old."""
+        age = early.newest_step - known.step
+        came_later = known.at - self._opened < BACKLOG_SECONDS
+        return age >= self._policies_back or (came_later and age > self._run.recipe.max_staleness)
 
     def _made(self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool) -> Work:
         backlog = early.at - self._opened < BACKLOG_SECONDS

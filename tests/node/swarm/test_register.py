@@ -154,6 +154,17 @@ def test_old_commitments_that_anybody_says_again_are_no_work_and_make_no_gap_in_
     assert heard.register.gap(heard.commit(3 * window, 1)) is None
 
 
+def test_a_newcomer_takes_no_old_commitment_of_before_for_one_that_is_late_now() -> None:
+    heard = Heard(5, listened=0.0)
+    heard.clock.now += BACKLOG_SECONDS + 1
+    for step in range(5, 9):
+        heard.announce(step)
+        heard.clock.now += GRACE_SECONDS
+    assert heard.register.commit(committed(4)) is None, "its time was before this node's, and it may have been judged"
+    assert heard.reason(heard.commit(5)) is Reason.STALE, "of a policy that this node saw come"
+    assert heard.reason(heard.commit(6)) is None
+
+
 # rivals
 
 
