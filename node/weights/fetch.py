@@ -19,7 +19,7 @@ from node.blobs.errors import StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.recent import Recent
-from node.swarm.policies import COMPARED, PolicyClock
+from node.swarm.policies import COMPARED, Fork, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -112,6 +112,11 @@ class PolicyFollower:
     def newest_step(self) -> int:
         """The newest step that was announced, -1 before the first."""
         return self._clock.newest_step
+
+    @property
+    def fork(self) -> Fork | None:
+        """What the trainer said that cannot be true together."""
+        return self._clock.fork
 
     async def run(self) -> None:
         # What a killed process left half built is never taken up: its blobs are in the store.
