@@ -22,9 +22,10 @@ DRAWING = GIB
 """Bytes of each GPU for logits and what is drawn from them."""
 LEAST_CACHE = GIB
 """Bytes without which a model does not fit."""
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in this process: one fewer to die on its own
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second has another interface, tried nowhere (node.inference.vllm.v2)
+    RUNNER: "0",  # the second has another interface for logits processors, and does not say which rows are whose
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several nodes share a machine
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -7,16 +7,18 @@ from typing import Any
 import torch
 
 from node.inference.errors import EngineError
-from node.inference.vllm.arguments import environment
+from node.inference.vllm.arguments import RUNNER, environment
 
 EXTENSION = "node.inference.vllm.worker.WorkerExtension"
+PROCESSOR = "node.inference.vllm.v1:ReplayableSampler"
+"""By name: vLLM imports it where tokens are drawn."""
 
 
 class VllmCore:
     """vLLM with our hooks. Requests have numbers of ours. Raises EngineError."""
 
     def __init__(self, arguments: Mapping[str, Any], device: str) -> None:
-        own = {"worker_extension_cls": EXTENSION, "logits_processors": processors()}
+        own = {"worker_extension_cls": EXTENSION, "logits_processors": [PROCESSOR]}
         self._vllm = start({**arguments, **own}, device)
         self.longest: int = self._vllm.model_config.max_model_len
         """Tokens of the longest sequence, prompt and output, that the cache has room for."""
@@ -66,6 +68,10 @@ def start(arguments: Mapping[str, Any], device: str) -> Any:
     """vLLM's engine. Its variables are set before it is imported. Raises EngineError."""
     for name, value in environment(device).items():
         os.environ.setdefault(name, value)
+    if os.environ[RUNNER] != "0":
+        raise EngineError(
+            "vLLM did not start", "its second model runner has no hooks that the engine knows", f"unset {RUNNER}"
+        )
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
@@ -84,9 +90,3 @@ def _guarded(call: Callable[[], Any]) -> Any:
         return call()
     except torch.OutOfMemoryError as error:
         raise EngineError("the device has no memory left", str(error)[:300], "use a GPU with more") from error
-
-
-def processors() -> list[str | type]:
-    """Which of the two samplers vLLM's model runner takes, by name: vLLM imports it where tokens are drawn."""
-    module = "v2" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" else "v1"
-    return [f"node.inference.vllm.{module}:ReplayableSampler"]

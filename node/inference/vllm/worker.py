@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from node.inference.engine import F32, F64, U16
-from node.inference.errors import EngineError
 from node.inference.image import ImageFile
 from node.inference.lora import whole_weights
 from node.inference.proofs import Rows
@@ -33,11 +32,13 @@ class WorkerExtension:
 
     def intellect_attach(self) -> None:
         """Put the hooks in place, once."""
+        from node.inference.vllm.v1 import sampler_of
+
         keep_precision()
         self._intellect = hooks = Hooks(records=self.rank == 0)
         model = self.model_runner.get_model()
         model.compute_logits = lambda hidden, *_, **__: hooks.logits(hidden)
-        _sampler_of(self.model_runner).hooks = hooks
+        sampler_of(self.model_runner).hooks = hooks
         model.register_forward_hook(lambda *call: self._intellect_saw(call[-1]))
 
     def intellect_load(self, path: str, digest: bytes, model_dir: str, load: int) -> None:
@@ -86,30 +87,8 @@ class WorkerExtension:
         watches = self._intellect.watches
         if not watches:
             return
-        for name, first, begin, end in _pieces(self.model_runner):
+        from node.inference.vllm.v1 import pieces
+
+        for name, first, begin, end in pieces(self.model_runner):
             if name in watches:
                 watches[name].saw(first, hidden[begin:end])
-
-
-def _sampler_of(runner: Any) -> Any:
-    if _is_first(runner):
-        from node.inference.vllm.v1 import sampler_of
-    else:
-        from node.inference.vllm.v2 import sampler_of
-    return sampler_of(runner)
-
-
-def _pieces(runner: Any) -> Any:
-    if not _is_first(runner):
-        raise EngineError(
-            "finished sequences cannot be looked at",
-            "vLLM's second model runner does not say which rows are whose",
-            "unset VLLM_USE_V2_MODEL_RUNNER, or use --engine torch for validators",
-        )
-    from node.inference.vllm.v1 import pieces
-
-    return pieces(runner)
-
-
-def _is_first(runner: Any) -> bool:
-    return hasattr(runner, "input_batch")
