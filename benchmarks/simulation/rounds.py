@@ -37,7 +37,6 @@ from benchmarks.simulation.__main__ import deterministic
 from benchmarks.simulation.seats import POOL, Voice, key_of, wall
 from node.clock import Clock
 from node.member import Member, Stock
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.run.file import TEXT
@@ -69,6 +68,7 @@ from protocol.rounds import state_root
 from protocol.run import EnvironmentSpec, RunSpec
 from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal, RecordingJudge, Trouble, inline
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 SHAPES = {"a": (64,), "b": (8, 24)}
 HOSTS = 2

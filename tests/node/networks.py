@@ -10,8 +10,8 @@ import trio
 from node.network.contacts import Told
 from node.network.host import Libp2pNetwork
 from node.network.interface import Network
-from node.network.memory import MemoryHub, MemoryNetwork
 from protocol.identity import Address, NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 _TOLD = WeakKeyDictionary[Network, set[Address]]()
 

@@ -13,10 +13,10 @@ import trio
 from node import daemon
 from node.chain.errors import ChainError, NotDeployed
 from node.config import NodeConfig
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.state.journal import Journal
 from node.swarm.membership import Membership, SlashRecord
 from protocol.identity import NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 
 def interrupted_while_opening_the_journal(path: Path) -> Journal:

@@ -19,7 +19,6 @@ from node.config import NodeConfig, Role
 from node.daemon import ROLES, SEAT_ROLES, Services
 from node.hardware import Hardware
 from node.member import open_member
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services.base import Crew, Service
@@ -36,6 +35,7 @@ from protocol.messages import Heartbeat
 from protocol.pretraining import Diloco
 from protocol.run import EnvironmentSpec, RunSpec, encode_run
 from protocol.statements import Domain
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 KEY, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 DOMAIN = Domain(31337, OTHER.address)

@@ -16,7 +16,6 @@ from blake3 import blake3
 from node.chain.cases import Case, CommitmentContradiction, FileCase, VerdictContradiction
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.member import Member, Stock
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
 from node.services.certifying import Certifying
 from node.services.judging.judge import Validator
@@ -37,6 +36,7 @@ from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 GROUPS, SIZE = 16, 4
 TRAINER, WORKER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))

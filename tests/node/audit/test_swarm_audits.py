@@ -22,7 +22,6 @@ from node.audit.findings import Audit, Finding, Says
 from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
-from node.network.memory import MemoryHub
 from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services import auditing
@@ -43,6 +42,7 @@ from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, St
 from protocol.run import RunSpec, encode_run
 from protocol.statements import Accepted, Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
+from tests.memory_network import MemoryHub
 from tests.node.audit.test_audits import Desk, gradient, hidden, rate
 
 ROOT = bytes(32)

@@ -21,9 +21,9 @@ from node.blobs.scheduling import bitfield
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Progress
 from node.network.interface import Answer
-from node.network.memory import MemoryHub, MemoryNetwork
 from protocol.blobs import BlobInfo, describe, encode_info
 from protocol.identity import Address, NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
 
 MIB = 1024**2

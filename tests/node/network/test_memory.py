@@ -5,8 +5,8 @@ import trio
 import trio.testing
 
 from node.network.errors import PeerUnavailable
-from node.network.memory import MemoryHub, MemoryNetwork
 from protocol.identity import Address, NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import trio
 
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.services.claiming import Claiming
 from node.swarm.claims import PAUSE, VALID, Claims, Trial
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 VALIDATOR, GPU, CPU, SILENT, TRAINER = (NodeKey(bytes([n]) * 32) for n in range(1, 6))
 

@@ -11,7 +11,6 @@ from blake3 import blake3
 
 from node.inference.wire import LoadPolicy, Produce, Produced, Reply, Request
 from node.member import Member, Stock
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.recipe.capacity import CapacityGauge, Machine
 from node.run.assets import Run
 from node.services import generating
@@ -28,6 +27,7 @@ from protocol.policy import PolicyManifest
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal, SharedBlobs, announcement
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 TRAINER, VALIDATOR, WORKER, IDLE = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from node.clock import Clock
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.services.base import Crew
 from node.services.heartbeat import STARTING, TWICE, Beating
 from node.state.journal import Journal
@@ -18,6 +17,7 @@ from protocol.identity import Address, NodeKey
 from protocol.liveness import Members, MemberState
 from protocol.messages import Heartbeat
 from protocol.statements import Domain
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 MEMBERS = 199
 NOON = 1_800_000_000.0

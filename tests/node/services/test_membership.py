@@ -22,7 +22,6 @@ from node.chain.errors import ChainError, RpcUnreachable
 from node.chain.follower import GRACE, RolledBack
 from node.config import NodeConfig, RelayOffer
 from node.network.errors import PeerUnavailable, RequestRefused
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.preflight.chain import Powers
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
@@ -34,6 +33,7 @@ from node.swarm.neighbours import MOST
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_LEFT
 from protocol.messages import Heartbeat
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 POWERS = Powers(OTHER.address, OTHER.address, 0, 7200, 60)

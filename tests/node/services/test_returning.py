@@ -11,7 +11,6 @@ from contracts.bindings import PoolInfo
 from node.chain.errors import RpcUnreachable
 from node.config import NodeConfig
 from node.daemon import Daemon
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.progress import ProgressRecord
 from node.services.membership.events import Events
 from node.services.membership.participant import Lease
@@ -19,6 +18,7 @@ from node.services.membership.peers import REMEMBERED as NAME
 from node.services.membership.peers import forget, recall, remember
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 OWN, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2))
 POOL = PoolInfo(

@@ -5,7 +5,6 @@ import pytest
 import trio
 import trio.testing
 
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm import board as board_module
 from node.swarm import shelf
 from node.swarm.board import Board
@@ -25,6 +24,7 @@ from protocol.messages import (
     topic,
 )
 from protocol.statements import Domain, Verdict, WorkCommitment, sign
+from tests.memory_network import MemoryHub, MemoryNetwork
 
 TRAINER, WORKER, VALIDATOR, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)

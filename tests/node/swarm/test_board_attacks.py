@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import trio
 
-from node.network.memory import MemoryHub
 from node.swarm import board as board_module
 from node.swarm.board import CATCH_UP_EVERY, Board, CatchUp
 from node.swarm.rules import ELSE, ENTRIES, MUTED, PATIENCE, RULES
@@ -29,6 +28,7 @@ from protocol.messages import (
 )
 from scripts.fuzz_proofs import mutated
 from scripts.fuzz_targets import NUMBERS
+from tests.memory_network import MemoryHub
 from tests.node.swarm.test_board import (
     DOMAIN,
     POLICY,

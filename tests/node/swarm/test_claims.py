@@ -8,11 +8,11 @@ from trio.testing import MockClock
 
 from node.network.errors import NetworkError
 from node.network.host import Libp2pNetwork
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm.claims import MAX_REQUEST, NO, PAUSE, PROTOCOL, Claims, Pose, Prover, ShowRows, Tell, Trial
 from node.swarm.claims import IsReady as Ready
 from protocol.freivalds import ROWS, Challenge, row_digests, rows_of
 from protocol.identity import NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
 
 VERIFIER, PROVER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))

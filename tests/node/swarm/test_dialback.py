@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import trio
 
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.swarm.dialback import PAUSE, DialBack, accepts
 from protocol.identity import NodeKey
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.networks import know
 
 ASKER, MEMBER = (NodeKey(bytes([n]) * 32) for n in (1, 2))

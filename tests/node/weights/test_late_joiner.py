@@ -6,7 +6,6 @@ import trio
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.state.journal import Journal
 from node.swarm import board as board_module
 from node.swarm.board import Board
@@ -19,6 +18,7 @@ from protocol.identity import NodeKey
 from protocol.messages import PolicyAnnounced
 from protocol.policy import encode_image
 from protocol.statements import Domain
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.weights.little_swarm import POOL, QUOTA, RUN_ROOT, until
 
 TRAINER, FIRST, SECOND, LATE = (NodeKey(bytes([n]) * 32) for n in (11, 12, 13, 14))

@@ -19,7 +19,6 @@ import pytest
 import trio
 
 from node.member import Member, Stock
-from node.network.memory import MemoryHub, MemoryNetwork
 from node.run.assets import Run
 from node.run.file import CompiledRun
 from node.services.base import Crew
@@ -46,6 +45,7 @@ from protocol.contribution import encode_contribution
 from protocol.identity import Address, NodeKey
 from protocol.messages import CutSigned, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
+from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.services.tasking.town import Files, at_once
 from tests.node.training.texts import compiled, spool_of
 

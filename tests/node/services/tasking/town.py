@@ -14,7 +14,6 @@ import numpy as np
 import trio
 
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Produce, Produced, Reply, Request, ShardOrder
-from node.network.memory import MemoryHub
 from node.services.certifying import Certifying
 from node.services.generating import EngineChild
 from node.services.judging.judge import Validator
@@ -52,6 +51,7 @@ from tests.attacks.validators.court import (
     Trouble,
     court_run,
 )
+from tests.memory_network import MemoryHub
 
 POLICY = bytes([7]) * 32
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (2, 3, 4))

@@ -21,7 +21,6 @@ from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.chain.errors import Reverted, RpcUnreachable
 from node.metrics.observer import Observer
-from node.network.memory import MemoryHub
 from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from node.run.assets import Run
@@ -55,6 +54,7 @@ from protocol.rollout import (
 from protocol.run import Recipe, RolloutSpec, encode_run
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
+from tests.memory_network import MemoryHub
 from tests.node.services.tasking.town import at_once
 
 SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
