@@ -7,7 +7,7 @@ from torch import Tensor
 
 from node.environments.registry import Row
 from node.training.functions import Samples
-from node.training.losses.registry import LossInputs
+from node.training.losses import LossInputs
 from protocol.recipe import Objective
 
 

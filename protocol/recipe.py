@@ -2,8 +2,8 @@
 
 A preset fixes the objective (loss, advantage, normalisation, their constants); the optimiser's numbers depend on
 model and task and are the run's own. Every value of a preset can be set by itself. The formulas stand in
-node/training/losses/, one file per loss, and in node/training/advantages.py. A run at a desk may name functions of its
-own instead, as MODULE:FUNCTION (protocol/own_code.py).
+node/training/losses.py and node/training/advantages.py. A run at a desk may name functions of its own instead, as
+MODULE:FUNCTION (protocol/own_code.py).
 """
 
 import msgspec

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from node.own_code import Function, calling, load_function, unusable
 from node.training.advantages import group_advantages
-from node.training.losses.base import TokenLoss
-from node.training.losses.registry import (
+from node.training.losses import (
     NEEDS_PROXIMAL,
     OF_WHOLE_SAMPLES,
     LossInputs,
+    TokenLoss,
     evaluate,
     pulls_at_zero_advantage,
 )

@@ -25,7 +25,7 @@ from node.training.errors import TrainingError
 from node.training.experts import describe_experts
 from node.training.functions import Samples, functions_of
 from node.training.lora import add_adapters, without_adapters
-from node.training.losses.base import log_ratio
+from node.training.losses import log_ratio
 from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import MicroBatch, nothing, packed, padded
 from node.training.objective import Known, loss_of, slopes_of

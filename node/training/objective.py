@@ -13,9 +13,7 @@ from torch import Tensor
 
 from node.training.functions import Functions
 from node.training.head import Slopes
-from node.training.losses.base import TokenLoss
-from node.training.losses.registry import LossInputs
-from node.training.losses.regularisers import reference_kl
+from node.training.losses import LossInputs, TokenLoss, reference_kl
 from protocol.recipe import Objective
 
 

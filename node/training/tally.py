@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from node.training.batch import BatchRow
-from node.training.losses.regularisers import mismatch_kl
+from node.training.losses import mismatch_kl
 from node.training.micro_batch import MicroBatch
 from node.training.objective import Loss
 from node.training.world import World

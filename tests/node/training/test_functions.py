@@ -18,11 +18,10 @@ from tests.node.training.conftest import LIMIT, made_up_rows
 OURS = """
 import numpy as np
 from node.training.advantages import group_advantages
-from node.training.losses.base import TokenLoss
-from node.training.losses.tis import token_loss
+from node.training.losses import TokenLoss, tis
 
 def loss(tokens, objective):
-    found = token_loss(
+    found = tis(
         tokens.logprobs, tokens.sampler_logprobs, tokens.advantages, proximal_logprobs=tokens.proximal_logprobs,
         low=objective.clip_low, high=objective.clip_high, floor=objective.ratio_floor, cap=objective.ratio_cap,
     )

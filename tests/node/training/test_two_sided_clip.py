@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from node.training.losses.intellect2 import token_loss
+from node.training.losses import intellect2
 
 LOW, HIGH, CAP = 0.2, 0.2, 4.0
 
@@ -14,7 +14,7 @@ def evaluate(ratio: float, advantage: float) -> tuple[float, float]:
     """(loss, derivative by the ratio's logarithm)."""
     logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     zero, a = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
-    loss = token_loss(logprob, zero, a, low=LOW, high=HIGH, cap=CAP)
+    loss = intellect2(logprob, zero, a, low=LOW, high=HIGH, cap=CAP)
     loss.loss.sum().backward()
     assert bool(loss.metrics["clip_share"]) == (float(logprob.grad) == 0.0)
     return float(loss.loss.detach()), float(logprob.grad)
