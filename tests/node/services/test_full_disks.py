@@ -53,10 +53,9 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
 
 async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_path: Path) -> None:
     court = Court([Validator])
-    seat, store = court.seats[0], SimpleNamespace()
-    none: Any = store
+    seat = court.seats[0]
     seat.jury.policies.announce(Signed(TRAINER.address, announced(1), b""))
-    audit = Auditing(seat.station, none, None, tmp_path, Anew())
+    audit = Auditing(seat.station, None, tmp_path, Anew())
     statement = announced(1).statement
     assert statement is not None
     assert await audit._tried(statement, full) is None

@@ -74,7 +74,7 @@ class Lab:
             await trio.sleep(0.2 if isinstance(job, Check) else 0.0)
         peer = self.town.peer
         self.town.hand_over(self)
-        answer = peer._answer(job)
+        answer = peer.answer(job)
         if answer.what:
             raise TrainingError(answer.what, answer.why, answer.remedy)
         if self.bend is not None:
