@@ -15,7 +15,8 @@ from protocol.statements import Accepted, is_signed_by
 
 SAID_WITHIN = 1.0
 """Seconds that what is shown waits for other words of this node."""
-POLL = 0.5
+TOGETHER = 0.5
+"""Seconds in which certificates are gathered before they are journaled: each visit to its thread costs a turn."""
 MOST = 262_144
 """Certificates of one validator that are kept: a day of three a second."""
 
@@ -27,6 +28,7 @@ class Paying(Keeping):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._heard: list[tuple[Address, Accepted, bytes]] = []
+        self._news = trio.Event()
         self._shown: dict[int, tuple[bytes, float]] = {}
         """By epoch: the blob that was shown last, and when."""
 
@@ -45,14 +47,14 @@ class Paying(Keeping):
                     statement = one.statement(self._pool)
                     if is_signed_by(signed.author, self._station.domain, statement, one.signature):
                         self._heard.append((signed.author, statement, one.signature))
+                        self._news.set()
 
     async def _keep(self) -> None:
         while True:
-            await trio.sleep(POLL)
-            # Many at once: each visit to the journal's thread costs a turn.
-            rows, self._heard = self._heard, []
-            if rows:
-                await self._journal.do(self._journal.take_certificates, rows, MOST)
+            await self._news.wait()
+            await trio.sleep(TOGETHER)
+            self._news, rows, self._heard = trio.Event(), self._heard, []
+            await self._journal.do(self._journal.take_certificates, rows, MOST)
 
     # showing
 

@@ -79,7 +79,7 @@ async def test_a_quorum_that_is_away_for_a_day_and_comes_back_with_other_members
 ) -> None:
     """Nothing is posted meanwhile, and nothing twice afterwards. What nobody certified before they left is not paid."""
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    hour, polls = 3600, {"certifying.POLL": 900.0, "paying.POLL": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
+    hour, polls = 3600, {"certifying.POLL": 900.0, "paying.TOGETHER": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
     polls |= {"books.PAUSES": (1800.0, 1800.0)}
     for name, value in polls.items():
         monkeypatch.setattr(f"node.services.{name}", value)

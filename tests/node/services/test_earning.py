@@ -64,7 +64,7 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
     autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
-    polls = {"certifying.POLL": 900.0, "paying.POLL": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
+    polls = {"certifying.POLL": 900.0, "paying.TOGETHER": 900.0, "court.tabling.PAUSES": (1800.0, 1800.0)}
     polls |= {"books.PAUSES": (1800.0, 1800.0)}
     for name, value in polls.items():
         monkeypatch.setattr(f"node.services.{name}", value)
