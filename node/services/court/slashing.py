@@ -79,6 +79,7 @@ class Slashing:
         self._evidence: dict[Address, tuple[str, Contradiction]] = {}
         """By whom it convicts: the log's word, and one piece of it, which is enough for a key."""
         self._evidenced: set[Address] = set()
+        self._news = trio.Event()
         self._terms: set[int] = set()
         self._certified: dict[Address, Recent[WorkId, tuple[Accepted, bytes]]] = {}
         self._refused: dict[Address, Recent[WorkId, tuple[Verdict, bytes]]] = {}
@@ -103,16 +104,24 @@ class Slashing:
                     # Before it is carried: one stake is taken once, however many files it could be taken for.
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
-                await trio.sleep(POLL if any(self._pending.values()) else POLL / 4)
+                # What is pending ripens by what others say; a fork is told to nobody.
+                self._news = trio.Event()
+                with trio.move_on_after(POLL):
+                    await self._news.wait()
 
     # what a key signed against itself
+
+    def _convict(self, key: Address, what: str, case: Contradiction) -> None:
+        # One piece is enough for a key, so the first stays and a flood of pairs costs nothing.
+        if key not in self._evidence:
+            self._evidence[key] = what, case
+            self._news.set()
 
     def _on_rivals(self, one: Work, other: Work) -> None:
         """Two different commitments for one slot."""
         first, second = one.signed.message, other.signed.message
         pair = first.commitment, first.signature, second.commitment, second.signature
-        # One piece is enough for a key, so the first stays and a flood of pairs costs nothing.
-        self._evidence.setdefault(one.node, ("worker.equivocated", CommitmentContradiction(*pair)))
+        self._convict(one.node, "worker.equivocated", CommitmentContradiction(*pair))
 
     def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
@@ -128,7 +137,7 @@ class Slashing:
             return
         words = one.commitment(first.author), first.message.signature, other.commitment(second.author)
         case = CommitmentContradiction(*words, second.message.signature)
-        self._evidence.setdefault(first.author, ("trainer.forked", case))
+        self._convict(first.author, "trainer.forked", case)
 
     def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued]) -> None:
         """Two different verdicts on one work."""
@@ -136,7 +145,7 @@ class Slashing:
         if first.verdict != second.verdict:  # else one word, in two envelopes
             pair = first.verdict, first.signature, second.verdict, second.signature
             case = VerdictContradiction(*pair)
-            self._evidence.setdefault(one.author, ("validator.contradicted_itself", case))
+            self._convict(one.author, "validator.contradicted_itself", case)
 
     async def _collect_certificates(self) -> None:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
@@ -157,7 +166,7 @@ class Slashing:
     def _on_certificate(self, author: Address, case: CertificateContradiction | FalseCertificate) -> None:
         """A certificate, and another one of the same work, or a verdict against it."""
         if is_signed_by(author, self._station.domain, case.first, case.first_signature):
-            self._evidence.setdefault(author, ("validator.certified_falsely", case))
+            self._convict(author, "validator.certified_falsely", case)
 
     async def _report(self, key: Address, what: str, case: Contradiction) -> None:
         work = case.first.work
@@ -193,7 +202,10 @@ class Slashing:
             self._accuse(author, verdict)
 
     def _accuse(self, by: Address, verdict: Verdict) -> None:
-        self._pending.setdefault(by, Recent(PENDING))[work_id(verdict), verdict.reason] = verdict
+        pending = self._pending.setdefault(by, Recent(PENDING))
+        if not pending:
+            self._news.set()
+        pending[work_id(verdict), verdict.reason] = verdict
 
     def _ripe(self) -> list[Verdict]:
         """Accusations that a quorum shares and nobody disputes."""

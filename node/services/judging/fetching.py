@@ -91,6 +91,7 @@ class Fetching:
         self.queue: FileQueue[Candidate] = FileQueue()
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
+        self._spared = trio.Event()
         self._lined: dict[WorkId, None] = {}  # in the workers' queues, which are bounded
         self._rechecked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked = 0
@@ -121,6 +122,7 @@ class Fetching:
         else:
             # Not drawn here. It is kept, since those who drew it may be away (`_fill_up`).
             self._spare.setdefault(work.node, Recent(QUEUE))[work.id] = _Spare(work, _place(work))
+            self._spared.set()
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
@@ -133,6 +135,9 @@ class Fetching:
     async def _fill_up(self, nursery: trio.Nursery) -> None:
         """Look at what too few others look at, by rank."""
         while True:
+            if not any(self._spare.values()):
+                self._spared = trio.Event()
+                await self._spared.wait()
             await trio.sleep(FILL_POLL)
             for left in list(self._spare.values()):
                 # Files of many workers may lie here: the event loop goes on between two of them.
