@@ -20,8 +20,9 @@ def test_what_a_stranger_can_send_is_all_in_it(bytes_: bytes) -> None:
 
 def test_no_decoding_of_bytes_expects_only_msgspecs_own_errors() -> None:
     files = [path for room in ("node", "protocol", "cli") for path in (ROOT / room).rglob("*.py")]
-    found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in _narrow(ast.parse(path.read_text()))]
-    assert found == []
+    texts = {path: text for path in files if "msgspec." in (text := path.read_text()) and ".decode(" in text}
+    found = [f"{path.relative_to(ROOT)}:{line}" for path, text in texts.items() for line in _narrow(ast.parse(text))]
+    assert len(texts) > 20 and found == []
 
 
 def _narrow(tree: ast.Module) -> list[int]:
