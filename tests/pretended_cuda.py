@@ -200,17 +200,18 @@ class PretendedGPU(TorchDispatchMode):
             place = torch.device("cuda", asked.index or 0) if asked.type in (_STAND_IN, "cuda") else None
         if not own and place is None:
             return self._on_host(func, args, kwargs)
+        kind = _kind(func)
         self.operations += 1
-        self.launches += not func.is_view and func.overloadpacket not in _WITHOUT_KERNEL and self.tape is None
-        if all(one.alias_info is None for one in func._schema.returns):
-            self.before_memory(str(func.overloadpacket))
+        self.launches += kind.launches and self.tape is None
+        if kind.makes:
+            self.before_memory(kind.name)
         if self.tape is not None and _crosses(func, own, place):
             raise RuntimeError("a copy between the CPU and the device is captured: it would be done once")
         if func is _aten._to_copy.default and not (own and place):
             return self._carried(args[0], place, kwargs)
         if func is _aten.copy_.default and len(own) == 1:
             return self._copied(args[0], args[1], bool(args[2] if len(args) > 2 else kwargs.get("non_blocking")))
-        self._check(func, args, kwargs, leaves, own)
+        self._check(func, kind, args, kwargs, leaves, own)
         return self._compute(func, args, kwargs, own, place)
 
     def _compute(self, func: Any, args: Any, kwargs: dict[str, Any], own: Any, place: torch.device | None) -> Any:
@@ -238,29 +239,27 @@ class PretendedGPU(TorchDispatchMode):
 
     # What a GPU refuses, and what it is waited for
 
-    def _check(self, func: Any, args: Any, kwargs: dict[str, Any], leaves: Any, own: Any) -> None:
-        packet = func.overloadpacket
+    def _check(self, func: Any, kind: "_Kind", args: Any, kwargs: dict[str, Any], leaves: Any, own: Any) -> None:
         if own:
-            self._check_places(func, args, leaves, own)
+            self._check_places(func, kind, args, leaves, own)
         if any(isinstance(one, torch.Generator) and one.device.type == "cpu" for one in leaves):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-        undetermined = packet in _WITHOUT_ORDER and own and own[0].is_floating_point()
+        undetermined = kind.has_no_order and own and own[0].is_floating_point()
         if undetermined and torch.are_deterministic_algorithms_enabled():
-            raise RuntimeError(f"{packet} does not have a deterministic implementation")
+            raise RuntimeError(f"{kind.name} does not have a deterministic implementation")
         sized_by_values = func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
-        if packet in _WAITING or sized_by_values:
-            self.wait(str(packet))
+        if kind.waits or sized_by_values:
+            self.wait(kind.name)
 
-    def _check_places(self, func: Any, args: Any, leaves: Any, own: Any) -> None:
+    def _check_places(self, func: Any, kind: "_Kind", args: Any, leaves: Any, own: Any) -> None:
         if len({one.place for one in own}) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device ({func})")
         others = [one for one in leaves if isinstance(one, Tensor) and not isinstance(one, PretendedTensor)]
-        takes_scalars = torch.Tag.pointwise in func.tags or func.overloadpacket in {*_TAKES_SCALARS, *_INDEXING}
-        if func.overloadpacket in _INDEXING and isinstance(args[0], PretendedTensor):
+        if kind.indexes and isinstance(args[0], PretendedTensor):
             indices = [one for one in args[1] if one is not None]
             self._note_indices(indices, args[2] if len(args) > 2 else None)
             others = [one for one in others if not any(one is index for index in indices)]
-        if any(one.dim() or not takes_scalars for one in others) or (others and others[0] is args[0]):
+        if any(one.dim() or not kind.takes_scalars for one in others) or (others and others[0] is args[0]):
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, {own[0].place} and "
                 f"cpu! ({func})"
@@ -356,6 +355,32 @@ def _crosses(func: Any, own: Sequence[Tensor], place: torch.device | None) -> bo
 def _with_float32_sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """`torch.mm(..., out_dtype=torch.float32)`, of which a CPU has no kernel."""
     return torch.mm(one.to(dtype), other.to(dtype))
+
+
+class _Kind(NamedTuple):
+    """What is known of an operation before it is done. makes: its result is in memory of its own."""
+
+    name: str
+    launches: bool
+    makes: bool
+    waits: bool
+    indexes: bool
+    takes_scalars: bool
+    has_no_order: bool
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    packet = func.overloadpacket
+    return _Kind(
+        str(packet),
+        launches=not func.is_view and packet not in _WITHOUT_KERNEL,
+        makes=all(one.alias_info is None for one in func._schema.returns),
+        waits=packet in _WAITING,
+        indexes=packet in _INDEXING,
+        takes_scalars=torch.Tag.pointwise in func.tags or packet in _TAKES_SCALARS | _INDEXING,
+        has_no_order=packet in _WITHOUT_ORDER,
+    )
 
 
 @cache
