@@ -93,6 +93,7 @@ from protocol.statements import Domain
 log = structlog.get_logger()
 LEAVE_DEADLINE = 6.0
 LOOK_AGAIN = 2.0
+"""Seconds until a chain that did not answer is asked again whether this node is out."""
 ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
