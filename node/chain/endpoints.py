@@ -85,9 +85,10 @@ class Endpoints:
 
     def close(self) -> None:
         """A request that is in progress closes its own connection."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        with self._lock:  # those that end at the same moment each come here
+            self._closed, idle, self._idle = True, self._idle, []
+        for line in idle:
+            line.close()
 
     def request(self, method: str, payload: bytes) -> "RPCResponse":
         """The answer to a whole request, which may be an error."""
