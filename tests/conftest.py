@@ -1,5 +1,8 @@
 """The longest files begin first: two processes share the tests file by file, and the last one would run alone. And no
-property fails because the machine is busy."""
+property fails because the machine is busy. And what is imported and collected is not looked through for garbage, which
+each process of the tests would do some hundred times."""
+
+import gc
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +24,13 @@ LONGEST = (
     "tests/contracts/test_build.py",
 )
 """Seconds of computing, most first: 60 to 15."""
+
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

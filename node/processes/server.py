@@ -98,6 +98,7 @@ def work(orders: socket.socket) -> None:
     """Serve; in a child, be the program that was ordered. Returns in the server when nobody orders any more."""
     gc.collect()
     gc.freeze()  # or the child's first collection would copy every page
+    gc.enable()
     try:
         order = serve(orders)
     except (BrokenPipeError, ConnectionResetError):  # the daemon is gone
@@ -108,6 +109,7 @@ def work(orders: socket.socket) -> None:
 
 def main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # a seventh of what follows would be looking for garbage among what stays
     for module in sys.argv[2:]:
         importlib.import_module(module)
     work(orders)

@@ -6,6 +6,7 @@ done: a keystore from a stranger may demand any amount of memory.
 
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ MAX_SCRYPT_WORK = 2**26
 """n * r * p at most; the standard file has 2^21."""
 MAX_PBKDF2_ROUNDS = 10_000_000
 SHARED_WITH_OTHERS = 0o077
+_MADE_HERE = re.compile(r"random-[\w-]{32}", re.ASCII)
+"""A password of `read_password`: 192 random bits, and the word before them tells it from one that somebody thought of."""
+_LIGHT_SCRYPT = 2**12
+"""n, as in geth's light keystores."""
 
 
 def load_key(path: Path, password: str) -> NodeKey:
@@ -89,8 +94,9 @@ def save_key(path: Path, key: NodeKey, password: str) -> None:
         raise KeyError_("no password for the new key", "keys are never stored in the clear", "give --password-file")
     from eth_account import Account
 
-    text = json.dumps(dict(Account.encrypt(key.secret, password)))
-    write_private(path, text)
+    # scrypt makes guesses slow. Nobody guesses 192 bits, and each start would wait a second for it.
+    work = _LIGHT_SCRYPT if _MADE_HERE.fullmatch(password) else None
+    write_private(path, json.dumps(dict(Account.encrypt(key.secret, password, kdf="scrypt", iterations=work))))
 
 
 def load_or_create(path: Path, password: str) -> NodeKey:
@@ -137,7 +143,7 @@ def read_password(password: str | None, file: Path | None, state_dir: Path) -> s
                 f"{path} is not there any more, and no other was given",
                 "restore the file, give --password-file, or set INTELLECT_NODE_PASSWORD",
             )
-        write_private(path, secrets.token_urlsafe(24))
+        write_private(path, f"random-{secrets.token_urlsafe(24)}")
     return read_password_file(path)
 
 

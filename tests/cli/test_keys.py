@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INTELLECT_NODE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     full = Account.encrypt
-    monkeypatch.setattr(Account, "encrypt", lambda secret, password: full(secret, password, iterations=2))
+    monkeypatch.setattr(Account, "encrypt", lambda secret, password, **_: full(secret, password, iterations=2))
     return tmp_path / "home"
 
 

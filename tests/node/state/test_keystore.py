@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from eth_account import Account
@@ -13,7 +14,7 @@ FULL = Account.encrypt
 @pytest.fixture(autouse=True)
 def light_scrypt(monkeypatch):
     """The format is the same with a small work factor, and the tests are fast."""
-    monkeypatch.setattr(Account, "encrypt", lambda secret, password: FULL(secret, password, iterations=2))
+    monkeypatch.setattr(Account, "encrypt", lambda secret, password, **_: FULL(secret, password, iterations=2))
 
 
 def test_a_key_is_the_same_after_a_restart_and_private(tmp_path) -> None:
@@ -100,6 +101,22 @@ def test_a_password_comes_from_the_setting_the_file_or_is_made(tmp_path) -> None
     assert (tmp_path / "password").stat().st_mode & 0o777 == 0o600
     with pytest.raises(KeyError_, match="no key"):
         read_password(None, tmp_path / "absent", tmp_path)
+
+
+@pytest.mark.parametrize("password", [None, "hunter2", "random-hunter2", "random-" + "a" * 31 + "ä"])
+def test_only_a_password_that_was_made_here_is_not_stretched(
+    password: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def encrypt(secret: bytes, password: str, kdf: str, iterations: int | None) -> dict[str, object]:
+        asked.append(iterations)
+        return FULL(secret, password, kdf=kdf, iterations=iterations or 2)
+
+    monkeypatch.setattr(Account, "encrypt", encrypt)
+    key = load_or_create(tmp_path / "node-key.json", read_password(password, None, tmp_path))
+    assert asked == [4096 if password is None else None]
+    assert load_or_create(tmp_path / "node-key.json", read_password(password, None, tmp_path)).secret == key.secret
 
 
 def test_no_password_is_made_beside_a_key_that_it_would_not_open(tmp_path) -> None:
