@@ -152,7 +152,7 @@ class EvaluationSpec(Section, frozen=True):
     def rules(self) -> list[Rule]:
         return [
             ("evaluation.problems", 1 <= self.problems <= 65536, "must be 1 to 65536"),
-            ("evaluation.every", self.every >= 1, "must be at least 1"),
+            ("evaluation.every", 1 <= self.every <= 10_000_000, "must be 1 to 10,000,000"),
         ]
 
 
