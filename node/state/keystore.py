@@ -23,7 +23,7 @@ MAX_SCRYPT_WORK = 2**26
 MAX_PBKDF2_ROUNDS = 10_000_000
 SHARED_WITH_OTHERS = 0o077
 _MADE_HERE = re.compile(r"random-[\w-]{32}", re.ASCII)
-"""A password of `read_password`: 192 random bits, and the word before them tells it from one that somebody thought of."""
+"""A password of `read_password`: 192 random bits. The word before them tells it from one that somebody thought of."""
 _LIGHT_SCRYPT = 2**12
 """n, as in geth's light keystores."""
 
