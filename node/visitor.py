@@ -16,27 +16,28 @@ from contracts import bindings
 from node.blobs.http.sources import HttpSource
 from node.blobs.transfer import Report
 from node.chain.client import ChainClient
+from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile
 from node.errors import StateError
-from node.member import Member, open_member
-from node.network.host import Libp2pNetwork
+from node.member import Member, be_told, open_guest
 from node.run.assets import image_limit
 from node.state.locks import FileLock
 from node.swarm.policies import PolicyClock
+from node.swarm.terms import Terms
 from node.weights.errors import PolicyUnknown
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.records import PolicyRecords
-from protocol.identity import Address, NodeKey
+from protocol.identity import Address
 from protocol.messages import PolicyAnnounced
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
-from protocol.statements import Domain
 
 log = structlog.get_logger()
 HEARD_WITHIN = 60.0
 MEMBERS_WITHIN = 20.0
 # For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
 ASSET_TIMEOUT = 600.0
+ASK_AGAIN = 30.0
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
 MODEL = "model/"
@@ -135,32 +136,44 @@ class Visitor:
 
     @asynccontextmanager
     async def _member(self) -> AsyncIterator[tuple[Member, bytes]]:
-        """A member without a stake that knows the others, and the root of the pool's run."""
+        """A member without a stake that knows the others and who leads, and the root of the pool's run."""
         chain = ChainClient(self._profile)
         try:
             await chain.connect()
             pool = await chain.pool(self._pool)
             members = await self._members(chain)
+            if not members:
+                raise PolicyUnknown(
+                    f"pool {self._pool} has no members",
+                    "nobody is there who could have its policies",
+                    "try another pool",
+                )
+            async with (
+                open_guest(
+                    chain,
+                    pool,
+                    members,
+                    self._directory / "blobs",
+                    quota=self._quota,
+                    sources=self._sources,
+                    report=self._report,
+                ) as member,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(self._ask_who_leads, chain, member.membership.terms)
+                yield member, pool.run_root
+                nursery.cancel_scope.cancel()
         finally:
             chain.close()
-        if not members:
-            raise PolicyUnknown(
-                f"pool {self._pool} has no members", "nobody is there who could have its policies", "try another pool"
-            )
-        key = NodeKey.generate()
-        async with open_member(
-            key,
-            Domain(self._profile.chain_id, self._profile.contracts.swarm),
-            pool,
-            Libp2pNetwork(key, "/ip4/127.0.0.1/tcp/0", private=self._profile.lan),
-            self._directory / "blobs",
-            quota=self._quota,
-            sources=self._sources,
-            report=self._report,
-        ) as member:
-            for one in members:
-                member.membership.joined(one.node, one.contact)
-            yield member, pool.run_root
+
+    async def _ask_who_leads(self, chain: ChainClient, terms: Terms) -> None:
+        """A visit may be longer than a term."""
+        while True:
+            await trio.sleep(ASK_AGAIN)
+            try:
+                be_told(terms, await chain.chair(self._pool))
+            except ChainError as error:
+                log.info("visitor.chain_silent", why=error.why)
 
     async def _visit(self, member: Member, run: RunSpec, policy: HeldPolicy) -> Visit:
         trainer = member.membership.trainer
@@ -180,6 +193,8 @@ class Visitor:
     def _follower(
         self, member: Member, shelf: PolicyShelf, run_root: bytes, image_limit: int, *, newest: bool, stated: bool
     ) -> PolicyFollower:
+        clock = PolicyClock(trio.current_time, member.membership.terms, stated=stated)
+        member.membership.terms.follow(clock.begin_term)
         return PolicyFollower(
             member.board.subscribe(PolicyAnnounced),
             member.blobs,
@@ -189,7 +204,7 @@ class Visitor:
             lambda author: [author, *member.membership.addresses()],
             image_limit,
             workshop=self._directory / "building",
-            clock=PolicyClock(trio.current_time, stated=stated),
+            clock=clock,
             records=PolicyRecords(self._directory / "held"),
             newest=newest,
         )

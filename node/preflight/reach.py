@@ -2,8 +2,7 @@
 
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -13,20 +12,17 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from contracts.bindings import Member as MemberInfo
 from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
-from node.member import Member, open_member
+from node.member import Member, open_guest
 from node.network.hardening import port_is_taken
-from node.network.host import Libp2pNetwork, reachable
+from node.network.host import reachable
 from node.preflight.finding import Finding, failure, ok, warning
 from node.run.assets import Run, obtain_run, obtain_spec
 from node.state.files import write_whole
-from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from protocol.run import RunSpec
-from protocol.statements import Domain
 
 # Where a node listens, and whether others can reach it there. What others announce is not looked at
 
@@ -183,7 +179,6 @@ RUN_SECONDS = 120.0
 HEAR_SECONDS = 8.0
 """For the trainer's next heartbeat, the dialling included."""
 QUOTA = 64 * 2**30
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 T = TypeVar("T")
 
 
@@ -201,7 +196,7 @@ async def visit(chain: ChainClient, pool: PoolInfo, directory: Path) -> Visit:
         return Visit(
             warning("peers", f"nobody is in pool {pool.id} now", "wait for its trainer, or choose another"), None
         )
-    async with _visitor(chain, pool, members, directory) as member:
+    async with open_guest(chain, pool, members, directory / "blobs", quota=QUOTA) as member:
         run = await _in_time(
             member, lambda: obtain_run(pool.run_root, member.blobs, member.membership.addresses, directory / "run")
         )
@@ -213,20 +208,23 @@ async def ask_for_spec(chain: ChainClient, pool: PoolInfo, directory: Path) -> R
     members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
     if not members:
         return None
-    async with _visitor(chain, pool, members, directory) as member:
+    async with open_guest(chain, pool, members, directory / "blobs", quota=QUOTA) as member:
         return await _in_time(member, lambda: obtain_spec(pool.run_root, member.blobs, member.membership.addresses))
 
 
 async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
-    """Whether the pool's trainer says in its heartbeat that the run is over; False where it is not heard in time.
+    """Whether a trainer of the pool says in its heartbeat that the run is over; False where none is heard in time.
 
     Raises ChainError.
     """
     members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
-    # Only the trainer's word counts, and it is not there to give it.
-    if not any(one.node == pool.manager for one in members):
+    # Only a trainer's word counts, and none is there to give it.
+    if not any(one.node in pool.trainers for one in members):
         return False
-    async with _visitor(chain, pool, members, directory) as member, trio.open_nursery() as nursery:
+    async with (
+        open_guest(chain, pool, members, directory / "blobs", quota=QUOTA) as member,
+        trio.open_nursery() as nursery,
+    ):
         beats = member.board.subscribe(Heartbeat, by=member.membership.is_trainer)
         nursery.start_soon(member.listen)
         over = False
@@ -234,21 +232,6 @@ async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
             over = (await anext(aiter(beats))).message.finished
         nursery.cancel_scope.cancel()
         return over
-
-
-@asynccontextmanager
-async def _visitor(
-    chain: ChainClient, pool: PoolInfo, members: Sequence[MemberInfo], directory: Path
-) -> AsyncIterator[Member]:
-    # Of the moment: members see a stranger, and this node's own key does not appear twice in the network.
-    key, profile = NodeKey.generate(), chain.profile
-    domain = Domain(profile.chain_id, profile.contracts.swarm)
-    # On loopback: a visitor calls and is called by nobody, and the port of a node that runs here stays free.
-    network = Libp2pNetwork(key, LOOPBACK, private=profile.lan)
-    async with open_member(key, domain, pool, network, directory / "blobs", quota=QUOTA) as member:
-        for one in members:
-            member.membership.joined(one.node, one.contact)
-        yield member
 
 
 async def _in_time(member: Member, obtain: Callable[[], Awaitable[T]]) -> T | None:

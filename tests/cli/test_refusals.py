@@ -91,23 +91,29 @@ def test_refusals_leave_nothing_behind(told: dict[str, Any]) -> None:
     assert told["debris"][2] == []
 
 
-async def test_who_looks_before_joining_hears_from_the_trainer_whether_its_run_is_over(
+async def test_who_looks_before_joining_hears_from_who_leads_whether_the_run_is_over(
     chain: NetworkProfile, tmp_path: Path
 ) -> None:
+    """The manager, and then a trainer that the manager has given the chair."""
     people = Participants(ChainClient(chain, NodeKey.generate()))
     await people.prepare()
-    client, trainer = people.client, people.manager
-    await prepare_participant(client, DevnetFaucet(client), NodeKey.generate(), trainer, stake=100 * TOKEN)
-    pool, network = await client.pool(people.pool), Libp2pNetwork(trainer, "/ip4/127.0.0.1/tcp/0", private=True)
-    async with open_member(trainer, client.domain, pool, network, tmp_path / "own", quota=1 << 20) as member:
-        await client.join(pool.id, network.contacts()[0], key=trainer)
-        for finished in (False, True):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(member.listen)
-                nursery.start_soon(_beat, member, finished)
-                with trio.fail_after(60):
-                    assert await is_over(client, pool, tmp_path / f"{finished}") is finished
-                nursery.cancel_scope.cancel()
+    client = people.client
+    for leader, finished in ((people.manager, False), (NodeKey.generate(), True)):
+        await prepare_participant(client, DevnetFaucet(client), NodeKey.generate(), leader, stake=100 * TOKEN)
+        if leader is not people.manager:
+            await client.seat_trainers(people.pool, (leader.address,), 60, 60, key=people.manager)
+        pool, network = await client.pool(people.pool), Libp2pNetwork(leader, "/ip4/127.0.0.1/tcp/0", private=True)
+        place = tmp_path / f"{finished}"
+        async with (
+            open_member(leader, client.domain, pool, network, place / "own", quota=1 << 20) as member,
+            trio.open_nursery() as nursery,
+        ):
+            await client.join(pool.id, network.contacts()[0], key=leader)
+            nursery.start_soon(member.listen)
+            nursery.start_soon(_beat, member, finished)
+            with trio.fail_after(60):
+                assert await is_over(client, pool, place) is finished
+            nursery.cancel_scope.cancel()
     client.close()
 
 
