@@ -3,6 +3,7 @@
 None of it needs a stake or a running daemon.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from cli.weights_serve import Fetched, Place
     from node.blobs.transfer import Progress
+    from node.chain.client import ChainClient
+    from node.swarm.terms import Terms
     from node.visitor import Visitor
     from node.weights.export import Exported
     from node.weights.records import PolicyRecord
@@ -358,18 +361,27 @@ class _Signer:
 
         profile, self.pool = _profile(network, pool)
         self.domain: Domain = Domain(profile.chain_id, profile.contracts.swarm)
-        self.trainer = read(network, lambda chain: chain.pool(self.pool)).manager
+        self.terms = read(network, self._ask)
+
+    async def _ask(self, chain: "ChainClient") -> "Terms":
+        from node.swarm.terms import Terms
+
+        terms = Terms((await chain.pool(self.pool)).manager, time.monotonic)
+        await terms.ask(chain, self.pool)
+        return terms
 
     def check(self, record: "PolicyRecord") -> str:
-        """The signer's address. Raises IntellectError unless it is the pool's trainer and names this policy."""
+        """The signer's address. Raises IntellectError unless it led the pool then and names this policy."""
         from protocol.errors import ProtocolError
         from protocol.messages import PolicyAnnounced, open_envelope
 
         signed = open_envelope(self.domain, self.pool, record.announcement)
         message, manifest = signed.message, record.manifest
         # A good signature alone says little: the author must be whom the chain names, and the message about policies.
-        if not isinstance(message, PolicyAnnounced) or signed.author != self.trainer:
-            raise ProtocolError("not signed by the pool's trainer", f"its author is {signed.author}", "do not use it")
+        if not isinstance(message, PolicyAnnounced) or not self.terms.counts(
+            signed.author, message.term, message.step, message.parent
+        ):
+            raise ProtocolError("not signed by who led the pool then", f"by {signed.author}", "do not use it")
         # Else an announcement of an early step could be laid beside the weights of a later one.
         if (message.step, message.policy_root) != (manifest.step, manifest.policy_root):
             raise ProtocolError("the signature is for another policy", f"for step {message.step}", "do not use it")

@@ -15,8 +15,8 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import ChairInfo, PoolInfo
 from contracts.bindings import Member as MemberInfo
+from contracts.bindings import PoolInfo
 from node.blobs.errors import BadSource, SourceFailed
 from node.blobs.exchange import BlobExchange, Limits
 from node.blobs.http.fetch import HttpBlobs
@@ -34,7 +34,6 @@ from node.swarm.board import Board
 from node.swarm.claims import Claims
 from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
-from node.swarm.terms import Terms
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
@@ -138,25 +137,16 @@ async def open_guest(
 ) -> AsyncIterator[Member]:
     """Somebody who looks at a pool without joining it, and knows the members and who leads as the chain has them now.
     Raises ChainError."""
-    chair = await chain.chair(pool.id)
     # A key of the moment: members see a stranger, and the key of a node that runs does not appear twice.
     key = NodeKey.generate()
     network = Libp2pNetwork(key, GUESTS_PLACE, private=chain.profile.lan)
     async with open_member(
         key, chain.domain, pool, network, directory, quota=quota, sources=sources, report=report
     ) as member:
-        be_told(member.membership.terms, chair)
+        await member.membership.terms.ask(chain, pool.id)
         for one in members:
             member.membership.joined(one.node, one.contact)
         yield member
-
-
-def be_told(terms: Terms, chair: ChairInfo | None) -> None:
-    """Who leads, for somebody who reads it now and then and follows no events. chair: None where the manager does."""
-    if chair is None or (terms.seated and chair.term <= terms.now.number):
-        return
-    terms.seat(chair.trainers, chair.lease_seconds, chair.grace_seconds)
-    terms.take(chair.term, chair.holder, chair.from_step, chair.parent, chair.until)
 
 
 def _named_by(pool: PoolInfo) -> dict[Address, str]:

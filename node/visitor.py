@@ -19,7 +19,7 @@ from node.chain.client import ChainClient
 from node.chain.errors import ChainError
 from node.chain.profile import NetworkProfile
 from node.errors import StateError
-from node.member import Member, be_told, open_guest
+from node.member import Member, open_guest
 from node.run.assets import image_limit
 from node.state.locks import FileLock
 from node.swarm.policies import PolicyClock
@@ -171,7 +171,7 @@ class Visitor:
         while True:
             await trio.sleep(ASK_AGAIN)
             try:
-                be_told(terms, await chain.chair(self._pool))
+                await terms.ask(chain, self._pool)
             except ChainError as error:
                 log.info("visitor.chain_silent", why=error.why)
 

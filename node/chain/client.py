@@ -35,6 +35,7 @@ from contracts.bindings import (
     PostedEarnings,
     RawLog,
     Stake,
+    TermTaken,
     parse_log,
     pool_topic,
     raw_log,
@@ -186,6 +187,13 @@ class ChainClient:
     async def chair(self, pool: int) -> ChairInfo | None:
         """Who leads the pool; None where its manager does, for good."""
         return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
+
+    async def terms(self, pool: int) -> list[TermTaken]:
+        """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed."""
+        topics = ["0x" + topic_of(TermTaken).hex(), "0x" + pool_topic(pool).hex()]
+        logs = await self.logs(self.profile.deployed_block, (await self.block()).number, topics)
+        events = (parse_log(log, self.profile.contracts) for log in logs)
+        return [event for event in events if isinstance(event, TermTaken)]
 
     async def pool_count(self) -> int:
         """Pools have the numbers 1 to this."""

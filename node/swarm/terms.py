@@ -1,15 +1,16 @@
 """Who may lead: the terms of a pool's trainers, as the chain tells them.
 
 A term is one trainer's. What it says of a policy counts from the term's first policy on, up to the first one of the
-next term; a pool without a chair has one term, its manager's, for good. Pure: the clock is an argument.
+next term; a pool without a chair has one term, its manager's, for good. The clock is an argument.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from contracts.bindings import ChairInfo, TermTaken
 from protocol.identity import Address
 
 FOREVER = 2**63
@@ -33,6 +34,14 @@ class Term(msgspec.Struct, frozen=True):
 
 
 Listener = Callable[[], object]
+
+
+class Chairs(Protocol):
+    """The chain, or what stands for it. terms: all that were taken, in their order."""
+
+    async def chair(self, pool: int) -> ChairInfo | None: ...
+
+    async def terms(self, pool: int) -> list[TermTaken]: ...
 
 
 class Terms:
@@ -99,6 +108,18 @@ class Terms:
         return self.now.until + (self.trainers.index(trainer) - holder - 1) % count * self.grace
 
     # from the chain
+
+    async def ask(self, chain: Chairs, pool: int) -> None:
+        """Who leads and who led, for somebody who asks now and then and follows no events. Raises ChainError."""
+        chair = await chain.chair(pool)
+        # An endpoint may be behind the one that was asked before.
+        if chair is None or (self.seated and chair.term <= self.now.number):
+            return
+        self.seat(chair.trainers, chair.lease_seconds, chair.grace_seconds)
+        # What earlier holders said of their policies stays said.
+        for one in await chain.terms(pool) if chair.term else []:
+            self.take(one.term, one.holder, one.from_step, one.parent, one.until)
+        self.take(chair.term, chair.holder, chair.from_step, chair.parent, chair.until)
 
     def seat(self, trainers: Sequence[Address], lease: int, grace: int) -> None:
         self._become(trainers=tuple(trainers), lease=lease, grace=grace, seated=True)

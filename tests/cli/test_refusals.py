@@ -113,6 +113,7 @@ async def test_who_looks_before_joining_hears_from_who_leads_whether_the_run_is_
             nursery.start_soon(_beat, member, finished)
             with trio.fail_after(60):
                 assert await is_over(client, pool, place) is finished
+                assert [one.holder for one in await client.terms(pool.id)] == [leader.address] * finished
             nursery.cancel_scope.cancel()
     client.close()
 

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
 from cli.main import main
+from contracts.bindings import ChairInfo
 from node.blobs.store import BlobStore
 from node.weights.keeper import HeldPolicy
 from node.weights.records import PolicyRecords
@@ -17,6 +20,7 @@ from protocol.policy import PolicyManifest, describe_tensors, encode_image, imag
 from protocol.statements import Domain
 
 RUN = b"\x05" * 32
+KEY, DOMAIN = NodeKey.generate(), Domain(1, "0x" + "11" * 20)
 
 
 @pytest.fixture
@@ -26,7 +30,6 @@ def state(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setenv("COLUMNS", "200")
     directory = tmp_path / "home" / "nodes" / "local" / "worker"
     records = PolicyRecords(directory / "weights" / "held")
-    key, domain = NodeKey.generate(), Domain(1, "0x" + "11" * 20)
 
     async def fill() -> None:
         store = BlobStore(directory / "blobs", 1 << 24)
@@ -37,7 +40,7 @@ def state(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
             manifest = PolicyManifest(RUN, step, policy_root(step, infos), infos, info.root, image_size(infos))
             fields = {"step": step, "policy_root": manifest.policy_root, "manifest_root": b"m" * 32}
             message = PolicyAnnounced(pool=1, manifest_size=1, **fields)
-            raw = seal(key, domain, message)
+            raw = seal(KEY, DOMAIN, message)
             records.write(HeldPolicy(step, manifest.policy_root, store.path(info.root), manifest, b"m" * 32, raw), 5)
 
     trio.run(fill)
@@ -107,3 +110,30 @@ def test_fetch_says_what_is_missing_before_it_does_anything(state: Path, tmp_pat
     assert main(["weights", "fetch", "--out", str(tmp_path)]) == 3
     assert main(["weights", "fetch", "--out", str(tmp_path / "new"), "--network", "nowhere"]) in (3, 4)
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_policy_is_its_pools_where_whoever_held_the_chair_signed_it(
+    leads: bool, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the manager, which opened the pool, nor a trainer that stands by."""
+    other = NodeKey.generate().address
+    order = (KEY.address, other) if leads else (other, KEY.address)
+    seating = (1, order, 200, 30, (), 0)
+
+    class Chain:
+        async def pool(self, pool: int) -> Any:
+            return SimpleNamespace(manager=NodeKey.generate().address)
+
+        async def chair(self, pool: int) -> ChairInfo:
+            return ChairInfo(*seating, 0, 0, False, 900, 0, 0, bytes(32))
+
+    profile = SimpleNamespace(chain_id=DOMAIN.chain_id, contracts=SimpleNamespace(swarm=DOMAIN.contract))
+    monkeypatch.setattr("cli.weights._profile", lambda *_: (profile, 1))
+    monkeypatch.setattr("cli.contract.frame.read", lambda _, action: trio.run(action, Chain()))
+    code = main(["weights", "verify", "--state-dir", str(state), "--network", "x", "--json"])
+    out, err = capsys.readouterr()
+    if leads:
+        assert code == 0 and {one["signer"] for one in json.loads(out)["verified"]} == {KEY.address}
+    else:
+        assert code != 0 and "not signed by who led the pool then" in err

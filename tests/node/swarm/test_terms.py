@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from contracts.bindings import ChairInfo, TermTaken
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.terms import FOREVER, Terms
 from protocol.identity import Address
@@ -190,3 +191,47 @@ def test_settled_policies_are_none_that_were_orphaned() -> None:
     assert scene.clock.settled_step == 6
     scene.terms.take(1, B, 5, ROOTS[4], 400)
     assert scene.clock.settled_step == 4
+
+
+class Told:
+    """A chain that tells these terms: holders with the first policies that are theirs."""
+
+    def __init__(self, *terms: tuple[Address, int]) -> None:
+        self.terms_taken = [
+            TermTaken(
+                block=n,
+                transaction="",
+                log_index=0,
+                pool=1,
+                term=n,
+                holder=by,
+                from_step=at,
+                parent=ROOTS[at],
+                until=900,
+            )
+            for n, (by, at) in enumerate(terms)
+        ]
+
+    async def chair(self, pool: int) -> ChairInfo | None:
+        if not self.terms_taken:
+            return None
+        term, order = self.terms_taken[-1], (A, B, C)
+        place, reached = order.index(term.holder), term.from_step
+        seating = (pool, order, 200, 30, (), 0)
+        return ChairInfo(*seating, term.term, place, False, term.until, term.from_step, reached, term.parent)
+
+    async def terms(self, pool: int) -> list[TermTaken]:
+        return self.terms_taken
+
+
+async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
+    terms = Terms(NOBODY, lambda: 0.0)
+    await terms.ask(Told(), 1)
+    assert terms.now.holder == NOBODY and not terms.seated
+    late = Told((A, 0), (B, 4), (C, 9))
+    await terms.ask(late, 1)
+    assert terms.trainers == (A, B, C) and terms.now.holder == C
+    assert [terms.counts(by, n, step) for by, n, step in ((A, 0, 3), (B, 1, 8), (C, 2, 10))] == [True] * 3
+    assert not (terms.counts(A, 0, 4) or terms.counts(NOBODY, 0, 3) or terms.counts(B, 0, 3))
+    await terms.ask(Told((A, 0), (B, 4)), 1)  # an endpoint that is behind
+    assert terms.now.holder == C
