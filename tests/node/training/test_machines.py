@@ -53,7 +53,7 @@ def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
     infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
     needed = [Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos]
     assets = (Asset(path="data/problems.jsonl", root="ab" * 32, size=9), *needed)
-    recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, lora=Lora(rank=1))
+    recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, lora=Lora(rank=1, targets=("q_proj",)))
     return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
 
 
