@@ -30,8 +30,6 @@ def fork(work: Callable[..., object], *arguments: object) -> int:
     status = 1
     try:
         signal.alarm(PATIENCE)
-        # As in a program: pytest turns them into errors, and so do the tests that do the same work in its process.
-        warnings.simplefilter("default")
         work(*arguments)
         status = 0
     except SystemExit as end:
@@ -78,6 +76,7 @@ class Forking:
 
 def _program(order: Start, source: int, sink: int, parent: int) -> None:
     os.close(sink)
+    warnings.simplefilter("default")  # in a program they are no errors
     _become(order, [source], parent)
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)
 
