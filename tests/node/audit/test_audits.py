@@ -5,6 +5,7 @@ The files, reports and the learner are real; only the answers are made up. Step 
 
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from node.training.replay import Replayer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.trainer import Trainer
+from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import join_world, leave_world
 from protocol.blobs import describe
 from protocol.checks import Reason
@@ -55,9 +57,12 @@ SETTINGS = TrainerSettings(checkpoint_every=1, keep_checkpoints=9)
 class Desk:
     """The directory of a `train` of two steps, whose batches are made of files for policy 0."""
 
-    def __init__(self, directory: Path, run: RunSpec, assets: Path, pool: int = 0, root: bytes = b"") -> None:
+    def __init__(
+        self, directory: Path, run: RunSpec, assets: Path, pool: int = 0, root: bytes = b"", groups: int = GROUPS
+    ) -> None:
+        self.groups = groups
         rollout = msgspec.structs.replace(
-            run.rollout, prompts_per_step=GROUPS, prompts_per_file=GROUPS, group_size=SIZE
+            run.rollout, prompts_per_step=groups, prompts_per_file=groups, group_size=SIZE
         )
         recipe = msgspec.structs.replace(run.recipe, steps=STEPS, max_staleness=2, learning_rate=1e-3, warmup_steps=0)
         self.run = msgspec.structs.replace(run, rollout=rollout, recipe=recipe)
@@ -74,7 +79,7 @@ class Desk:
     def _make(self, step: int) -> None:
         random = np.random.default_rng(step)
         rows, values = list[SampleRow](), list[ReportRow]()
-        for place in range(GROUPS * SIZE):
+        for place in range(self.groups * SIZE):
             group, sample = divmod(place, SIZE)
             output = [*random.integers(2, 12, size=int(random.integers(1, 6))).tolist(), 1]
             rows.append(SampleRow(group, sample, f"p{group}", [3, 4, 12], output, True, b""))
@@ -102,6 +107,17 @@ class Desk:
         composed = decode_composed(self.spool.works_path(step).read_bytes())
         return materialise(self.run, composed, *desk_blobs(self.directory / "rollouts", composed))
 
+    def copied(self, directory: Path) -> "Desk":
+        """Another one with the same files."""
+        other = copy(self)
+        shutil.copytree(self.directory, directory, symlinks=True)
+        other.directory, other.spool = directory, Spool(directory / "spool")
+        return other
+
+    def undo_last_step(self) -> None:
+        self.spool.cut(STEPS)
+        self._make(STEPS - 1)
+
     def train(self, settings: TrainerSettings = SETTINGS) -> None:
         world = join_world(settings)
         try:
@@ -113,23 +129,50 @@ class Desk:
         return audit_at_desk(self.directory, step, own)
 
 
-@pytest.fixture
-def desk(tmp_path: Path, tiny_run: RunSpec, tiny_assets: Path) -> Iterator[Desk]:
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
     threads = torch.get_num_threads()
-    yield Desk(tmp_path, tiny_run, tiny_assets)
+    yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory, tiny_run: RunSpec) -> Desk:
+    """With a model of one layer."""
+    made = tmp_path_factory.mktemp("audits")
+    create_model(made / "assets" / "model", SORT_ALPHABET, seed=7, hidden=64, layers=1)
+    (made / "desk").mkdir()
+    return Desk(made / "desk", tiny_run, made / "assets")
+
+
+@pytest.fixture(scope="module")
+def honest(untrained: Desk, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    made = untrained.copied(tmp_path_factory.mktemp("honest") / "desk")
+    made.train()
+    return made
+
+
+@pytest.fixture
+def desk(untrained: Desk, tmp_path: Path) -> Desk:
+    """A copy, to train with."""
+    return untrained.copied(tmp_path / "desk")
+
+
+@pytest.fixture
+def trained(honest: Desk, tmp_path: Path) -> Desk:
+    """A copy of what an honest trainer made."""
+    return honest.copied(tmp_path / "desk")
 
 
 def said(audit: Audit) -> dict[str, Says]:
     return {one.test: one.says for one in audit.findings}
 
 
-def test_every_honest_step_holds_and_an_auditor_of_another_class_accuses_nobody(desk: Desk) -> None:
-    desk.train()
+def test_every_honest_step_holds_and_an_auditor_of_another_class_accuses_nobody(trained: Desk) -> None:
     for step in range(STEPS):
-        audit = desk.audit(step)
+        audit = trained.audit(step)
         assert set(said(audit).values()) == {Says.HOLDS} and len(audit.findings) == 4, audit
-        other = desk.audit(step, TrainerSettings(micro_batch_tokens=64, packing=False))
+        other = trained.audit(step, TrainerSettings(micro_batch_tokens=64, packing=False))
         assert other.differences and not other.broken, other
         assert said(other)["direction"] is Says.HOLDS
 
@@ -222,15 +265,16 @@ def hidden(grad: torch.Tensor) -> torch.Tensor:
     ids=["group left out", "reward flipped", "other data", "scaled", "hidden 1 %", "rate 1 %", "other policy"],
 )
 def test_a_cheat_is_seen_in_its_step_and_in_no_other(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, cheat: Callable[[Desk, pytest.MonkeyPatch], None], test: str
+    trained: Desk, monkeypatch: pytest.MonkeyPatch, cheat: Callable[[Desk, pytest.MonkeyPatch], None], test: str
 ) -> None:
+    trained.undo_last_step()
     with monkeypatch.context() as patch:
-        cheat(desk, patch)
-        desk.train()
-    assert set(said(desk.audit(0)).values()) == {Says.HOLDS}
-    found = said(desk.audit(1))
+        cheat(trained, patch)
+        trained.train()
+    assert set(said(trained.audit(0)).values()) == {Says.HOLDS}
+    found = said(trained.audit(1))
     assert found[test] is Says.BROKEN and found["replay"] is Says.BROKEN
-    far = desk.audit(1, TrainerSettings(micro_batch_tokens=64, packing=False))
+    far = trained.audit(1, TrainerSettings(micro_batch_tokens=64, packing=False))
     assert said(far)[test] is Says.BROKEN, "another class sees it, too"
 
 
@@ -257,19 +301,18 @@ def test_a_step_without_a_checkpoint_after_it_is_told_by_the_next_one(
     assert after.figures.get("first") == (None if honest else 0.0), "which step to look at"
 
 
-def test_what_is_lacking_or_false_in_the_directory_is_said(desk: Desk) -> None:
-    desk.train()
-    after = desk.spool.checkpoints / "step-000002"
+def test_what_is_lacking_or_false_in_the_directory_is_said(trained: Desk) -> None:
+    after = trained.spool.checkpoints / "step-000002"
     tensors = next(after.glob("*.safetensors"))
     tensors.write_bytes(tensors.read_bytes()[:-100])
-    found = said(desk.audit(1))
+    found = said(trained.audit(1))
     assert (found["identity"], found["replay"]) == (Says.UNDECIDED, Says.HOLDS), "a truncated checkpoint accuses nobody"
-    shutil.rmtree(desk.spool.checkpoints / "step-000001")
-    assert said(desk.audit(1))["replay"] is Says.HOLDS, "from the one before, over two steps"
-    file, report = desk_paths(desk.directory / "rollouts", 0, 1)
+    shutil.rmtree(trained.spool.checkpoints / "step-000001")
+    assert said(trained.audit(1))["replay"] is Says.HOLDS, "from the one before, over two steps"
+    file, report = desk_paths(trained.directory / "rollouts", 0, 1)
     report.write_bytes(report.read_bytes().replace(b"\0\0\x80?", b"\0\0\0\0", 1))
-    assert said(desk.audit(1)) == {"manifest": Says.BROKEN}
+    assert said(trained.audit(1)) == {"manifest": Says.BROKEN}
     file.unlink()
-    assert said(desk.audit(1)) == {"manifest": Says.UNDECIDED}
+    assert said(trained.audit(1)) == {"manifest": Says.UNDECIDED}
     with pytest.raises(TrainingError, match="step 3 is not there"):
-        desk.audit(2)
+        trained.audit(2)

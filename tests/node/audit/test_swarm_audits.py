@@ -5,7 +5,7 @@ The child is done in a thread here, but for one test; gossip has no network belo
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from node.audit.findings import Audit, Finding, Says
 from node.audit.order import ORDER, RESULT, Ruling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
-from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services import auditing
 from node.services.auditing import Auditing, _Wanted
@@ -32,6 +31,7 @@ from node.services.training.stating import word_on
 from node.state.files import write_whole
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
+from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.audit import AuditSpec, window_of
 from protocol.checks import Reason
 from protocol.earnings import standing_units
@@ -43,7 +43,8 @@ from protocol.run import RunSpec, encode_run
 from protocol.statements import Accepted, Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.memory_network import MemoryHub
-from tests.node.audit.test_audits import Desk, gradient, hidden, rate
+from tests.node.audit.test_audits import Desk, gradient, hidden
+from tests.node.training.forks import Forking
 
 ROOT = bytes(32)
 THREAD = trio.CapacityLimiter(1)
@@ -174,18 +175,47 @@ class Bench:
         )
 
 
-@pytest.fixture
-def desk(tmp_path: Path, tiny_run: RunSpec, tiny_assets: Path):  # noqa: ANN201
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
     threads = torch.get_num_threads()
-    yield Desk(tmp_path, tiny_run, tiny_assets, pool=POOL, root=ROOT)
+    yield
     torch.set_num_threads(threads)
 
 
-async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeated(
-    desk: Desk, tiny_assets: Path
-) -> None:
-    desk.train()
-    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer: every step is replayed many times here."""
+    made = tmp_path_factory.mktemp("audits")
+    create_model(made / "model", SORT_ALPHABET, seed=7, hidden=64, layers=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory, tiny_run: RunSpec, assets: Path) -> Desk:
+    return Desk(tmp_path_factory.mktemp("desk"), tiny_run, assets, pool=POOL, root=ROOT, groups=4)
+
+
+@pytest.fixture(scope="module")
+def honest(untrained: Desk, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    made = untrained.copied(tmp_path_factory.mktemp("honest") / "desk")
+    made.train()
+    return made
+
+
+@pytest.fixture
+def desk(untrained: Desk, tmp_path: Path) -> Desk:
+    """A copy, to train with."""
+    return untrained.copied(tmp_path / "desk")
+
+
+@pytest.fixture
+def trained(honest: Desk, tmp_path: Path) -> Desk:
+    """A copy of what an honest trainer made."""
+    return honest.copied(tmp_path / "desk")
+
+
+async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeated(trained: Desk, assets: Path) -> None:
+    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: len(bench.said()) == 2)
@@ -193,7 +223,7 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
         told = [one.message for one in bench.trainer.board.messages(StepJudged)]
         lots, pledge = bench.lots[0], bench.lots[0].pledges[0]
         for one in told:
-            window = window_of(one.statement.step, desk.run.audit)
+            window = window_of(one.statement.step, trained.run.audit)
             secret = _secret(lots, window)
             assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
@@ -210,20 +240,19 @@ def _secret(lots: OwnLots, window: int) -> bytes:
     return window_secret(lots._master, POOL, window)
 
 
-@pytest.mark.parametrize(("cheat", "reason"), [(gradient(hidden), Reason.STATE), (rate, Reason.STATE)])
 async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_more_by_anybody(
-    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch, cheat: Any, reason: Reason
+    desk: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        cheat(desk, patch)
+        gradient(hidden)(desk, patch)
         desk.train()
-    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+    bench = Bench(desk, assets, [1.0, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         everybody = [bench.trainer, *bench.seats]
         await bench.until(lambda: all(seat.jury.distrust for seat in everybody))
         accusing = [one for one in bench.said() if one[1] is not Outcome.ACCEPT]
-        assert accusing[:2] == [(1, Outcome.SLASH, reason)] * 2, "step 0 was honest"
+        assert accusing[:2] == [(1, Outcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
         fork = bench.trainer.jury.policies.fork
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
@@ -245,13 +274,13 @@ async def _stand_by(bench: Bench, nursery: trio.Nursery) -> Seat:
 
 
 async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_look_wherever_the_lots_fell(
-    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         gradient(hidden)(desk, patch)
         desk.train()
     monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)  # with standbys an audit waits for three policies
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         standby = await _stand_by(bench, nursery)
@@ -265,12 +294,11 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
 
 
 async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded_twice(
-    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.train()
     monkeypatch.setattr(auditing, "REFUTED", 1)
     monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         standby = await _stand_by(bench, nursery)
@@ -288,17 +316,16 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
 
 
 async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_looked_at_by_everybody(
-    desk: Desk, tiny_assets: Path
+    trained: Desk, assets: Path
 ) -> None:
     """Who puts a model of its own in the place of the run's: its manifest says so, in agreement with its statement."""
-    desk.train()
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
         await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
         await trio.sleep(0.5)
         assert not bench.said(), "the control: no lot draws a step here"
-        word = await word_on(bench.trainer.station, desk.spool, 2)
+        word = await word_on(bench.trainer.station, trained.spool, 2)
         assert word is not None
         path = bench.store.path(word.statement.batch_root)
         manifest = decode_manifest(path.read_bytes())  # noqa: ASYNC240
@@ -312,14 +339,14 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
 
 
 async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_lot_on_a_later_step(
-    desk: Desk, tiny_assets: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lot draws step 1, whose step before is the bad one."""
     with monkeypatch.context() as patch:
         gradient(hidden, at=0)(desk, patch)
         desk.train(TrainerSettings(checkpoint_every=2, keep_checkpoints=9))
     monkeypatch.setattr(auditing, "CHECKPOINT_PATIENCE", 0.2)
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
@@ -332,12 +359,11 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_withheld_accuses_nobody_and_is_said(desk: Desk, tiny_assets: Path) -> None:
-    desk.train()
-    bench = Bench(desk, tiny_assets, [1.0, 1e-4, 1e-4])
+async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets: Path) -> None:
+    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         bench.store.missing = {
-            (await bench.store.add(path)).root for path in (desk.directory / "rollouts").glob("*000001.report")
+            (await bench.store.add(path)).root for path in (trained.directory / "rollouts").glob("*000001.report")
         }
         await bench.open(nursery)
         await bench.until(lambda: bench.audits[0].counts["undecided"] == 1)
@@ -351,11 +377,10 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(desk: Desk, tiny_asse
 
 
 async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_twice(
-    desk: Desk, tiny_assets: Path
+    trained: Desk, assets: Path
 ) -> None:
-    desk.train()
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
-    bench.audits[1]._starter = Anew()  # a real child, once
+    bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
+    bench.audits[1]._starter = Forking()  # a real child, once
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
@@ -370,10 +395,9 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
 
 
 async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_nobodys_book(
-    desk: Desk, tiny_assets: Path
+    trained: Desk, assets: Path
 ) -> None:
-    desk.train()
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
@@ -408,7 +432,7 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
     ids=["the trainer's class", "another class", "no checkpoint of the step"],
 )
 async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_late_by_nobody(
-    desk: Desk, tiny_assets: Path, dtype: Literal["float32", "bfloat16"], offered: bool, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, assets: Path, dtype: Literal["float32", "bfloat16"], offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The auditors compute in float32. What comes out otherwise there they know from the checkpoint."""
     desk.train(TrainerSettings(checkpoint_every=1, keep_checkpoints=9, dtype=dtype))
@@ -416,7 +440,7 @@ async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_
         monkeypatch.setattr(fetched, "settings_for", lambda _: TrainerSettings())
     recipe = msgspec.structs.replace(desk.run.recipe, steps=60)
     desk.run = msgspec.structs.replace(desk.run, audit=AuditSpec(window=2), recipe=recipe)
-    bench = Bench(desk, tiny_assets, [1e-4, 1e-4, 1e-4])
+    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     keys = [NodeKey(bytes([40 + number]) * 32) for number in range(6)]
     honest, copier, liar, ahead, late, slow = keys
     standbys = {key: Seat(bench.made, key, "trainer") for key in keys}

@@ -16,21 +16,32 @@ from protocol.manifest import CheckpointCard, StateFile, encode_manifest
 from protocol.run import RunSpec, encode_run
 from tests.node.training.test_trainer import batch
 
-STEPS, AT = 4, 2
+STEPS, AT = 3, 2
 SETTINGS = TrainerSettings(checkpoint_every=1, keep_checkpoints=9)
 
 
-class Pair:
-    """A leader that has done a run, and a newcomer that holds its batches from AT on, but not those before."""
+def prepared(spool: Spool, run: RunSpec, assets: Path, first: int) -> Spool:
+    """With the batches from `first` on, but not those before."""
+    recipe = msgspec.structs.replace(run.recipe, steps=STEPS)
+    spool.prepare(encode_run(msgspec.structs.replace(run, recipe=recipe)), assets)
+    for step in range(first, STEPS):
+        spool.write_batch(step, batch(step))
+    return spool
 
-    def __init__(self, directory: Path, run: RunSpec, assets: Path) -> None:
-        recipe = msgspec.structs.replace(run.recipe, steps=STEPS)
-        self.leader, self.newcomer = Spool(directory / "leader"), Spool(directory / "newcomer")
-        for spool, first in ((self.leader, 0), (self.newcomer, AT)):
-            spool.prepare(encode_run(msgspec.structs.replace(run, recipe=recipe)), assets)
-            for step in range(first, STEPS):
-                spool.write_batch(step, batch(step))
-        Trainer(self.leader, SETTINGS).train()
+
+@pytest.fixture(scope="module")
+def leader(tiny_run: RunSpec, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Spool:
+    """Has done a run, and is only read."""
+    spool = prepared(Spool(tmp_path_factory.mktemp("leader")), tiny_run, tiny_assets, 0)
+    Trainer(spool, SETTINGS).train()
+    return spool
+
+
+class Pair:
+    """A leader that has done a run, and a newcomer that holds its batches from AT on."""
+
+    def __init__(self, leader: Spool, newcomer: Spool) -> None:
+        self.leader, self.newcomer = leader, newcomer
 
     def said(self, spool: Spool, step: int) -> dict[str, str]:
         return json.loads(spool.metrics_path(step).read_bytes())
@@ -57,8 +68,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, tiny_run: RunSpec, tiny_assets: Path) -> Pair:
-    return Pair(tmp_path, tiny_run, tiny_assets)
+def pair(leader: Spool, tmp_path: Path, tiny_run: RunSpec, tiny_assets: Path) -> Pair:
+    return Pair(leader, prepared(Spool(tmp_path), tiny_run, tiny_assets, AT))
 
 
 def test_a_newcomer_goes_on_from_a_checkpoint_with_the_leaders_own_bits(pair: Pair) -> None:

@@ -115,10 +115,10 @@ def sampled(learner: Learner, seed: int, count: int = 64, length: int = 3) -> li
 
 
 def test_a_policy_comes_to_its_teacher_where_rewards_say_nothing(assets: Path) -> None:
-    recipe = Recipe(name="cispo", steps=60, decay_steps=0, learning_rate=3e-3)
+    recipe = Recipe(name="cispo", steps=32, decay_steps=36, learning_rate=8e-3)
     learner, deaf = learner_of(assets, Distill(teacher=TEACHER), recipe), learner_of(assets, None, recipe)
-    divergences = [learner.step(sampled(learner, step), step)["teacher_kl"] for step in range(60)]
-    assert min(divergences[:3]) > 2.5 > 5 * max(divergences[-3:]), divergences[::6]
+    divergences = [learner.step(sampled(learner, step), step)["teacher_kl"] for step in range(32)]
+    assert min(divergences[:3]) > 2.5 > 5 * max(divergences[-3:]), divergences[::3]
     assert deaf.step(sampled(deaf, 0), 0)["updates"] == 0
 
 

@@ -45,12 +45,12 @@ def test_the_gradient_is_the_same_however_the_batch_is_packed(name: str, make_le
     rows = made_up_rows()
     whole, told = gradient(make_learner(recipe), rows)
     assert float(whole.norm()) > 1e-3
-    for layout in ({"micro_batch_tokens": 60}, {"packing": False, "micro_batch_tokens": 100}, {"logit_cells": 100}):
+    for layout in ({"packing": False, "micro_batch_tokens": 100}, {"micro_batch_tokens": 60, "logit_cells": 100}):
         found, other = gradient(make_learner(recipe, **layout), rows)
         assert float((found - whole).abs().max()) < 1e-6, layout
         for metric in ("loss", "entropy", "mismatch_kl", "kl"):
             assert other[metric] == pytest.approx(told[metric], abs=1e-6), metric
-    assert other["micro_batches"] == 1 and other["trained_tokens"] == told["trained_tokens"]
+    assert other["micro_batches"] > told["micro_batches"] == 1 and other["trained_tokens"] == told["trained_tokens"]
 
 
 def plain_dppo(model: Any, rows: Sequence[BatchRow]) -> tuple[float, torch.Tensor]:
@@ -107,7 +107,7 @@ def test_two_sharded_ranks_agree_with_one_plain_process_under_all_settings(
     found = both(tmp_path, tiny_assets / "model")
     recipe = preset("dppo", grad_clip=1e9, entropy_bonus=0.01, learning_rate=1e-2)
     plain = make_learner(recipe).step(made_up_rows(12), 3)
-    assert len(found) == 8
+    assert len(found) == 6
     for one in found:
         close = 0.02 if one["switches"]["bfloat16"] else 1e-5
         for name in ("loss", "grad_norm", "entropy"):

@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from node.run.file import describe_file
+from node.training import trainer
 from node.training.checkpoint import Checkpoints
 from node.training.errors import TrainingError
 from node.training.guest import guest_spool
@@ -31,9 +30,9 @@ from node.training.spool import Spool
 from node.training.world import World
 from protocol.lora import Lora
 from protocol.run import Asset, RunSpec, encode_run
+from tests.node.training.forks import die_at, end_of, fork
 from tests.node.training.test_trainer import STEPS, batch, images, outcome, work
 
-ROOT = Path(__file__).resolve().parents[3]
 PAIR = TrainerSettings(nodes=2, rendezvous="127.0.0.1:1", device="cpu", checkpoint_every=2)
 Pair = tuple[Spool, Spool]
 LATE = 28
@@ -54,7 +53,7 @@ def run(tiny_run: RunSpec, tiny_assets: Path) -> RunSpec:
     infos = [(str(path.relative_to(tiny_assets)), describe_file(path)) for path in files]
     needed = [Asset(path=path, root=info.root.hex(), size=info.size) for path, info in infos]
     assets = (Asset(path="data/problems.jsonl", root="ab" * 32, size=9), *needed)
-    recipe = msgspec.structs.replace(tiny_run.recipe, lora=Lora(rank=1))
+    recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, lora=Lora(rank=1, targets=("q_proj",)))
     return msgspec.structs.replace(tiny_run, assets=assets, recipe=recipe)
 
 
@@ -73,34 +72,33 @@ def make_pair(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> Callable[[str]
     return make
 
 
-def train(pair: Pair, *ends: int) -> list[str]:
-    """How the ranks of each life ended."""
-    program = Path(__file__).with_name("two_machines.py")
-    done = subprocess.run(
-        [sys.executable, str(program), str(free_port()), *(str(spool.root) for spool in pair), *map(str, ends)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=280,
-    )
-    assert done.stdout.splitlines()[-1] == "0 0", done.stderr[-3000:]
-    return done.stdout.splitlines()
+def train(pair: Pair, end: int = 0) -> list[int]:
+    """How the ranks ended. end: of the second one, see `die_at`."""
+    port = free_port()
+
+    def live(rank: int) -> None:
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+        if rank == 1:
+            die_at(end)
+        trainer._train(pair[rank])
+
+    return [end_of(child) for child in [fork(live, rank) for rank in range(2)]]
 
 
 def test_two_machines_publish_what_one_does_although_one_of_them_is_killed(make_pair: Callable[[str], Pair]) -> None:
     alone, _ = make_pair("alone")
     work(alone, device="cpu")
     killed = make_pair("killed")
-    lives = train(killed, LATE, 0)
-    assert [life.split()[1] for life in lives] == [str(-signal.SIGKILL), "0"], "replayed steps came out the same"
+    assert train(killed, LATE)[1] == -signal.SIGKILL
+    assert train(killed) == [0, 0], "replayed steps came out the same"
     for mine, theirs in zip(outcome(killed[0])[1:], outcome(alone)[1:], strict=True):
         for name in ("loss", "grad_norm", "entropy", "mismatch_kl"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), (mine["step"], name)
     host, guest = killed
     assert not images(guest) and not list((guest.root / "in").iterdir())
     assert (guest.root / "run.json").read_bytes() == host.run_path.read_bytes()
-    shards = [sorted(path.name for path in (spool.checkpoints / "step-000006").iterdir()) for spool in killed]
+    shards = [sorted(path.name for path in (spool.checkpoints / f"step-{STEPS:06d}").iterdir()) for spool in killed]
     assert len(shards[0]) == len(shards[1]) == 2 and shards[0] != shards[1], "a machine keeps its own"
 
 

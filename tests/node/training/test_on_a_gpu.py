@@ -28,14 +28,23 @@ from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
 from node.training.spool import Spool
 from node.training.trainer import Trainer
+from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import World, join_world, leave_world
 from protocol.lora import Lora
 from protocol.recipe import Recipe
-from protocol.run import RunSpec, encode_run
+from protocol.run import EvaluationSpec, RunSpec, encode_run
 from tests.node.training.conftest import made_up_rows
 from tests.pretended_cuda import MEMORY_SEEN, PretendedGPU, pretended_cuda
 
 ROWS = made_up_rows()
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer: here every operation is Python's."""
+    made = tmp_path_factory.mktemp("gpu") / "assets"
+    create_model(made / "model", SORT_ALPHABET, seed=7, hidden=64, layers=1)
+    return made
 
 
 @contextmanager
@@ -62,32 +71,31 @@ def learner(assets: Path, recipe: Recipe, settings: TrainerSettings, world: Worl
 
 WAYS: dict[str, tuple[Recipe, dict[str, Any]]] = {
     "plain": (Recipe(), {"dtype": "float32", "offload_activations": True}),
-    "bfloat16": (Recipe(), {"activation_checkpointing": True}),
     "bfloat16, offloaded": (
         Recipe(entropy_bonus=0.01),
         {"activation_checkpointing": True, "offload_activations": True, "offload_parameters": True},
     ),
-    "adapter": (Recipe(lora=Lora(rank=4)), {}),
+    "adapter": (Recipe(lora=Lora(rank=4, targets=("q_proj", "down_proj"))), {}),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_learner_on_a_gpu_learns_what_one_on_a_cpu_does_and_goes_on_from_a_checkpoint(
-    way: str, tiny_assets: Path, tmp_path: Path
+    way: str, assets: Path, tmp_path: Path
 ) -> None:
     recipe, chosen = WAYS[way]
-    here = learner(tiny_assets, recipe, TrainerSettings(device="cpu"), World())
+    here = learner(assets, recipe, TrainerSettings(device="cpu"), World())
     wanted = [here.step(ROWS, step) for step in range(2)]
     settings = TrainerSettings(**chosen)
     with joined(settings) as (world, gpu):
         assert world.device == torch.device("cuda", 0)
-        there = learner(tiny_assets, recipe, settings, world)
+        there = learner(assets, recipe, settings, world)
         found = [there.step(ROWS, 0)]
         checkpoints = Checkpoints(tmp_path, there, "model", world, keep=1)
         checkpoints.save(1, {})
         found.append(there.step(ROWS, 1))  # while it is being written
         checkpoints.wait()
-        again = learner(tiny_assets, recipe, settings, world)
+        again = learner(assets, recipe, settings, world)
         state = Checkpoints(tmp_path, again, "model", world, keep=1).load_newest()
         assert state is not None and state.step == 1
         assert again.step(ROWS, 1) == found[1]
@@ -100,13 +108,13 @@ def test_a_learner_on_a_gpu_learns_what_one_on_a_cpu_does_and_goes_on_from_a_che
     assert gpu.score_tables == 0
 
 
-def test_a_learner_waits_for_the_gpu_once_a_pass_once_an_update_and_once_a_step(tiny_assets: Path) -> None:
+def test_a_learner_waits_for_the_gpu_once_a_pass_once_an_update_and_once_a_step(assets: Path) -> None:
     settings = TrainerSettings(offload_activations=True, micro_batch_tokens=64)
     with joined(settings) as (world, gpu):
-        made = learner(tiny_assets, Recipe(updates_per_step=2), settings, world)
+        made = learner(assets, Recipe(updates_per_step=2), settings, world)
         gpu.waits.clear()
-        metrics = made.step(ROWS, 0)
-        assert metrics["micro_batches"] > 4 and metrics["updates"] == 2
+        metrics = made.step(ROWS[:16], 0)
+        assert metrics["micro_batches"] > 2 and metrics["updates"] == 2
         assert gpu.waits.total() == metrics["micro_batches"] + metrics["updates"] + 1
 
 
@@ -122,24 +130,24 @@ def test_a_digest_of_what_a_gpu_holds_is_that_of_its_bytes(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory")]
 )
-def test_memory_of_a_gpu_that_runs_out_says_what_to_lower(error: RuntimeError, tiny_assets: Path) -> None:
+def test_memory_of_a_gpu_that_runs_out_says_what_to_lower(error: RuntimeError, assets: Path) -> None:
     def run_out(name: str) -> None:
         if name == "aten.exp":
             raise error
 
     with joined(TrainerSettings(dtype="float32")) as (world, gpu):
-        made = learner(tiny_assets, Recipe(), TrainerSettings(dtype="float32"), world)
+        made = learner(assets, Recipe(), TrainerSettings(dtype="float32"), world)
         gpu.before_memory = run_out
         with pytest.raises(OutOfMemory, match="step 0"):
             made.step(ROWS, 0)
 
 
 def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
-    tiny_run: RunSpec, tiny_assets: Path, tmp_path: Path
+    tiny_run: RunSpec, assets: Path, tmp_path: Path
 ) -> None:
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=2, reference_kl=0.1)
     spool = Spool(tmp_path)
-    spool.prepare(encode_run(msgspec.structs.replace(tiny_run, recipe=recipe)), tiny_assets)
+    spool.prepare(encode_run(msgspec.structs.replace(tiny_run, recipe=recipe)), assets)
     for step in range(2):
         rows = tuple(msgspec.structs.replace(row, policy_step=step) for row in ROWS)
         spool.write_batch(step, encode_batch(Batch(BatchHeader(step, (f"file {step}",)), rows)))
@@ -155,11 +163,13 @@ def test_a_trainer_on_a_gpu_publishes_and_goes_on_where_it_ended(
     assert len({one["image"] for one in told}) == 3
 
 
-def test_an_evaluator_takes_the_gpu_that_no_learner_has(tiny_run: RunSpec, tiny_assets: Path) -> None:
+def test_an_evaluator_takes_the_gpu_that_no_learner_has(tiny_run: RunSpec, assets: Path) -> None:
+    few = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=4)
+    run = msgspec.structs.replace(tiny_run, rollout=few, evaluation=EvaluationSpec(problems=3))
     with pretended_cuda(count=2):
         settings = evaluation_engine(TrainerSettings())
         assert settings == EngineSettings("cuda:1", "bfloat16")
-        evaluator = Evaluator(tiny_run, tiny_assets, settings)
-        figures = evaluator.evaluate(evaluator.read(tiny_assets / "model" / "model.safetensors"), 0)
-        assert figures["eval_problems"] == 8
+        evaluator = Evaluator(run, assets, settings)
+        figures = evaluator.evaluate(evaluator.read(assets / "model" / "model.safetensors"), 0)
+        assert figures["eval_problems"] == 3
         evaluator.close()

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.training.packing import ATTENTION_PADDING, buckets, plan, plan_padded
@@ -20,7 +20,8 @@ def test_every_sample_is_planned_once_and_no_bin_overflows(lengths: list[int], b
             assert found.sum() <= budget or len(samples) == 1
 
 
-@given(st.lists(st.integers(20, 60), min_size=64, max_size=200), st.integers(2, 4))
+@settings(max_examples=40)  # of so many samples one costs as much as ten of the others here
+@given(st.lists(st.integers(20, 60), min_size=64, max_size=160), st.integers(2, 4))
 def test_ranks_get_about_the_same_work(lengths: list[int], ranks: int) -> None:
     array = np.array(lengths)
     work = np.zeros(ranks)

@@ -1,13 +1,13 @@
-"""One step on two sharded gloo ranks under each of eight sets of settings: what the settings were, and what it came to.
+"""One step on two sharded gloo ranks under each of six sets of settings: what the settings were, and what it came to.
 
-The sets are an orthogonal array: any two settings occur in all four combinations. The ranks are forks, since importing
+The sets are a covering array: any two settings occur in all four combinations. The ranks are forks, since importing
 torch would take longer than all they do.
 """
 
 import io
 import json
 import os
-import traceback
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from node.training.sharding import without_memory
 from node.training.world import World, join_world, leave_world
 from protocol.recipe import preset
 from tests.node.training.conftest import LIMIT, made_up_rows
+from tests.node.training.forks import end_of, fork
 
 SWITCHES = (
     "packing",
@@ -35,10 +36,9 @@ SWITCHES = (
 
 
 def arrays() -> list[dict[str, bool]]:
-    """Taguchi's L8: the seven sums modulo 2 of three bits."""
-    return [
-        {name: bin(number & mask).count("1") % 2 == 1 for mask, name in enumerate(SWITCHES, 1)} for number in range(8)
-    ]
+    """Nothing is on in the first set, and each setting in another three of the five others (Kleitman and Spencer)."""
+    threes = list(combinations(range(1, 6), 3))
+    return [{name: number in on for name, on in zip(SWITCHES, threes, strict=False)} for number in range(6)]
 
 
 def settings_of(switches: dict[str, bool]) -> TrainerSettings:
@@ -74,20 +74,6 @@ def rank(number: int, scratch: Path, model_dir: Path) -> None:
 
 def both(scratch: Path, model_dir: Path) -> list[dict[str, Any]]:
     """Fork the two, and what they found. Raises AssertionError where one fails."""
-    children = []
-    for number in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                rank(number, scratch, model_dir)
-                status = 0
-            except BaseException:
-                (scratch / f"trace-{number}").write_text(traceback.format_exc())
-            finally:
-                os._exit(status)
-        children.append(child)
-    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    traces = [path.read_text() for path in scratch.glob("trace-*")]
-    assert ends == [0, 0], "\n".join(traces)
+    children = [fork(rank, number, scratch, model_dir) for number in range(2)]
+    assert [end_of(child) for child in children] == [0, 0]
     return json.loads((scratch / "found.json").read_text())

@@ -1,0 +1,100 @@
+"""Children of a test's own process, for work that needs torch: a program that is started anew imports it for seconds.
+
+A fork has whatever its parent has imported, and no other threads. One that hangs is ended by an alarm.
+"""
+
+import itertools
+import os
+import runpy
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from node.processes.server import _become
+from node.processes.wire import Start
+
+PATIENCE = 240
+"""Seconds."""
+
+
+def fork(work: Callable[..., object], *arguments: object) -> int:
+    """The number of a child that does the work and ends; where that raises, with status 1 and a traceback."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        signal.alarm(PATIENCE)
+        work(*arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def end_of(child: int) -> int:
+    """Its exit status, or minus the signal that ended it. Blocking."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die_at(number: int) -> None:
+    """End this process with SIGKILL right before the number-th call that makes something lasting (fsync, rename), in
+    whatever thread that is; 0 stands for never."""
+    calls = itertools.count(1)
+
+    def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        setattr(os, name, deadly(getattr(os, name)))
+
+
+class Forking:
+    """A `Starter` of `python -m` programs of ours, as a fork server has them."""
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> "ForkedProgram":
+        source, sink = os.pipe2(os.O_CLOEXEC)
+        order = Start(0, command[2], tuple(command[3:]), dict(environment), "", int(signal.SIGKILL))
+        child = fork(_program, order, source, sink, os.getpid())
+        os.close(source)
+        return ForkedProgram(child, trio.lowlevel.FdStream(sink))
+
+
+def _program(order: Start, source: int, sink: int, parent: int) -> None:
+    os.close(sink)
+    warnings.simplefilter("default")  # in a program they are no errors
+    _become(order, [source], parent)
+    runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+class ForkedProgram:
+    stdout = None
+
+    def __init__(self, pid: int, stdin: trio.abc.SendStream) -> None:
+        self.pid, self.stdin = pid, stdin
+        self._status: int | None = None
+        self._gone = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self._status
+
+    async def wait(self) -> int:
+        if self._status is None:
+            await trio.lowlevel.wait_readable(self._gone)
+            os.close(self._gone)
+            self._status = end_of(self.pid)
+        return self._status
