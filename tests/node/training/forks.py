@@ -24,7 +24,10 @@ PATIENCE = 240
 
 def fork(work: Callable[..., object], *arguments: object) -> int:
     """The number of a child that does the work and ends; where that raises, with status 1 and a traceback."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of other threads. Those of a test process only wait, and the child uses nothing of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child:
         return child
     status = 1
