@@ -19,6 +19,8 @@ def within(connection: socket.socket, seconds: float) -> Iterator[float]:
         yield time.monotonic() + seconds
     finally:
         timer.cancel()
+        # Gone when this ends: a process that forks next may have no other thread.
+        timer.join()
 
 
 def _cut(connection: socket.socket) -> None:

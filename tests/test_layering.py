@@ -6,6 +6,7 @@ where it belongs; `docs/architecture.md` draws the same house.
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,17 @@ def modules() -> dict[str, str]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a module but its expressions, which hold no import and are most of it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 def imports(name: str, source: str) -> Iterator[str]:
     """Every module that one imports, at any depth, as an absolute name; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(source, filename=name)):
+    for node in statements(ast.parse(source, filename=name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -101,6 +110,7 @@ def below(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
+@cache
 def room(module: str) -> str | None:
     """The room in which a module stands, None if it has none."""
     rooms = [name for floor in FLOORS for name in floor if below(module, name)]

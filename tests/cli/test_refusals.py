@@ -28,6 +28,7 @@ from tests.node.chain.chains import Participants, deployed_chain
 FRESH = """
 import json, os, sys
 import cli.main, node.config, node.preflight.early, node.preflight.chain
+cli.main._command()
 for number, words in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         os.dup2(os.open(f"{sys.argv[2]}/{number}", os.O_WRONLY | os.O_CREAT), 2)
@@ -37,7 +38,8 @@ for number, words in enumerate(json.loads(sys.argv[1])):
         os._exit(0)
     os.wait()
 """
-"""A process of its own for each, forked from one that has imported what `--help` and a look at the chain need."""
+"""A process of its own for each, forked from one that has imported what a look at the chain needs, and has made the
+tree of commands as `--help` does, which takes a quarter of a second."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`intellect-node train` with its real learner and engine, killed in between; and what it refuses."""
+"""`intellect-node train` with its real learner and engine, interrupted in between; and what it refuses."""
 
 import io
 import json
@@ -88,13 +88,16 @@ def scrape(process: subprocess.Popen[str], address: str) -> str:
             time.sleep(0.05)
 
 
-def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(run_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_running_and_what_it_ended_goes_on_to_curves_and_a_model(
+    run_file: Path, tmp_path: Path
+) -> None:
     desk = tmp_path / "desk"
-    killed = train("--run", str(run_file), "--dir", str(desk), "--async-level", "1", "--recipe", "dppo")
-    wait_for_step(killed, desk / "metrics.jsonl", 1)
-    children = psutil.Process(killed.pid).children(recursive=True)
-    killed.kill()
-    killed.communicate()
+    stopped = train("--run", str(run_file), "--dir", str(desk), "--async-level", "1", "--recipe", "dppo")
+    wait_for_step(stopped, desk / "metrics.jsonl", 0)
+    children = psutil.Process(stopped.pid).children(recursive=True)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130 and "--resume" in err, err
     assert not psutil.wait_procs(children, timeout=20)[1]
 
     address = f"127.0.0.1:{free_port()}"
@@ -119,16 +122,6 @@ def test_a_training_that_is_killed_and_interrupted_ends_with_curves_and_a_model(
     assert not (desk / ".lock").exists()
 
     assert main(["train", "--run", str(run_file), "--dir", str(desk)]) == 3  # it would delete a finished run
-
-
-def test_ctrl_c_leaves_nothing_running(run_file: Path, tmp_path: Path) -> None:
-    process = train("--run", str(run_file), "--dir", str(tmp_path / "desk"))
-    wait_for_step(process, tmp_path / "desk" / "metrics.jsonl", 0)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "--resume" in err, err
-    assert not psutil.wait_procs(children, timeout=20)[1]
 
 
 @pytest.mark.parametrize(

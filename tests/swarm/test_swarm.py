@@ -21,7 +21,7 @@ from cli.main import main
 from node.state.locks import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 11
+STEPS = 9
 PATIENCE = 280.0
 
 
@@ -61,6 +61,12 @@ class Demo:
             time.sleep(0.5)
         raise AssertionError(f"{name} does not answer\n{self.story()}")
 
+    def kill(self, name: str) -> None:
+        """End one participant's daemon; returns once another one answers in its place."""
+        killed = self.pid_of(name)
+        os.kill(killed, signal.SIGKILL)
+        assert self.pid_of(name) != killed
+
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -99,19 +105,21 @@ def leftovers(directory: Path) -> list[str]:
     return found
 
 
+def told(*words: str) -> dict:
+    """What a command that runs in this process says as JSON."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main([*words, "--json"]) == 0
+    return json.loads(shown.getvalue())
+
+
 def fetch_as_a_visitor(directory: Path, scratch: Path) -> dict:
     """What `weights fetch` says of the newest policy, without joining; `weights verify` must agree."""
     number = (directory / "pool").read_text().strip()
     pool = ["--network", str(directory / "home" / "devnet" / "network.toml"), "--pool", number]
-    place = ["--out", str(scratch / "model"), "--cache", str(scratch / "cache")]
-    command = [sys.executable, "-m", "cli", "weights", "fetch", *place, *pool, "--json"]
-    fetched = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert fetched.returncode == 0, fetched.stderr
-    answer = json.loads(fetched.stdout)
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        assert main(["weights", "verify", place[1], "--json"]) == 0
-    (verified,) = json.loads(shown.getvalue())["verified"]
+    model = str(scratch / "model")
+    answer = told("weights", "fetch", "--out", model, "--cache", str(scratch / "cache"), *pool)
+    (verified,) = told("weights", "verify", model)["verified"]
     assert verified["policy_root"] == answer["policy_root"]
     assert (scratch / "model" / "config.json").exists()
     return answer
@@ -150,13 +158,13 @@ def interrupt(demo: Demo) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill_and_ctrl_c(demo: Demo, tmp_path: Path) -> None:
+    demo.wait_for_step(0)
+    demo.kill("worker-1")
     learner = learner_of(demo.wait_for_step(1))
     os.kill(learner, signal.SIGSTOP)  # a fast machine would be done before the visitor is
     visited = fetch_as_a_visitor(demo.directory, tmp_path)
-    os.kill(learner, signal.SIGCONT)
-    os.kill(demo.pid_of("worker-1"), signal.SIGKILL)
-    os.kill(learner_of(demo.wait_for_step(3)), signal.SIGKILL)
-    demo.wait_for_step(5)
+    os.kill(learner, signal.SIGKILL)
+    demo.wait_for_step(4)  # what the first worker made of policy 0 is too old for it
     interrupt(demo)
 
     resumed = Demo(tmp_path / "demo", "--steps", str(STEPS), "--resume")
@@ -167,11 +175,11 @@ def test_a_swarm_trains_catches_the_cheat_and_survives_every_kill_and_ctrl_c(dem
 
 
 def survive_and_finish(demo: Demo, visited: dict) -> None:
-    demo.wait_for_step(6)
+    demo.wait_for_step(5)
     anvil = next(one for one in demo.descendants() if "anvil" in one.name())
     anvil.kill()
-    os.kill(demo.pid_of("validator"), signal.SIGKILL)
-    demo.wait_for_step(8)
+    demo.kill("validator")
+    demo.wait_for_step(6)
     os.kill(guardian_of(demo.pid_of("trainer")), signal.SIGKILL)  # the whole program, not the daemon alone
 
     summary = demo.finish()

@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -110,7 +111,7 @@ class Examiner:
     async def run(self) -> None:
         for step in range(self._steps + 1):
             wanted = min(step + self._late, self._steps)
-            while self._spool.newest_step() < wanted and not self._finishing.is_set():  # noqa: ASYNC110
+            while not self._spool.is_complete(wanted) and not self._finishing.is_set():  # noqa: ASYNC110
                 await trio.sleep(0.005)
             write_whole(self._spool.evaluation_path(step), json.dumps({"eval_reward": 0.1 * step}).encode())
 
@@ -143,8 +144,8 @@ def make(
     return local, engine
 
 
-def batches(directory: Path) -> list[bytes]:
-    return [Spool(directory / "spool").batch_path(step).read_bytes() for step in range(STEPS)]
+def batches(directory: Path, steps: int = STEPS) -> list[bytes]:
+    return [Spool(directory / "spool").batch_path(step).read_bytes() for step in range(steps)]
 
 
 def story(directory: Path) -> list[dict]:
@@ -154,11 +155,27 @@ def story(directory: Path) -> list[dict]:
     return [{name: value for name, value in record.items() if name not in timed} for record in records]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(tiny_run: RunSpec) -> RunSpec:
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, max_staleness=3)
     rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6, prompts_per_step=3, prompts_per_file=2)
     return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout)
+
+
+class Straight(NamedTuple):
+    """A run that nothing happened to. asked: of its engine."""
+
+    directory: Path
+    asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def straight(run: RunSpec, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """At async level 1; others are compared with it."""
+    directory = tmp_path_factory.mktemp("straight")
+    local, engine = make(run, tiny_assets, directory, 1)
+    trio.run(local.run)
+    return Straight(directory, engine.asked)
 
 
 @pytest.mark.parametrize("level", [0, 2])
@@ -179,58 +196,50 @@ async def test_the_policy_lags_by_exactly_the_async_level(
 
 
 async def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
-    run: RunSpec, tiny_assets: Path, tmp_path: Path
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, straight: Straight
 ) -> None:
-    straight, _ = make(run, tiny_assets, tmp_path / "straight", 1)
-    await straight.run()
     for stop_after in (1, 3):
         killed, _ = make(run, tiny_assets, tmp_path / "killed", 1, stop_after)
         with pytest.raises(BaseExceptionGroup):
             await killed.run()
     last, _ = make(run, tiny_assets, tmp_path / "killed", 1)
     await last.run()
-    assert batches(tmp_path / "killed") == batches(tmp_path / "straight")
-    assert story(tmp_path / "killed") == story(tmp_path / "straight")
+    assert batches(tmp_path / "killed") == batches(straight.directory)
+    assert story(tmp_path / "killed") == story(straight.directory)
 
 
 async def test_training_does_not_wait_for_an_evaluation_and_the_run_does(
-    run: RunSpec, tiny_assets: Path, tmp_path: Path
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, straight: Straight
 ) -> None:
     """Each policy is evaluated two steps after it was published: the same batches, the same records."""
-    prompt, _ = make(run, tiny_assets, tmp_path / "prompt", 1)
-    await prompt.run()
     late, _ = make(run, tiny_assets, tmp_path / "late", 1, late=2)
     await late.run()
-    assert batches(tmp_path / "late") == batches(tmp_path / "prompt")
-    assert story(tmp_path / "late") == story(tmp_path / "prompt")
+    assert batches(tmp_path / "late") == batches(straight.directory)
+    assert story(tmp_path / "late") == story(straight.directory)
     assert [record["eval_reward"] for record in story(tmp_path / "late")] == [0.1 * n for n in range(STEPS + 1)]
 
 
 async def test_a_run_that_is_lengthened_goes_on_as_if_it_had_been_meant_to(
-    run: RunSpec, tiny_assets: Path, tmp_path: Path
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, straight: Straight
 ) -> None:
-    straight, _ = make(run, tiny_assets, tmp_path / "straight", 1)
-    await straight.run()
     for steps in (2, 3, STEPS):
         recipe = msgspec.structs.replace(run.recipe, steps=steps)
         local, _ = make(msgspec.structs.replace(run, recipe=recipe), tiny_assets, tmp_path / "grown", 1)
         await local.run()
         assert local.status()["run"] == {"step": steps, "steps_total": steps}
-    assert batches(tmp_path / "grown") == batches(tmp_path / "straight")
-    assert story(tmp_path / "grown") == story(tmp_path / "straight")
+    assert batches(tmp_path / "grown") == batches(straight.directory)
+    assert story(tmp_path / "grown") == story(straight.directory)
 
     other = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, learning_rate=0.5))
     with pytest.raises(TrainingError, match="another run"):
         await make(other, tiny_assets, tmp_path / "grown", 1)[0].run()
 
 
-async def test_no_group_is_used_twice_and_none_is_lost(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
-    local, engine = make(run, tiny_assets, tmp_path, 1)
-    await local.run()
-    used = [name for data in batches(tmp_path) for name in decode_batch(data).header.files]
+def test_no_group_is_used_twice_and_none_is_lost(straight: Straight) -> None:
+    used = [name for data in batches(straight.directory) for name in decode_batch(data).header.files]
     assert len(used) == len(set(used)) == STEPS * 3
     # 15 groups of 2 a file: no file more than is needed was made
-    assert engine.asked.count("Produce") == 8
+    assert straight.asked.count("Produce") == 8
 
 
 async def test_a_policy_that_did_not_change_draws_new_problems(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
@@ -247,20 +256,20 @@ async def test_the_online_filter_keeps_sampling_until_groups_have_signal(
     run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
     # an untrained model never sorts; with a budget on its length its rewards differ all the same
-    filters = Filters(online=True, refill=3.0)
-    flat = msgspec.structs.replace(run, filters=filters)
+    steps, filters = 2, Filters(online=True, refill=3.0)
+    flat = msgspec.structs.replace(run, filters=filters, recipe=msgspec.structs.replace(run.recipe, steps=steps))
     local, _ = make(flat, tiny_assets, tmp_path / "flat", 1)
     await local.run()
     seen = BatchLog(tmp_path / "flat" / "spool").read(0)
     assert seen is not None and seen.metrics["groups_seen"] == 10  # the first file beyond three times the batch
-    assert all(len(decode_batch(data).rows) == 3 * run.rollout.group_size for data in batches(tmp_path / "flat"))
+    assert all(len(decode_batch(data).rows) == 3 * run.rollout.group_size for data in batches(tmp_path / "flat", steps))
 
     budget = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
     rollout = msgspec.structs.replace(run.rollout, max_prompt_tokens=12)
-    varied = msgspec.structs.replace(run, filters=filters, length_budget=budget, rollout=rollout)
+    varied = msgspec.structs.replace(flat, length_budget=budget, rollout=rollout)
     local, _ = make(varied, tiny_assets, tmp_path / "varied", 1)
     await local.run()
-    rows = [row for data in batches(tmp_path / "varied") for row in decode_batch(data).rows]
+    rows = [row for data in batches(tmp_path / "varied", steps) for row in decode_batch(data).rows]
     assert {row.target_length for row in rows} == {2, 3}
     assert all(row.reward == pytest.approx(row.solved - 0.1 * abs(len(row.output) - row.target_length)) for row in rows)
 
