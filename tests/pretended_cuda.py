@@ -35,6 +35,7 @@ MULTIPROCESSORS = 132
 MEMORY_SEEN = 1 << 30
 
 _aten: Any = torch.ops.aten
+_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _CPU = torch.device("cpu")
 _STAND_IN = "lazy"
 _SET_DATA = vars(torch._C.TensorBase)["data"].__set__
@@ -124,6 +125,9 @@ class _Names(TorchFunctionMode):
             return _moved(func(*args, **{**kwargs, "device": None}), (kwargs["device"],), {})
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _named(kwargs["device"])}
+        if all(one is PretendedTensor for one in types):
+            with torch._C.DisableTorchFunctionSubclass():  # as PretendedTensor would, only sooner
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -182,6 +186,10 @@ class PretendedGPU(TorchDispatchMode):
         shared, flash = q.shape[-3] != k.shape[-3], attn_mask is None and q.dtype != torch.float32
         self.score_tables += q.is_cuda and shared and not flash
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so again in every operation takes as long as the operation
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # it computes with what it is made of
@@ -190,7 +198,7 @@ class PretendedGPU(TorchDispatchMode):
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if _is_made_of_others(func):
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(_OF_OTHERS, *args, **kwargs)
         leaves = list(_leaves((*args, *kwargs.values())))
         own = [one for one in leaves if isinstance(one, PretendedTensor)]
         asked = kwargs.get("device")
@@ -220,7 +228,7 @@ class PretendedGPU(TorchDispatchMode):
         compute = _with_float32_sums if func is _aten.mm.dtype else func
         values = _changed(args, _values), {name: _changed(one, _values) for name, one in kwargs.items()}
         found = compute(*values[0], **values[1])
-        if self.tape is not None:
+        if self.tape is not None and not func.is_view:  # a view is one for ever
             self.tape.append(_Noted(compute, *values, found))
         for one in own:
             assert one.shape == one.values.shape, f"{func} changes the shape of a tensor, which is not pretended"
@@ -386,7 +394,7 @@ def _kind(func: Any) -> _Kind:
 @cache
 def _is_made_of_others(func: Any) -> bool:
     """Inference mode asks for these as a whole, and has no kernel for them."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _OF_OTHERS)
 
 
 def _arrive(target: Tensor, values: Tensor) -> None:
@@ -439,15 +447,24 @@ class _Graph:
             yield
         finally:
             self._gpu.tape = None
-        for one in self._tape:
-            for made in one.made():
-                made.fill_(torch.nan if made.is_floating_point() else 77)
+        with _values_alone():
+            for one in self._tape:
+                for made in one.made():
+                    made.fill_(torch.nan if made.is_floating_point() else 77)
 
     def replay(self) -> None:
         self._gpu.operations += 1
         self._gpu.launches += 1
-        for one in self._tape:
-            one.again()
+        with _values_alone():
+            for one in self._tape:
+                one.again()
+
+
+@contextmanager
+def _values_alone() -> Iterator[None]:
+    """Of tensors on the CPU, which nobody has to look at."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class _Pool:
