@@ -50,8 +50,8 @@ def small() -> dict[str, Any]:
     return described(simulate(SMALL))
 
 
-def test_the_same_seed_gives_the_same_table(small: dict[str, Any]) -> None:
-    short = msgspec.structs.replace(SMALL, hours=0.01)
+def test_the_same_seed_gives_the_same_table() -> None:
+    short = msgspec.structs.replace(SMALL, hours=0.005)
     first, again = (table(described(simulate(short))) for _ in range(2))
     assert first == again
     assert first != table(described(simulate(msgspec.structs.replace(short, seed=8))))
@@ -74,7 +74,7 @@ def test_who_is_cut_off_waits_and_comes_back(small: dict[str, Any]) -> None:
 
 def test_members_that_come_are_known_and_those_that_go_are_not_trusted_for_ever() -> None:
     talking = msgspec.structs.replace(
-        SMALL, nodes=12, full=4, hours=0.04, churn=20.0, partition=0.0, cheats=0.0, work=False
+        SMALL, nodes=12, full=4, hours=0.02, churn=40.0, partition=0.0, cheats=0.0, work=False
     )
     members = described(simulate(talking))["members"]
     assert members["came"] > 0 and members["went"] > 0
@@ -126,8 +126,8 @@ def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_w
 
 
 def test_a_member_adds_little_to_what_pythons_collector_looks_through() -> None:
-    few, more = (measure(nodes, 8.0)["collector_objects"] for nodes in (40, 240))
-    assert 0 < more - few < 4 * 200  # a key; structs without circles are not looked at, nor tables of them
+    few, more = (measure(nodes, 2.0)["collector_objects"] for nodes in (40, 140))
+    assert 0 < more - few < 4 * 100  # a key; structs without circles are not looked at, nor tables of them
 
 
 def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
@@ -144,8 +144,12 @@ def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
 FETCH = Case(peers=30, size=12e6)
 
 
-def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_would() -> None:
-    row = fetch(FETCH)
+@pytest.fixture(scope="module")
+def row() -> dict[str, Any]:
+    return fetch(FETCH)
+
+
+def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_would(row: dict[str, Any]) -> None:
     assert row["pieces"] == 46  # the product's, of 256 KiB
     assert row["bound_s"] <= row["p50_s"] <= row["p99_s"] <= row["last_s"] < 3 * row["bound_s"]
     assert 1 <= row["source_copies"] < FETCH.peers / 2
@@ -154,10 +158,9 @@ def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_wou
     assert {**row, "CPU_s": 0} == {**again, "CPU_s": 0}
 
 
-def test_a_tenth_that_claims_everything_and_delays_everything_holds_up_nobody() -> None:
-    honest = fetch(FETCH)
+def test_a_tenth_that_claims_everything_and_delays_everything_holds_up_nobody(row: dict[str, Any]) -> None:
     among = fetch(msgspec.structs.replace(FETCH, hoarders=0.1, hoard=20.0))
-    assert among["last_s"] < honest["last_s"] + 1.0
+    assert among["last_s"] < row["last_s"] + 1.0
 
 
 def test_who_has_no_line_to_the_origin_gets_the_blob_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
