@@ -37,6 +37,7 @@ MEMORY_SEEN = 1 << 30
 _aten: Any = torch.ops.aten
 _OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _CPU = torch.device("cpu")
+_MANY = (list, tuple)
 _STAND_IN = "lazy"
 _SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 _parse_to = torch._C._nn._parse_to  # type: ignore[attr-defined]
@@ -106,6 +107,11 @@ class PretendedTensor(Tensor):
         return gpu.run(func, args, kwargs or {})
 
 
+_OWN = (PretendedTensor,)
+_RENAMED = {Tensor.to, Tensor.cuda, scaled_dot_product_attention, _SET_DATA, torch.tensor, torch.as_tensor}
+"""What is done otherwise here, also where no device is named."""
+
+
 class _Names(TorchFunctionMode):
     """Calls the device in every call what torch takes it to be."""
 
@@ -114,6 +120,9 @@ class _Names(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if (types == _OWN or not types) and not kwargs and func not in _RENAMED:
+            with torch._C.DisableTorchFunctionSubclass():  # as PretendedTensor would, only sooner
+                return func(*args)
         kwargs = kwargs or {}
         if func in (Tensor.to, Tensor.cuda):
             return _moved(args[0], args[1:] if func is Tensor.to else ("cuda", *args[1:]), kwargs)
@@ -125,9 +134,6 @@ class _Names(TorchFunctionMode):
             return _moved(func(*args, **{**kwargs, "device": None}), (kwargs["device"],), {})
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _named(kwargs["device"])}
-        if all(one is PretendedTensor for one in types):
-            with torch._C.DisableTorchFunctionSubclass():  # as PretendedTensor would, only sooner
-                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -191,7 +197,7 @@ class PretendedGPU(TorchDispatchMode):
         return False  # nothing is compiled here, and to say so again in every operation takes as long as the operation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
+        if types and types != _OWN and any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # it computes with what it is made of
         return self.run(func, args, kwargs or {})
 
@@ -199,8 +205,8 @@ class PretendedGPU(TorchDispatchMode):
         if _is_made_of_others(func):
             with self:
                 return func._op_dk(_OF_OTHERS, *args, **kwargs)
-        leaves = list(_leaves((*args, *kwargs.values())))
-        own = [one for one in leaves if isinstance(one, PretendedTensor)]
+        leaves = _leaves((*args, *kwargs.values()) if kwargs else args)
+        own = [one for one in leaves if type(one) is PretendedTensor]
         asked = kwargs.get("device")
         if asked is None:
             place = own[0].place if own else None
@@ -226,7 +232,7 @@ class PretendedGPU(TorchDispatchMode):
         if place is not None and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         compute = _with_float32_sums if func is _aten.mm.dtype else func
-        values = _changed(args, _values), {name: _changed(one, _values) for name, one in kwargs.items()}
+        values = _values(args), {name: _values(one) for name, one in kwargs.items()}
         found = compute(*values[0], **values[1])
         if self.tape is not None and not func.is_view:  # a view is one for ever
             self.tape.append(_Noted(compute, *values, found))
@@ -250,7 +256,7 @@ class PretendedGPU(TorchDispatchMode):
     def _check(self, func: Any, kind: "_Kind", args: Any, kwargs: dict[str, Any], leaves: Any, own: Any) -> None:
         if own:
             self._check_places(func, kind, args, leaves, own)
-        if any(isinstance(one, torch.Generator) and one.device.type == "cpu" for one in leaves):
+        if kind.draws and any(isinstance(one, torch.Generator) and one.device.type == "cpu" for one in leaves):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         undetermined = kind.has_no_order and own and own[0].is_floating_point()
         if undetermined and torch.are_deterministic_algorithms_enabled():
@@ -262,7 +268,7 @@ class PretendedGPU(TorchDispatchMode):
     def _check_places(self, func: Any, kind: "_Kind", args: Any, leaves: Any, own: Any) -> None:
         if len({one.place for one in own}) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device ({func})")
-        others = [one for one in leaves if isinstance(one, Tensor) and not isinstance(one, PretendedTensor)]
+        others = [one for one in leaves if type(one) is not PretendedTensor and isinstance(one, Tensor)]
         if kind.indexes and isinstance(args[0], PretendedTensor):
             indices = [one for one in args[1] if one is not None]
             self._note_indices(indices, args[2] if len(args) > 2 else None)
@@ -336,23 +342,28 @@ class PretendedGPU(TorchDispatchMode):
             target.fill_(torch.nan if target.is_floating_point() else 77)
 
 
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
     for one in values:
-        if isinstance(one, list | tuple):
-            yield from _leaves(one)
+        if isinstance(one, _MANY):
+            found += _leaves(one)
         else:
-            yield one
+            found.append(one)
+    return found
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """With every tensor in it changed."""
     if isinstance(value, Tensor):
         return change(value)
-    return type(value)(_changed(one, change) for one in value) if isinstance(value, list | tuple) else value
+    return type(value)([_changed(one, change) for one in value]) if isinstance(value, _MANY) else value
 
 
-def _values(tensor: Tensor) -> Tensor:
-    return tensor.values if isinstance(tensor, PretendedTensor) else tensor
+def _values(value: Any) -> Any:
+    """What lies on the CPU of every tensor in it."""
+    if type(value) is PretendedTensor:
+        return value.values
+    return type(value)([_values(one) for one in value]) if isinstance(value, _MANY) else value
 
 
 def _crosses(func: Any, own: Sequence[Tensor], place: torch.device | None) -> bool:
@@ -366,7 +377,8 @@ def _with_float32_sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor
 
 
 class _Kind(NamedTuple):
-    """What is known of an operation before it is done. makes: its result is in memory of its own."""
+    """What is known of an operation before it is done. makes: its result is in memory of its own; draws: it may be told
+    a generator."""
 
     name: str
     launches: bool
@@ -375,6 +387,7 @@ class _Kind(NamedTuple):
     indexes: bool
     takes_scalars: bool
     has_no_order: bool
+    draws: bool
 
 
 @cache
@@ -388,6 +401,7 @@ def _kind(func: Any) -> _Kind:
         indexes=packet in _INDEXING,
         takes_scalars=torch.Tag.pointwise in func.tags or packet in _TAKES_SCALARS | _INDEXING,
         has_no_order=packet in _WITHOUT_ORDER,
+        draws=any("Generator" in str(one.type) for one in func._schema.arguments),
     )
 
 
