@@ -141,7 +141,7 @@ def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
     assert together["copies"] > 0 and swarm.due == 30 * 19
 
 
-FETCH = Case(peers=30, size=12e6)
+FETCH = Case(peers=20, size=12e6)
 
 
 @pytest.fixture(scope="module")
