@@ -98,7 +98,7 @@ def test_a_copy_that_nobody_waited_for_has_not_arrived(gpu: PretendedGPU) -> Non
 def test_an_engine_computes_on_a_gpu_what_it_does_on_a_cpu(
     arithmetic: tuple[str, str], tiny_assets: Path, gpu: PretendedGPU
 ) -> None:
-    asked = requests(LENGTHS, 8)
+    asked = requests(LENGTHS, 6)
     here, there = (engine_on(device, tiny_assets, *arithmetic, room=LITTLE) for device in ("cpu", "cuda"))
     assert there.name == with_arithmetic(here.name, arithmetic).replace(here.name.partition("/")[0], "cuda-sm90")
     wanted, made = generate(here, asked, 0.9), generate(there, asked, 0.9)
