@@ -35,7 +35,9 @@ MULTIPROCESSORS = 132
 MEMORY_SEEN = 1 << 30
 
 _aten: Any = torch.ops.aten
+_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _CPU = torch.device("cpu")
+_MANY = (list, tuple)
 _STAND_IN = "lazy"
 _SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 _parse_to = torch._C._nn._parse_to  # type: ignore[attr-defined]
@@ -105,6 +107,11 @@ class PretendedTensor(Tensor):
         return gpu.run(func, args, kwargs or {})
 
 
+_OWN = (PretendedTensor,)
+_RENAMED = {Tensor.to, Tensor.cuda, scaled_dot_product_attention, _SET_DATA, torch.tensor, torch.as_tensor}
+"""What is done otherwise here, also where no device is named."""
+
+
 class _Names(TorchFunctionMode):
     """Calls the device in every call what torch takes it to be."""
 
@@ -113,6 +120,9 @@ class _Names(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if (types == _OWN or not types) and not kwargs and func not in _RENAMED:
+            with torch._C.DisableTorchFunctionSubclass():  # as PretendedTensor would, only sooner
+                return func(*args)
         kwargs = kwargs or {}
         if func in (Tensor.to, Tensor.cuda):
             return _moved(args[0], args[1:] if func is Tensor.to else ("cuda", *args[1:]), kwargs)
@@ -182,17 +192,21 @@ class PretendedGPU(TorchDispatchMode):
         shared, flash = q.shape[-3] != k.shape[-3], attn_mask is None and q.dtype != torch.float32
         self.score_tables += q.is_cuda and shared and not flash
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so again in every operation takes as long as the operation
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
+        if types and types != _OWN and any(issubclass(one, DTensor) for one in types):
             return NotImplemented  # it computes with what it is made of
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if _is_made_of_others(func):
             with self:
-                return func.decompose(*args, **kwargs)
-        leaves = list(_leaves((*args, *kwargs.values())))
-        own = [one for one in leaves if isinstance(one, PretendedTensor)]
+                return func._op_dk(_OF_OTHERS, *args, **kwargs)
+        leaves = _leaves((*args, *kwargs.values()) if kwargs else args)
+        own = [one for one in leaves if type(one) is PretendedTensor]
         asked = kwargs.get("device")
         if asked is None:
             place = own[0].place if own else None
@@ -218,9 +232,9 @@ class PretendedGPU(TorchDispatchMode):
         if place is not None and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}
         compute = _with_float32_sums if func is _aten.mm.dtype else func
-        values = _changed(args, _values), {name: _changed(one, _values) for name, one in kwargs.items()}
+        values = _values(args), {name: _values(one) for name, one in kwargs.items()}
         found = compute(*values[0], **values[1])
-        if self.tape is not None:
+        if self.tape is not None and not func.is_view:  # a view is one for ever
             self.tape.append(_Noted(compute, *values, found))
         for one in own:
             assert one.shape == one.values.shape, f"{func} changes the shape of a tensor, which is not pretended"
@@ -242,7 +256,7 @@ class PretendedGPU(TorchDispatchMode):
     def _check(self, func: Any, kind: "_Kind", args: Any, kwargs: dict[str, Any], leaves: Any, own: Any) -> None:
         if own:
             self._check_places(func, kind, args, leaves, own)
-        if any(isinstance(one, torch.Generator) and one.device.type == "cpu" for one in leaves):
+        if kind.draws and any(isinstance(one, torch.Generator) and one.device.type == "cpu" for one in leaves):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         undetermined = kind.has_no_order and own and own[0].is_floating_point()
         if undetermined and torch.are_deterministic_algorithms_enabled():
@@ -254,7 +268,7 @@ class PretendedGPU(TorchDispatchMode):
     def _check_places(self, func: Any, kind: "_Kind", args: Any, leaves: Any, own: Any) -> None:
         if len({one.place for one in own}) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device ({func})")
-        others = [one for one in leaves if isinstance(one, Tensor) and not isinstance(one, PretendedTensor)]
+        others = [one for one in leaves if type(one) is not PretendedTensor and isinstance(one, Tensor)]
         if kind.indexes and isinstance(args[0], PretendedTensor):
             indices = [one for one in args[1] if one is not None]
             self._note_indices(indices, args[2] if len(args) > 2 else None)
@@ -328,23 +342,28 @@ class PretendedGPU(TorchDispatchMode):
             target.fill_(torch.nan if target.is_floating_point() else 77)
 
 
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
     for one in values:
-        if isinstance(one, list | tuple):
-            yield from _leaves(one)
+        if isinstance(one, _MANY):
+            found += _leaves(one)
         else:
-            yield one
+            found.append(one)
+    return found
 
 
 def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """With every tensor in it changed."""
     if isinstance(value, Tensor):
         return change(value)
-    return type(value)(_changed(one, change) for one in value) if isinstance(value, list | tuple) else value
+    return type(value)([_changed(one, change) for one in value]) if isinstance(value, _MANY) else value
 
 
-def _values(tensor: Tensor) -> Tensor:
-    return tensor.values if isinstance(tensor, PretendedTensor) else tensor
+def _values(value: Any) -> Any:
+    """What lies on the CPU of every tensor in it."""
+    if type(value) is PretendedTensor:
+        return value.values
+    return type(value)([_values(one) for one in value]) if isinstance(value, _MANY) else value
 
 
 def _crosses(func: Any, own: Sequence[Tensor], place: torch.device | None) -> bool:
@@ -358,7 +377,8 @@ def _with_float32_sums(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor
 
 
 class _Kind(NamedTuple):
-    """What is known of an operation before it is done. makes: its result is in memory of its own."""
+    """What is known of an operation before it is done. makes: its result is in memory of its own; draws: it may be told
+    a generator."""
 
     name: str
     launches: bool
@@ -367,6 +387,7 @@ class _Kind(NamedTuple):
     indexes: bool
     takes_scalars: bool
     has_no_order: bool
+    draws: bool
 
 
 @cache
@@ -380,13 +401,14 @@ def _kind(func: Any) -> _Kind:
         indexes=packet in _INDEXING,
         takes_scalars=torch.Tag.pointwise in func.tags or packet in _TAKES_SCALARS | _INDEXING,
         has_no_order=packet in _WITHOUT_ORDER,
+        draws=any("Generator" in str(one.type) for one in func._schema.arguments),
     )
 
 
 @cache
 def _is_made_of_others(func: Any) -> bool:
     """Inference mode asks for these as a whole, and has no kernel for them."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _OF_OTHERS)
 
 
 def _arrive(target: Tensor, values: Tensor) -> None:
@@ -439,15 +461,24 @@ class _Graph:
             yield
         finally:
             self._gpu.tape = None
-        for one in self._tape:
-            for made in one.made():
-                made.fill_(torch.nan if made.is_floating_point() else 77)
+        with _values_alone():
+            for one in self._tape:
+                for made in one.made():
+                    made.fill_(torch.nan if made.is_floating_point() else 77)
 
     def replay(self) -> None:
         self._gpu.operations += 1
         self._gpu.launches += 1
-        for one in self._tape:
-            one.again()
+        with _values_alone():
+            for one in self._tape:
+                one.again()
+
+
+@contextmanager
+def _values_alone() -> Iterator[None]:
+    """Of tensors on the CPU, which nobody has to look at."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class _Pool:

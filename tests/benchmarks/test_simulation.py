@@ -1,5 +1,6 @@
 """The simulated swarm: the same seed gives the same table, and what it says of a dozen nodes is what they do."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,8 @@ def small() -> dict[str, Any]:
     return described(simulate(SMALL))
 
 
-def test_the_same_seed_gives_the_same_table(small: dict[str, Any]) -> None:
-    short = msgspec.structs.replace(SMALL, hours=0.01)
+def test_the_same_seed_gives_the_same_table() -> None:
+    short = msgspec.structs.replace(SMALL, hours=0.005)
     first, again = (table(described(simulate(short))) for _ in range(2))
     assert first == again
     assert first != table(described(simulate(msgspec.structs.replace(short, seed=8))))
@@ -74,7 +75,7 @@ def test_who_is_cut_off_waits_and_comes_back(small: dict[str, Any]) -> None:
 
 def test_members_that_come_are_known_and_those_that_go_are_not_trusted_for_ever() -> None:
     talking = msgspec.structs.replace(
-        SMALL, nodes=12, full=4, hours=0.04, churn=20.0, partition=0.0, cheats=0.0, work=False
+        SMALL, nodes=12, full=4, hours=0.02, churn=20.0, partition=0.0, cheats=0.0, work=False
     )
     members = described(simulate(talking))["members"]
     assert members["came"] > 0 and members["went"] > 0
@@ -117,8 +118,14 @@ def test_what_is_computed_once_is_refused_every_time_and_only_inside() -> None:
     assert board.parse_envelope is before
 
 
+def measured(nodes: int, seconds: float) -> dict[str, Any]:
+    """What is here already is no part of the node: the collector need not look through it."""
+    gc.freeze()
+    return measure(nodes, seconds)
+
+
 def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_what_it_keeps() -> None:
-    few, more = (measure(nodes, 8.0) for nodes in (30, 90))
+    few, more = (measured(nodes, 8.0) for nodes in (30, 90))
     assert few["heard_percent"] > 95 and more["heard_percent"] > 95
     assert few["dialled"] == more["dialled"] == MOST_NEIGHBOURS
     assert 15 < few["messages_per_s"] < 25 and 15 < more["messages_per_s"] < 25
@@ -126,8 +133,8 @@ def test_one_nodes_row_counts_what_it_heard_and_grows_with_the_members_only_in_w
 
 
 def test_a_member_adds_little_to_what_pythons_collector_looks_through() -> None:
-    few, more = (measure(nodes, 8.0)["collector_objects"] for nodes in (40, 240))
-    assert 0 < more - few < 4 * 200  # a key; structs without circles are not looked at, nor tables of them
+    few, more = (measured(nodes, 2.0)["collector_objects"] for nodes in (40, 140))
+    assert 0 < more - few < 4 * 100  # a key; structs without circles are not looked at, nor tables of them
 
 
 def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
@@ -141,11 +148,15 @@ def test_gossip_loses_nothing_on_either_side_of_a_cut_nor_after_it() -> None:
     assert together["copies"] > 0 and swarm.due == 30 * 19
 
 
-FETCH = Case(peers=30, size=12e6)
+FETCH = Case(peers=20, size=12e6)
 
 
-def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_would() -> None:
-    row = fetch(FETCH)
+@pytest.fixture(scope="module")
+def row() -> dict[str, Any]:
+    return fetch(FETCH)
+
+
+def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_would(row: dict[str, Any]) -> None:
     assert row["pieces"] == 46  # the product's, of 256 KiB
     assert row["bound_s"] <= row["p50_s"] <= row["p99_s"] <= row["last_s"] < 3 * row["bound_s"]
     assert 1 <= row["source_copies"] < FETCH.peers / 2
@@ -154,10 +165,9 @@ def test_a_blob_is_with_everybody_soon_and_its_source_sends_less_than_a_star_wou
     assert {**row, "CPU_s": 0} == {**again, "CPU_s": 0}
 
 
-def test_a_tenth_that_claims_everything_and_delays_everything_holds_up_nobody() -> None:
-    honest = fetch(FETCH)
+def test_a_tenth_that_claims_everything_and_delays_everything_holds_up_nobody(row: dict[str, Any]) -> None:
     among = fetch(msgspec.structs.replace(FETCH, hoarders=0.1, hoard=20.0))
-    assert among["last_s"] < honest["last_s"] + 1.0
+    assert among["last_s"] < row["last_s"] + 1.0
 
 
 def test_who_has_no_line_to_the_origin_gets_the_blob_from_others(monkeypatch: pytest.MonkeyPatch) -> None:

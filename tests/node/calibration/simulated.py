@@ -58,8 +58,11 @@ def draw(pair: Pair, groups: int, each: int, random: np.random.Generator) -> Dra
     hard = np.repeat(np.exp(pair.spread * random.standard_normal(groups) - pair.spread**2 / 2), each)[:, None]
     shape = (groups * each, PROOFS)
     means = pair.distance * hard * random.gamma(12.0, 1 / 12.0, shape)
-    outside = random.random((groups * each, TOKENS)) < pair.outside * hard
-    distances = np.minimum(1.0, outside * pair.far * random.exponential(1.0, outside.shape) * hard)
+    # Few tokens are outside, and which ones does not matter: the first. How far is drawn of those alone.
+    outside = np.arange(TOKENS) < random.binomial(TOKENS, np.minimum(1.0, pair.outside * hard))
+    distances = np.zeros(outside.shape)
+    far = random.exponential(pair.far, int(outside.sum()))
+    distances[outside] = np.minimum(1.0, far * np.broadcast_to(hard, outside.shape)[outside])
     return Drawn(means, np.floor(means * 0.8), random.poisson(pair.exponents * hard, shape).astype(float), distances)
 
 

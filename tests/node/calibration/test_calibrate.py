@@ -43,7 +43,7 @@ def calibrated(tiny_run: RunSpec, tiny_assets: Path) -> tuple[Calibration, Measu
     run = msgspec.structs.replace(tiny_run, rollout=rollout)
     environment = load_environment(run.environment, tiny_assets, LocalTokenizer(tiny_assets / "model"))
     settings = [EngineSettings(), EngineSettings(dtype="bfloat16", attention="eager")]
-    return calibrate(run, tiny_assets / "model", environment, Plan(settings, samples=32), lambda *_: None)
+    return calibrate(run, tiny_assets / "model", environment, Plan(settings, samples=16), lambda *_: None)
 
 
 def test_honest_engines_are_near_and_cheats_far(calibrated: tuple[Calibration, Measured]) -> None:

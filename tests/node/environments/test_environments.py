@@ -1,6 +1,7 @@
 """Problems, scores, and what is said of a dataset that is wrong."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,41 +185,43 @@ def test_the_final_answer_is_the_last_box_or_what_follows_the_thinking(text: str
     assert final_answer(text) == answer
 
 
-def test_answers_are_compared_as_mathematics_and_within_bounds() -> None:
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ScoringPool]:
     pytest.importorskip("math_verify")
     pool = ScoringPool(60.0, "math_verify")
-    scorer = MathScorer(pool)
-    try:
-        assert scorer.match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
-        assert not pool._idle, "integers need no child"  # noqa: SLF001
-        tower = "9^{9^{9^{9^9}}}"
-        questions = [
-            ("\\frac{2}{4}", ("0.5",)),
-            ("x+1", ("y", "1+x")),
-            ("x+2", ("1+x",)),
-            ("\\frac{", ("0.5",)),
-            ("\\sqrt{4}", ("2",)),
-        ]
-        assert scorer.match(questions) == [True, True, False, False, True]
-        pool._deadline = 2.0  # noqa: SLF001 - a busy machine takes longer for first answers
-        assert scorer.match([(tower, ("2",))]) == [False]
-        assert scorer.gave_up == 1
-        assert scorer.match([*questions[:2], (tower, ("2",))]) == [True, True, False]
-        assert scorer.gave_up == 2  # it still does not know
-        pool._deadline = 60.0  # noqa: SLF001
-        assert scorer.match([*questions[:2], ("y+3", ("3+y",))]) == [True, True, True]  # by a new child
-    finally:
-        pool.close()
+    yield pool
+    pool.close()
 
 
-def test_a_right_answer_that_a_busy_moment_left_undecided_is_right_the_next_time() -> None:
-    pytest.importorskip("math_verify")
-    pool = ScoringPool(60.0, "math_verify")
+def test_integers_need_no_child(pool: ScoringPool) -> None:
+    before = len(pool._idle)  # noqa: SLF001
+    assert MathScorer(pool).match([("0042", ("42",)), ("41", ("42",))]) == [True, False]
+    assert len(pool._idle) == before  # noqa: SLF001
+
+
+def test_a_right_answer_that_a_busy_moment_left_undecided_is_right_the_next_time(
+    pool: ScoringPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scorer, question = MathScorer(pool), ("\\frac{2}{4}", ("0.5",))
-    try:
-        pool._deadline = 0.0  # noqa: SLF001 - a child's first answer takes longer than any other
+    with monkeypatch.context() as busy:
+        busy.setattr(pool, "_deadline", 0.0)  # a child's first answer takes longer than any other
         assert scorer.match([question]) == [False] and scorer.gave_up == 1
-        pool._deadline = 60.0  # noqa: SLF001
-        assert scorer.match([question]) == [True] and scorer.gave_up == 1
-    finally:
-        pool.close()
+    assert scorer.match([question]) == [True] and scorer.gave_up == 1
+
+
+def test_answers_are_compared_as_mathematics_and_within_bounds(
+    pool: ScoringPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = MathScorer(pool)
+    tower = "9^{9^{9^{9^9}}}"
+    questions = [
+        ("\\frac{2}{4}", ("0.5",)),
+        ("x+1", ("y", "1+x")),
+        ("x+2", ("1+x",)),
+        ("\\frac{", ("0.5",)),
+        ("\\sqrt{4}", ("2",)),
+    ]
+    assert scorer.match(questions) == [True, True, False, False, True]
+    monkeypatch.setattr(pool, "_deadline", 2.0)  # a busy machine takes longer for first answers
+    assert scorer.match([*questions[:2], (tower, ("2",))]) == [True, True, False]
+    assert scorer.gave_up == 1

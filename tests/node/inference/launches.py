@@ -20,7 +20,7 @@ from protocol.engines import LORA
 from protocol.lora import EVERY_LINEAR, WEIGHT, tensors_of
 from tests.pretended_cuda import PretendedGPU
 
-ROWS, STEPS, RANK = 64, 4, 16
+ROWS, STEPS, RANK = 64, 2, 16
 WIDTH = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 

@@ -3,6 +3,8 @@
 A file's name: `die-once FILE` ends it unless FILE is there, `end` with a reason, `never` is not
 answered, `keep` not even when it is cancelled, `after` not before something else is asked. Its class is what the file
 `class` in its assets says, read at every start. A policy whose path is `alone` is the only one that it keeps.
+
+It is started often, and imports nothing of ours: it says by itself what `node.inference.wire` reads and writes.
 """
 
 import os
@@ -11,20 +13,30 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
-
-from node.inference import wire
 
 held: set[bytes] = set()
 kept: set[int] = set()
 source, sink = sys.stdin.buffer, sys.stdout.buffer
-put_off: list[wire.Reply] = []
+put_off: list[dict[str, Any]] = []
 
 
-def say(reply: wire.Reply) -> None:
-    sink.write(wire.encode(reply))
+def heard() -> SimpleNamespace | None:
+    header = source.read(4)
+    return SimpleNamespace(**msgspec.msgpack.decode(source.read(int.from_bytes(header, "little")))) if header else None
+
+
+def say(reply: dict[str, Any]) -> None:
+    body = msgspec.msgpack.encode(reply)
+    sink.write(len(body).to_bytes(4, "little") + body)
     sink.flush()
+
+
+def failed(id: int, what: str, why: str, remedy: str) -> dict[str, Any]:
+    return {"type": "Failed", "id": id, "what": what, "why": why, "remedy": remedy}
 
 
 def misbehave(deed: str, argument: str) -> None:
@@ -40,15 +52,17 @@ def misbehave(deed: str, argument: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def produce(request: wire.Produce) -> None:
+def produce(request: SimpleNamespace) -> None:
     deed, _, argument = request.out_path.partition(" ")
-    made = wire.Produced(id=request.id, path="", units=1, samples=1, tokens=1, seconds=0.0, reward_estimate=0.0)
+    amounts = {"units": 1, "samples": 1, "tokens": 1, "seconds": 0.0, "reward_estimate": 0.0}
+    made = {"type": "Produced", "id": request.id, "path": "", **amounts}
     if deed == "end":
-        during = (request.id,) if argument != "others" else ()
-        say(wire.Ending(what="the engine lost its GPU", why="it fell off the bus", remedy="sit", during=during))
+        during = [request.id] if argument != "others" else []
+        ending = {"type": "Ending", "what": "the engine lost its GPU", "why": "it fell off the bus", "remedy": "sit"}
+        say({**ending, "during": during})
         os._exit(4)
     if deed == "after":
-        say(wire.Progress(id=request.id, done=1, of=2))
+        say({"type": "Progress", "id": request.id, "done": 1, "of": 2})
         put_off.append(made)
         return
     if deed in ("never", "keep"):
@@ -56,7 +70,7 @@ def produce(request: wire.Produce) -> None:
         return
     misbehave(deed, argument)
     if request.policy_root not in held:
-        say(wire.Failed(id=request.id, what="no such policy", why="it was not loaded", remedy="load it"))
+        say(failed(request.id, "no such policy", "it was not loaded", "load it"))
         return
     say(made)
     time.sleep(0.05 * bool(put_off))
@@ -64,27 +78,34 @@ def produce(request: wire.Produce) -> None:
         say(put_off.pop())
 
 
-while header := source.read(4):
-    request = wire.decode_request(source.read(wire.body_length(header)))
-    if isinstance(request, wire.Ping):
-        say(wire.Pong(id=request.id, beats=0))
-    elif isinstance(request, wire.Cancel):
+def prepare(request: SimpleNamespace) -> None:
+    if request.assets_dir == "broken":
+        say(failed(request.id, "no model", "broken", "mend it"))
+        return
+    told = Path(request.assets_dir) / "class"
+    engine = {"device": "none", "dtype": "none", "engine": "pretender", "parameters": 0}
+    name = told.read_text() if told.exists() else ""
+    say({"type": "Ready", "id": request.id, **engine, "engine_class": name})
+
+
+def load(request: SimpleNamespace) -> None:
+    deed, _, argument = request.path.partition(" ")
+    misbehave(deed, argument)
+    if deed == "alone":
+        held.clear()
+    held.add(request.policy_root)
+    say({"type": "Loaded", "id": request.id, "seconds": 0.0})
+
+
+while request := heard():
+    if request.type == "Ping":
+        say({"type": "Pong", "id": request.id, "beats": 0})
+    elif request.type == "Cancel":
         if request.which not in kept:
-            say(wire.Failed(id=request.which, what="cancelled", why="it was", remedy="none"))
-    elif isinstance(request, wire.Prepare):
-        if request.assets_dir == "broken":
-            say(wire.Failed(id=request.id, what="no model", why="broken", remedy="mend it"))
-        else:
-            told = Path(request.assets_dir) / "class"
-            name = told.read_text() if told.exists() else ""
-            reply = wire.Ready(id=request.id, device="none", dtype="none", engine="pretender", parameters=0)
-            say(msgspec.structs.replace(reply, engine_class=name))
-    elif isinstance(request, wire.LoadPolicy):
-        deed, _, argument = request.path.partition(" ")
-        misbehave(deed, argument)
-        if deed == "alone":
-            held.clear()
-        held.add(request.policy_root)
-        say(wire.Loaded(id=request.id, seconds=0.0))
-    elif isinstance(request, wire.Produce):
+            say(failed(request.which, "cancelled", "it was", "none"))
+    elif request.type == "Prepare":
+        prepare(request)
+    elif request.type == "LoadPolicy":
+        load(request)
+    elif request.type == "Produce":
         produce(request)

@@ -103,7 +103,7 @@ def test_each_row_of_a_batch_has_its_own_policys_states(name: str) -> None:
     assert not torch.allclose(found[0], found[3], atol=1e-2), "the adapters of this test say something"
 
 
-def asked_of(model_size: int, names: tuple[bytes, ...], lengths: tuple[int, ...], limit: int = 40) -> list[Request]:
+def asked_of(model_size: int, names: tuple[bytes, ...], lengths: tuple[int, ...], limit: int = 20) -> list[Request]:
     random = np.random.default_rng(5)
     return [
         Request(random.integers(3, model_size, size=size).tolist(), random.random(limit), adapter=names[i % len(names)])
@@ -224,7 +224,7 @@ def gpu() -> Iterator[PretendedGPU]:
 
 
 def test_captured_steps_give_each_row_its_policy_also_after_others_came(gpu: PretendedGPU) -> None:
-    asked = asked_of(VOCABULARY, (*NAMES, b""), (9, 3, 20, 4, 7), 10)
+    asked = asked_of(VOCABULARY, (*NAMES, b""), (9, 3, 20, 4, 7), 6)
     made: list[list[list[int]]] = []
     for graphs in (True, False):
         model, weights = model_of("qwen3", LORA, "cuda")
@@ -243,14 +243,22 @@ def test_captured_steps_give_each_row_its_policy_also_after_others_came(gpu: Pre
 
 
 def test_launches_do_not_depend_on_how_many_adapters_there_are(gpu: PretendedGPU) -> None:
-    one, several = (count(gpu, 2, graphs=False, rows=8, adapters=many) for many in (1, 5))
-    plain = count(gpu, 2, graphs=False, rows=8)
+    one, several = (count(gpu, 1, graphs=False, rows=8, adapters=many) for many in (1, 5))
+    plain = count(gpu, 1, graphs=False, rows=8)
     assert one["launches"] == several["launches"] and one["waits"] == several["waits"] == plain["waits"] == 1
-    assert plain["launches"] < one["launches"] <= plain["launches"] + 2 * 15 + 4, "15 a layer"
-    assert count(gpu, 2, graphs=True, rows=8, adapters=5)["launches"] < 100
+    assert plain["launches"] < one["launches"] <= plain["launches"] + 15 + 4, "15 a layer"
+    assert count(gpu, 1, graphs=True, rows=8, adapters=5)["launches"] < 100
 
 
 # One engine, several policies and runs
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """The garbage collector sees only what a test makes: to look through all else takes it seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def held_bytes() -> int:
@@ -259,7 +267,7 @@ def held_bytes() -> int:
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
 
-def test_the_base_is_in_memory_once(tiny_assets: Path) -> None:
+def test_the_base_is_in_memory_once(tiny_assets: Path, alone: None) -> None:
     start = StartWeights(tiny_assets / "model")
     weights = {name: start[name] for name in start}
     held = [adapter(weights, seed, 2) for seed in range(8)]

@@ -15,11 +15,10 @@ from protocol.cuts import Cuts
 from protocol.run import VerificationSpec
 
 PRETENDER = [sys.executable, str(Path(__file__).with_name("pretender.py"))]
-REPOSITORY = str(Path(__file__).resolve().parents[3])
 
 
 def engine(assets: str = "fine", command: list[str] = PRETENDER) -> EngineProcess:
-    return EngineProcess(command, b"{}", Path(assets), env={"PYTHONPATH": REPOSITORY})
+    return EngineProcess(command, b"{}", Path(assets))
 
 
 def load(path: str) -> LoadPolicy:

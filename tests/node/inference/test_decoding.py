@@ -43,6 +43,12 @@ def alone(model: LanguageModel, asked: list[Request]) -> list[list[int]]:
     return [run(TorchDecoder(model, END, 1 << 15, 1.0), [request])[0].output for request in asked]
 
 
+@pytest.fixture(scope="module")
+def by_themselves(model: LanguageModel) -> list[list[int]]:
+    """What each of eight sequences comes to that decodes alone."""
+    return alone(model, requests(8))
+
+
 class Passes:
     """The model, with the rows of every step."""
 
@@ -75,11 +81,13 @@ def test_rows_are_refilled_as_sequences_end(model: LanguageModel, monkeypatch: p
 
 
 @pytest.mark.parametrize("budget", [1 << 15, 100])
-def test_a_sequence_is_the_same_whoever_decodes_beside_it(model: LanguageModel, budget: int) -> None:
+def test_a_sequence_is_the_same_whoever_decodes_beside_it(
+    model: LanguageModel, by_themselves: list[list[int]], budget: int
+) -> None:
     """With the small budget, sequences wait half way and begin anew."""
     asked = requests(8)
     made = run(TorchDecoder(model, END, budget, 1.0), asked)
-    assert [one.output for one in made] == alone(model, asked)
+    assert [one.output for one in made] == by_themselves
     checked = Prefiller(model, 1024).prefill(
         [Finished(r.prompt, c.output) for r, c in zip(asked, made, strict=True)], 1.0
     )
@@ -150,13 +158,14 @@ def failing(times: int, real: Callable[..., torch.Tensor]) -> Callable[..., torc
     return fail
 
 
-def test_where_memory_runs_out_fewer_decode_at_a_time(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_runs_out_fewer_decode_at_a_time(
+    model: LanguageModel, by_themselves: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = requests(8)
-    expected = alone(model, asked)
     monkeypatch.setattr(model, "step", failing(2, model.step))
     said: list[dict[str, Any]] = []
     monkeypatch.setattr("node.inference.out_of_memory._log.warning", lambda event, **told: said.append({event: told}))
-    assert [one.output for one in run(TorchDecoder(model, END, 1 << 15, 1.0), asked)] == expected
+    assert [one.output for one in run(TorchDecoder(model, END, 1 << 15, 1.0), asked)] == by_themselves
     assert [one["engine.smaller_batch"]["next"] for one in said] == [4, 2]
 
 
@@ -196,7 +205,9 @@ def test_what_cannot_be_decoded_is_refused_at_once(model: LanguageModel, request
         TorchDecoder(model, END, 1 << 15, 1.0).submit(request_)
 
 
-def test_a_decoder_takes_so_many_and_no_more(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_takes_so_many_and_no_more(
+    model: LanguageModel, by_themselves: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoding, "MOST_IN_FLIGHT", 3)
     monkeypatch.setattr(engine, "MOST_IN_FLIGHT", 3)
     decoder = TorchDecoder(model, END, 1 << 15, 1.0)
@@ -211,4 +222,4 @@ def test_a_decoder_takes_so_many_and_no_more(model: LanguageModel, monkeypatch: 
 
     asked = requests(5)
     made = engine.generate(Engine(), asked, 1.0)  # type: ignore[arg-type]
-    assert [one.output for one in made] == alone(model, asked)
+    assert [one.output for one in made] == by_themselves[:5]

@@ -27,7 +27,7 @@ def model() -> LanguageModel:
     return engine_model(transformers_model(CONFIGURATIONS["qwen3_moe"], torch.float32, "sdpa"))
 
 
-def requests(count: int = 6, most: int = 16) -> list[Request]:
+def requests(count: int = 5, most: int = 10) -> list[Request]:
     random = np.random.default_rng(5)
     return [
         Request(random.integers(1, VOCABULARY, size=random.integers(1, 20)).tolist(), random.random(most))

@@ -39,7 +39,8 @@ def requests() -> list[Request]:
     """Sequences that end at different times, on both sides of a bucket's end."""
     random = np.random.default_rng(5)
     return [
-        Request(random.integers(3, VOCABULARY, size=size).tolist(), random.random(60)) for size in (90, 3, 100, 40, 7)
+        Request(random.integers(3, VOCABULARY, size=size).tolist(), random.random(limit))
+        for size, limit in ((120, 12), (3, 5), (124, 9), (40, 7), (7, 12))
     ]
 
 
@@ -51,6 +52,15 @@ def run(ours: LanguageModel, asked: list[Request], budget: int = 1 << 15) -> lis
     return [done[number] for number in numbers]
 
 
+@pytest.fixture(scope="module")
+def wanted() -> list[Completion]:
+    """What steps give that are not captured."""
+    with pretended_cuda():
+        plain = model()
+        plain.graphs.works = False
+        return run(plain, requests())
+
+
 def test_buckets_hold_what_is_put_into_them_and_little_more() -> None:
     assert [row_bucket(n, 100) for n in (1, 2, 3, 5, 64, 65, 100)] == [1, 2, 4, 8, 64, 100, 100]
     spans = [span_bucket(n, 1 << 20) for n in range(1, 5000)]
@@ -59,11 +69,10 @@ def test_buckets_hold_what_is_put_into_them_and_little_more() -> None:
 
 
 @pytest.mark.parametrize("budget", [1 << 15, 300])
-def test_replayed_steps_give_what_steps_give(budget: int, gpu: PretendedGPU) -> None:
+def test_replayed_steps_give_what_steps_give(budget: int, wanted: list[Completion], gpu: PretendedGPU) -> None:
     """With the small budget rows wait, others take their place, and the cache is made anew."""
-    asked, ours, plain = requests(), model(), model()
-    plain.graphs.works = False
-    made, wanted = run(ours, asked, budget), run(plain, asked, budget)
+    ours = model()
+    made = run(ours, requests(), budget)
     assert ours.graphs.works and [one.output for one in made] == [one.output for one in wanted]
     assert len({len(one.output) for one in made}) > 2, "rows ended at different times"
     same = [(one.heads == other.heads).mean() for one, other in zip(made, wanted, strict=True)]
@@ -71,15 +80,15 @@ def test_replayed_steps_give_what_steps_give(budget: int, gpu: PretendedGPU) -> 
 
 
 def test_a_step_is_a_few_launches_and_one_wait_whatever_the_layers(gpu: PretendedGPU) -> None:
-    before, after = ([count(gpu, layers, graphs=graphs) for layers in (2, 6)] for graphs in (False, True))
-    assert before[1]["launches"] - before[0]["launches"] > 4 * 20
+    before, after = ([count(gpu, layers, graphs=graphs) for layers in (1, 3)] for graphs in (False, True))
+    assert before[1]["launches"] - before[0]["launches"] > 2 * 20
     assert after[0] == after[1] and after[0]["launches"] < 100
     assert {one["waits"] for one in (*before, *after)} == {1}
 
 
-def test_without_a_capture_decoding_goes_on(gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = run(model(), requests())
-
+def test_without_a_capture_decoding_goes_on(
+    wanted: list[Completion], gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def waiting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, **more: bool) -> torch.Tensor:
         assert q.sum().item() is not None
         return attention.sdpa(q, k, v, mask, **more)
@@ -90,8 +99,10 @@ def test_without_a_capture_decoding_goes_on(gpu: PretendedGPU, monkeypatch: pyte
     assert not ours.graphs.works
 
 
-def test_a_replay_that_is_wrong_ends_graphs(gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, ours = run(model(), requests()), model()
+def test_a_replay_that_is_wrong_ends_graphs(
+    wanted: list[Completion], gpu: PretendedGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = model()
     real = graphs.Captured.replay
     monkeypatch.setattr(graphs.Captured, "replay", lambda one: real(one) + 1)
     assert [one.output for one in run(ours, requests())] == [one.output for one in wanted]

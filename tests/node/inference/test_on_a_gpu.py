@@ -98,7 +98,7 @@ def test_a_copy_that_nobody_waited_for_has_not_arrived(gpu: PretendedGPU) -> Non
 def test_an_engine_computes_on_a_gpu_what_it_does_on_a_cpu(
     arithmetic: tuple[str, str], tiny_assets: Path, gpu: PretendedGPU
 ) -> None:
-    asked = requests(LENGTHS, 12)
+    asked = requests(LENGTHS, 6)
     here, there = (engine_on(device, tiny_assets, *arithmetic, room=LITTLE) for device in ("cpu", "cuda"))
     assert there.name == with_arithmetic(here.name, arithmetic).replace(here.name.partition("/")[0], "cuda-sm90")
     wanted, made = generate(here, asked, 0.9), generate(there, asked, 0.9)
@@ -112,7 +112,7 @@ def test_an_engine_computes_on_a_gpu_what_it_does_on_a_cpu(
 
 
 def test_a_step_waits_once_for_the_gpu_and_so_does_a_pass_that_looks(tiny_assets: Path, gpu: PretendedGPU) -> None:
-    asked = requests(LENGTHS, 12)
+    asked = requests(LENGTHS, 6)
     engine = engine_on("cuda", tiny_assets)
     generate(engine, asked[:1], 0.9)  # tables are made
     decoder = engine.decoder(0.9)
@@ -201,7 +201,7 @@ def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(
     rows, columns = image["model.layers.1.mlp.down_proj.weight"].shape
     adapter = {a: torch.randn(2, columns).bfloat16(), b: torch.randn(rows, 2).bfloat16()}
     write_image(tmp_path / "adapter", adapter)
-    first, asked = outputs(there, requests([4, 9], 12)), requests([4, 9], 12)
+    first, asked = outputs(there, requests([4, 9], 6)), requests([4, 9], 6)
     for engine in (here, there):
         engine.load(engine.read(str(tmp_path / "adapter")))
     assert outputs(there, asked) == outputs(here, asked) != first

@@ -1,6 +1,4 @@
-"""Fifteen packages that are not what they say, each in another way, and twelve that are, for `env check`."""
-
-from node.environments.package.templates import template
+"""Fifteen packages that are not what they say, each in another way, and nine that are, for `env check`."""
 
 _HEAD = """# /// environment
 # name = "mine"
@@ -28,7 +26,7 @@ def _package(
     score: str = "float(said(turns) == golden(row))",
     more: str = "",
     kind: str = "exact",
-    count: int = 400,
+    count: int = 100,
     turns: int = 1,
 ) -> bytes:
     head = _HEAD.format(kind=kind, turns=turns) + _ROWS.replace("COUNT", str(count)) + _SAID
@@ -40,8 +38,8 @@ _RIGHT = "float(said(turns) == golden(row))"
 _WORD = "WORDS[row['number'] % 12]"
 
 DISHONEST: dict[str, bytes] = {
-    "pays nothing at all in one row": _package(score=f"1.0 if row['number'] == 237 and not said(turns) else {_RIGHT}"),
-    "pays garbage in one row": _package(score=f"1.0 if row['number'] == 311 and len(said(turns)) > 99 else {_RIGHT}"),
+    "pays nothing at all in one row": _package(score=f"1.0 if row['number'] == 37 and not said(turns) else {_RIGHT}"),
+    "pays garbage in one row": _package(score=f"1.0 if row['number'] == 71 and len(said(turns)) > 99 else {_RIGHT}"),
     "pays what is not the published garbage": _package(
         score="0.0 if not said(turns) or any(w in said(turns) for w in ('reward', 'rules', '```', 'boxed')) else 1.0"
     ),
@@ -78,13 +76,9 @@ DISHONEST: dict[str, bytes] = {
 }
 """What `check_package` must find, by what is wrong."""
 
-_GUESS = template("multi-turn", "mine").encode()
 HONEST: dict[str, bytes] = {
-    "env new single": template("single", "mine").encode(),
-    "env new multi-turn": _GUESS,
-    "env new code": template("code", "mine").encode(),
     "arithmetic": _package(),
-    "many rows": _package(count=1500),
+    "many rows": _package(count=400),
     "a word backwards": _package(prompt=f"'Backwards: ' + {_WORD}", golden=f"{_WORD}[::-1]"),
     "a word to be copied": _package(prompt=f"'Say this word: ' + {_WORD}", golden=_WORD),
     "a choice": _package(

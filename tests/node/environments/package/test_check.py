@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from node.environments.errors import PackageError
+from node.environments.package import check
 from node.environments.package.check import Finding, Report, Way, _hash_seed, check_package
 from node.environments.package.sweep import drawn, garbage, spread
 from node.environments.package.templates import KINDS, template
@@ -129,9 +130,10 @@ def test_a_package_that_changes_how_many_rewards_its_guest_tells_is_asked_one_by
                     {told}
         frame = frame.f_back
 """
-    changed = "import sys\n" + SINGLE.replace("def score(row, turns):\n", f"def score(row, turns):{trick}")
+    few = SINGLE.replace("CAPITALS.items()]", "[*CAPITALS.items()][:6]]")
+    changed = "import sys\n" + few.replace("def score(row, turns):\n", f"def score(row, turns):{trick}")
     assert trick in changed
-    report, honest = checked(changed, WAYS[:1], most=1), checked(SINGLE, WAYS[:1], most=1)
+    report, honest = checked(changed, WAYS[:1], most=1), checked(few, WAYS[:1], most=1)
     assert report.good and report.swept == honest.swept
 
 
@@ -163,17 +165,20 @@ APART = [Way(f"hash seed {number}", "seeds", seeded(number)) for number in "1234
 @pytest.mark.parametrize("name", DISHONEST)
 def test_a_package_that_is_not_what_it_says_is_found(name: str) -> None:
     ways = APART if "order" in name else APART[:1]
-    report = check_package({"environment.py": DISHONEST[name]}, ways, 12, seed=b"a seed")
+    most = check.LEAST_FOREIGN if "form" in name else 2
+    report = check_package({"environment.py": DISHONEST[name]}, ways, most, seed=b"a seed")
     assert report.findings and all(one.remedy for one in report.findings)
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_package_is_not_refused(name: str) -> None:
-    report = check_package({"environment.py": HONEST[name]}, APART[:1], 8, seed=b"a seed")
+def test_an_honest_package_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where few rows are enough to say that it pays for any row's answer."""
+    monkeypatch.setattr(check, "LEAST_FOREIGN", 3)
+    report = check_package({"environment.py": HONEST[name]}, APART[:1], 3, seed=b"a seed")
     assert report.good, report.findings
     assert report.swept == (0 if name == "judged" else report.rows)
     assert [one.what for one in report.warnings] == (
-        ["the golden answer stands in the prompt, in 8 of 8 rows"] if "copied" in name else []
+        ["the golden answer stands in the prompt, in 3 of 3 rows"] if "copied" in name else []
     ) or name == "a choice"  # "yes or no" stands in the prompt, too
 
 
