@@ -554,6 +554,8 @@ def pretended_cuda(count: int = 1) -> Iterator[PretendedGPU]:
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
+        # vLLM's build for CPUs puts one in its place that does nothing, for the rest of the process.
+        stack.enter_context(mock.patch.object(Tensor, "pin_memory", torch._C.TensorBase.pin_memory))
         stack.enter_context(mock.patch.object(distributed, "init_process_group", _with_gloo))
         for name in ("alloc_storage", "free_storage"):
             stack.enter_context(mock.patch.object(_fsdp_param, name, lambda tensor: None))
