@@ -69,7 +69,7 @@ def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -
     assert proof_from_points(positions, bits) == naive_proof(positions, bits)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32), st.sampled_from([13, 64, 100, 128]))
 def test_interpolation_at_full_size_is_the_plain_one(seed: int, k: int) -> None:
     random = np.random.default_rng(seed)
