@@ -85,7 +85,7 @@ def test_equal_tensors_cost_a_header() -> None:
 FORMS = st.sampled_from(["same", "sparse", "dense", "raw"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     size=st.integers(0, 1000),
     before=st.integers(0, 300),
@@ -154,7 +154,7 @@ def test_no_flipped_byte_goes_unnoticed() -> None:
         patch[place] ^= 0x55
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=120))
 def test_garbage_is_refused_and_behind_an_honest_header_nothing_but_an_error_comes_of_it(garbage: bytes) -> None:
     base = np.zeros(600, np.uint16)
