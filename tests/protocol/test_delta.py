@@ -28,6 +28,7 @@ def make(chunk: bytes, base: np.ndarray) -> bytes:
     return struct.pack("<4sQB", b"IND\x02", base.size, 1) + chunk
 
 
+@settings(max_examples=50)
 @given(hnp.arrays(np.uint16, st.integers(0, 300), elements=PATTERNS), st.data())
 def test_any_tensor_becomes_any_other(base: np.ndarray, data: st.DataObject) -> None:
     target = data.draw(hnp.arrays(np.uint16, base.size, elements=PATTERNS))
@@ -36,6 +37,7 @@ def test_any_tensor_becomes_any_other(base: np.ndarray, data: st.DataObject) -> 
     assert np.array_equal(apply_patch(base, patch), target)
 
 
+@settings(max_examples=60)
 @given(
     st.integers(1, 3000),
     st.lists(st.tuples(st.integers(0, 2999), PATTERNS), max_size=40),
