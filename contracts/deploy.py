@@ -4,15 +4,16 @@ Knows the order; leaves keys, funds and where the addresses are written to its c
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from eth_account import Account
-from web3 import Web3
-from web3.contract.contract import ContractConstructor, ContractFunction
 
 from contracts.bindings import Addresses, ContractError, Contracts, artifact
 from protocol.identity import Address, NodeKey, parse_address
+
+if TYPE_CHECKING:  # it takes a second, and the parameters need none
+    from web3 import Web3
+    from web3.contract.contract import ContractConstructor, ContractFunction
 
 TOKEN = 10**18
 BURNED = Address("0x000000000000000000000000000000000000dEaD")
@@ -48,11 +49,11 @@ class Deployment(msgspec.Struct, frozen=True):
     block: int
 
 
-Send = Callable[[ContractConstructor | ContractFunction, str], Any]
+Send = Callable[["ContractConstructor | ContractFunction", str], Any]
 """Gets one transaction into a block; what it does in words; returns web3's receipt, or raises."""
 
 
-def deploy(web3: Web3, key: NodeKey, params: DeployParams, send: Send | None = None) -> Deployment:
+def deploy(web3: "Web3", key: NodeKey, params: DeployParams, send: Send | None = None) -> Deployment:
     """Deploy and wire. Blocks until all is mined; raises ContractError if a transaction fails.
 
     send: how to send, for callers that keep a journal or only want to know what would be sent.
@@ -65,8 +66,8 @@ def deploy(web3: Web3, key: NodeKey, params: DeployParams, send: Send | None = N
     court = _create(web3, send, "Court", swarm)
     chair = _create(web3, send, "Chair", court)
     contracts = Contracts(web3, Addresses(token=token, vault=vault, swarm=swarm, court=court, chair=chair))
-    send(contracts.vault.functions.setSwarm(_hex(swarm)), "tie the vault to the swarm")
-    send(contracts.swarm.functions.setCourt(_hex(court)), "tie the swarm to the court")
+    send(contracts.vault.functions.setSwarm(swarm), "tie the vault to the swarm")
+    send(contracts.swarm.functions.setCourt(court), "tie the swarm to the court")
     return Deployment(contracts.addresses, first)
 
 
@@ -81,13 +82,15 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
     )
 
 
-def _create(web3: Web3, send: Send, name: str, *args: Any) -> Address:
+def _create(web3: "Web3", send: Send, name: str, *args: Any) -> Address:
     factory = web3.eth.contract(abi=artifact(name)["abi"], bytecode=artifact(name)["bytecode"])
     return parse_address(send(factory.constructor(*args), f"deploy {name}")["contractAddress"])
 
 
-def _send(web3: Web3, key: NodeKey, call: ContractConstructor | ContractFunction) -> Any:
-    sender = _hex(key.address)
+def _send(web3: "Web3", key: NodeKey, call: "ContractConstructor | ContractFunction") -> Any:
+    from eth_account import Account
+
+    sender: Any = key.address
     nonce = web3.eth.get_transaction_count(sender, "pending")
     transaction = call.build_transaction({"from": sender, "nonce": nonce, "chainId": web3.eth.chain_id})
     signed = Account.sign_transaction(transaction, key.secret)
@@ -96,7 +99,3 @@ def _send(web3: Web3, key: NodeKey, call: ContractConstructor | ContractFunction
     if receipt["status"] != 1:
         raise ContractError("the contracts could not be deployed", f"0x{digest.hex()} reverted", "check the parameters")
     return receipt
-
-
-def _hex(address: Address) -> Any:
-    return Web3.to_checksum_address(address)

@@ -17,27 +17,28 @@ from collections import deque
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
 import psutil
 import structlog
 import trio
-from eth_account import Account
-from web3 import Web3
 
 from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import Endpoints, certificates, encoded, rpc
 from node.chain.errors import ChainError, DevnetError
 from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import NetworkProfile, read_profile, write_profile
-from node.chain.rpc import FallbackProvider
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.errors import UNREADABLE
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
+
+if TYPE_CHECKING:  # it takes a second, and most that is said of a chain needs none
+    from web3 import Web3
 
 HOST = "127.0.0.1"
 ACCOUNTS = 4
@@ -310,16 +311,21 @@ class Devnet:
     def _deploy_once(self, record: _Record) -> None:
         """Deploy unless the contracts are there; after a loss of all state they get the same addresses again."""
         url = f"http://{HOST}:{record.port}"
+        if record.contracts is not None:
+            if _has_code(url, record.chain_id, record.contracts.swarm):
+                return
+            log.warning("devnet.state_lost", directory=str(self.directory))
+        # Not before: it takes a second, and a chain that has its contracts needs none.
+        from web3 import Web3
+
+        from node.chain.rpc import FallbackProvider
+
+        accounts = self.accounts()
+        with httpx.Client(timeout=8.0, verify=certificates()) as http:
+            for account in accounts:
+                rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
         with closing(FallbackProvider([url], record.chain_id)) as provider:
             web3 = Web3(provider)
-            if record.contracts is not None:
-                if web3.eth.get_code(Web3.to_checksum_address(record.contracts.swarm)):
-                    return
-                log.warning("devnet.state_lost", directory=str(self.directory))
-            accounts = self.accounts()
-            with httpx.Client(timeout=8.0, verify=certificates()) as http:
-                for account in accounts:
-                    rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
             done = deploy(web3, accounts[0], self.options.deployment)
             play_money(web3, accounts[0], accounts[1], done.addresses)
         self._write_record(msgspec.structs.replace(record, contracts=done.addresses, deployed_block=done.block))
@@ -428,10 +434,12 @@ class Devnet:
         write_whole(self.directory / "devnet.json", msgspec.json.encode(record))
 
 
-def play_money(web3: Web3, payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:
+def play_money(web3: "Web3", payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:
     """Tokens for the account that is for whoever plays."""
+    from eth_account import Account
+
     call = Contracts(web3, contracts).mint(player.address, FAUCET_CAP)
-    sender = Web3.to_checksum_address(payer.address)
+    sender: Any = payer.address
     transaction = call.build_transaction({"from": sender, "nonce": web3.eth.get_transaction_count(sender)})
     sent = web3.eth.send_raw_transaction(Account.sign_transaction(transaction, payer.secret).raw_transaction)
     web3.eth.wait_for_transaction_receipt(sent, timeout=READY_SECONDS, poll_latency=0.05)
@@ -448,6 +456,8 @@ def _read_accounts(path: Path) -> list[NodeKey]:
 
 
 def _new_accounts() -> dict[str, object]:
+    from eth_account import Account
+
     Account.enable_unaudited_hdwallet_features()
     _, words = Account.create_with_mnemonic()
     paths = [f"m/44'/60'/0'/0/{index}" for index in range(ACCOUNTS)]
@@ -480,6 +490,13 @@ def _block_number(url: str) -> int | None:
             return int(rpc(http, url, "eth_blockNumber"), 16)
     except (httpx.HTTPError, ValueError):
         return None
+
+
+def _has_code(url: str, chain_id: int, address: Address) -> bool:
+    """Raises ChainError."""
+    with closing(Endpoints([url], chain_id)) as endpoints:
+        answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
+    return answer.get("result", "0x") != "0x"
 
 
 def _end(process: psutil.Process, timeout: float) -> None:

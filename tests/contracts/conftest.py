@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from eth_account import Account
 from eth_hash.auto import keccak
 from web3 import Web3
+from web3.middleware import AttributeDictMiddleware
 
 from contracts.bindings import Contracts, Event, PoolParams, Revert, parse_log, parse_revert, raw_log
 from contracts.deploy import TOKEN, DeployParams, deploy
@@ -59,6 +61,10 @@ def table(lines: dict[Address, int]) -> tuple[bytes, dict[Address, list[bytes]]]
     return level[0], dict(zip(nodes, proofs, strict=True))
 
 
+def _hex(address: Address) -> Any:
+    return Web3.to_checksum_address(address)
+
+
 class Refused(Exception):
     """A transaction that a contract reverted."""
 
@@ -75,8 +81,20 @@ class World:
         self.contracts = contracts
         self.deployer = deployer
         self.domain = Domain(CHAIN_ID, contracts.addresses.swarm)
+        self.sent = Counter[Address]({deployer.address: web3.eth.get_transaction_count(_hex(deployer.address))})
+        """Transactions per account."""
 
     # chain
+
+    def keep(self) -> None:
+        """What `go_back` goes back to."""
+        self._kept = self.rpc("evm_snapshot"), self.sent.copy()
+
+    def go_back(self) -> None:
+        """Takes back all that was done since `keep`, and the time that went by, whoever used it."""
+        snapshot, self.sent = self._kept
+        assert self.rpc("evm_revert", snapshot)
+        self.keep()
 
     def rpc(self, method: str, *params: Any) -> Any:
         answer = self.web3.provider.make_request(method, list(params))  # type: ignore[arg-type]
@@ -90,20 +108,19 @@ class World:
         """Put `call` into the next block (of timestamp `at`); raises Refused."""
         if at is not None:
             self.rpc("evm_setNextBlockTimestamp", at)
-        sender = Web3.to_checksum_address(key.address)
-        fields = {"from": sender, "nonce": self.web3.eth.get_transaction_count(sender), "gas": 5_000_000}
+        sender = _hex(key.address)
+        fields = {"from": sender, "nonce": self.sent[key.address], "gas": 5_000_000}
         fields |= {"maxFeePerGas": 10**10, "maxPriorityFeePerGas": 0, "chainId": CHAIN_ID}
         signed = Account.sign_transaction(call.build_transaction(fields), key.secret)
-        receipt = self.web3.eth.wait_for_transaction_receipt(
-            self.web3.eth.send_raw_transaction(signed.raw_transaction), timeout=5, poll_latency=0.01
-        )
-        if receipt["status"] != 1:
+        receipt = self.rpc("eth_sendRawTransactionSync", "0x" + signed.raw_transaction.hex())
+        self.sent[key.address] += 1
+        if receipt["status"] != "0x1":
             raise Refused(self._revert(call, sender, receipt))
         return receipt
 
     def _revert(self, call: Any, sender: Any, receipt: Any) -> Revert | None:
         try:
-            call.call({"from": sender}, block_identifier=receipt["blockNumber"])
+            call.call({"from": sender}, block_identifier=int(receipt["blockNumber"], 16))
         except Exception as error:
             data = getattr(error, "data", None)
             return parse_revert(bytes.fromhex(data[2:])) if isinstance(data, str) else None
@@ -254,7 +271,7 @@ def chain(request: pytest.FixtureRequest) -> Iterator[World]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     provider = FallbackProvider([f"http://127.0.0.1:{port}"], CHAIN_ID)
     try:
-        web3 = Web3(provider)
+        web3 = Web3(provider, middleware=[AttributeDictMiddleware])  # others ask for the chain id before each question
         _wait_for(web3, process)
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
@@ -285,14 +302,20 @@ def _wait_for(web3: Web3, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("anvil does not answer")
 
 
-@pytest.fixture
-def world(chain: World) -> Iterator[World]:
-    """The chain as it was after deployment, whatever earlier tests did."""
-    snapshot = chain.rpc("evm_snapshot")
-    yield chain
-    chain.rpc("evm_revert", snapshot)
+@pytest.fixture(scope="session")
+def opened(chain: World) -> Pool:
+    pool = Pool(chain)
+    chain.keep()
+    return pool
 
 
 @pytest.fixture
-def pool(world: World) -> Pool:
-    return Pool(world)
+def world(chain: World, opened: Pool) -> World:
+    """The chain as it was after deployment, with one pool, whatever earlier tests did."""
+    chain.go_back()
+    return chain
+
+
+@pytest.fixture
+def pool(world: World, opened: Pool) -> Pool:
+    return opened

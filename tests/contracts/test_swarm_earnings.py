@@ -4,7 +4,7 @@ import pytest
 
 from contracts.bindings import Claimed, EarningsPosted, GivenBack, PostedEarnings
 from contracts.deploy import TOKEN
-from tests.contracts.conftest import EPOCH, LEASE, PER_UNIT, line, table
+from tests.contracts.conftest import BASE, EPOCH, LEASE, PER_UNIT, line, table
 
 
 def member(pool: Any) -> Any:
@@ -14,12 +14,13 @@ def member(pool: Any) -> Any:
 # ---- tables
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_every_line_of_a_table_can_be_shown_to_the_contract(world: Any, pool: Any, count: int) -> None:
     """Python's tree and the contract's agree, whichever leaves are carried up unchanged."""
     nodes = [pool.node, *(world.person() for _ in range(count - 1))]
+    provider = world.provider(BASE + PER_UNIT * count)
     for node in nodes[1:]:
-        world.register(world.provider(), node)
+        world.register(provider, node)
         world.send(pool.contracts.join(pool.id, "x"), node)
     lines = {node.address: 10 + i for i, node in enumerate(nodes)}
     proofs = pool.earn(0, lines)
@@ -206,7 +207,7 @@ def test_members_can_be_read_without_their_logs(world: Any, pool: Any) -> None:
     assert pool.contracts.members(pool.id, 1, 1) == whole[1:2]
     assert pool.contracts.members(pool.id, 3, 10) == pool.contracts.members(pool.id, 9, 1) == []
     receipt = world.send(pool.contracts.join(pool.id, "/ip4/10.0.0.1/tcp/9"), pool.node)
-    assert member(pool).joined_block == receipt["blockNumber"]
+    assert member(pool).joined_block == int(receipt["blockNumber"], 16)
     assert pool.contracts.member_count(pool.id) == 3
 
 

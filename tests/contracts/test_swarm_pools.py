@@ -15,12 +15,13 @@ def test_a_pool_is_as_its_creator_said(world: Any) -> None:
     params = world.params(
         manager, validators, threshold=16, run_uri="https://example.org/run", bootnodes=("/ip4/1.2.3.4", "/dns/a")
     )
+    number = world.contracts.pool_count() + 1
     receipt = world.send(world.contracts.create_pool(params), opener)
     event, seated = world.events(receipt)
     assert isinstance(seated, ValidatorsSet) and seated.validators == params.validators
     assert isinstance(event, PoolCreated)
-    assert (event.pool, event.manager, event.run_root) == (1, manager.address, params.run_root)
-    info = world.contracts.pool(1)
+    assert (event.pool, event.manager, event.run_root) == (number, manager.address, params.run_root)
+    info = world.contracts.pool(number)
     assert (info.validators, info.threshold, info.run_uri) == (params.validators, 16, params.run_uri)
     assert (info.window, info.epoch_seconds, info.slash_amount) == (300, 100, 50 * TOKEN)
     assert (info.started_at, info.stopped_at, info.escrow, info.has_members) == (world.now(), 0, 0, False)

@@ -48,12 +48,11 @@ DISTANCES = np.array([0.0, 1e-10, 5e-9, 5e-8, 5e-7, 5e-6, 5e-5, 5e-4, 2e-3, 5e-3
 def draw(random: np.random.Generator, source: Table, samples: int = 8, tokens: int = 20) -> list[SampleStatistics]:
     """Samples whose statistics follow the shares of `source`."""
     proofs, places = np.array(source.proofs) / sum(source.proofs), np.array(source.tokens) / sum(source.tokens)
+    steps = random.choice(STEPS, samples, p=proofs)
+    distances = random.choice(DISTANCES, (samples, tokens), p=places)
     return [
-        SampleStatistics(
-            tuple(ProofErrors(0, STEPS[i], STEPS[i]) for i in random.choice(PROOF_BINS, 1, p=proofs)),
-            DISTANCES[random.choice(TOKEN_BINS, tokens, p=places)],
-        )
-        for _ in range(samples)
+        SampleStatistics((ProofErrors(0, step, step),), row)
+        for step, row in zip(steps.tolist(), distances, strict=True)
     ]
 
 

@@ -28,6 +28,7 @@ def make(chunk: bytes, base: np.ndarray) -> bytes:
     return struct.pack("<4sQB", b"IND\x02", base.size, 1) + chunk
 
 
+@settings(max_examples=50)
 @given(hnp.arrays(np.uint16, st.integers(0, 300), elements=PATTERNS), st.data())
 def test_any_tensor_becomes_any_other(base: np.ndarray, data: st.DataObject) -> None:
     target = data.draw(hnp.arrays(np.uint16, base.size, elements=PATTERNS))
@@ -36,6 +37,7 @@ def test_any_tensor_becomes_any_other(base: np.ndarray, data: st.DataObject) -> 
     assert np.array_equal(apply_patch(base, patch), target)
 
 
+@settings(max_examples=60)
 @given(
     st.integers(1, 3000),
     st.lists(st.tuples(st.integers(0, 2999), PATTERNS), max_size=40),
@@ -85,7 +87,7 @@ def test_equal_tensors_cost_a_header() -> None:
 FORMS = st.sampled_from(["same", "sparse", "dense", "raw"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     size=st.integers(0, 1000),
     before=st.integers(0, 300),
@@ -154,7 +156,7 @@ def test_no_flipped_byte_goes_unnoticed() -> None:
         patch[place] ^= 0x55
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=120))
 def test_garbage_is_refused_and_behind_an_honest_header_nothing_but_an_error_comes_of_it(garbage: bytes) -> None:
     base = np.zeros(600, np.uint16)

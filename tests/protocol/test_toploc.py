@@ -69,7 +69,7 @@ def test_proofs_are_byte_for_byte_the_published_format(points: dict[int, int]) -
     assert proof_from_points(positions, bits) == naive_proof(positions, bits)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32), st.sampled_from([13, 64, 100, 128]))
 def test_interpolation_at_full_size_is_the_plain_one(seed: int, k: int) -> None:
     random = np.random.default_rng(seed)
@@ -102,10 +102,10 @@ def slow_errors(data: bytes, k: int, rows: np.ndarray) -> ProofErrors:
     return ProofErrors(k - len(off), sum(off) / len(off), float(off[len(off) // 2]))
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32),
-    st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=10),
     st.sampled_from([16, 100, 640, 2304]),
     st.integers(1, 16),
     st.sampled_from([3, 300, 65536]),

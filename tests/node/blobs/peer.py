@@ -1,10 +1,11 @@
 """A node in its own process, for the tests beside this file.
 
-    python peer.py '{"secret": hex, "listen": multiaddr, "contacts": {address: multiaddr}, "folder": path, "blob": MiB}'
+    python -m tests.node.blobs.peer '{"secret": hex, "listen": multiaddr, "contacts": {address: multiaddr},
+        "folder": path, "errors": path, "blob": MiB}'
 
 Serves /reverse/1, answers gossip "say" on topic "chat" with "<say> heard", offers one blob of
 random bytes, fetches the blob named by a request on /fetch/1, and ends when stdin does. Its first
-line on stdout is {"address", "contact", "root"}.
+line on stdout is {"address", "contact", "root"}; its stderr is a file.
 """
 
 import hashlib
@@ -59,5 +60,7 @@ async def _end_with_stdin(scope: trio.CancelScope) -> None:
 
 
 if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    os.dup2(os.open(given["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    trio.run(main, json.loads(sys.argv[1]))
+    trio.run(main, given)

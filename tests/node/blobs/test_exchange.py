@@ -66,7 +66,7 @@ async def _offer(data: bytes, *nodes: Node) -> BlobInfo:
 
 async def test_a_blob_arrives_from_several_sources(swarm, folders) -> None:
     one, two, three = await _nodes(swarm, folders, Node, Node, Node)
-    data = os.urandom(9 * MIB + 17)
+    data = os.urandom(5 * MIB + 17)
     info = await _offer(data, one, two)
     path = await three.exchange.fetch(info.root, [one.address, two.address], timeout=60)
     assert path.read_bytes() == data
@@ -82,7 +82,7 @@ async def test_small_and_empty_blobs_arrive(swarm, folders) -> None:
 
 async def test_a_lying_source_is_blamed_and_the_blob_still_arrives(swarm, folders) -> None:
     honest, liar, fetcher = await _nodes(swarm, folders, Node, Liar, Node)
-    data = os.urandom(12 * MIB)
+    data = os.urandom(6 * MIB)
     info = await _offer(data, honest, liar)
     path = await fetcher.exchange.fetch(info.root, [liar.address, honest.address], timeout=60)
     assert path.read_bytes() == data
@@ -115,10 +115,10 @@ async def test_callers_share_one_transfer_and_outlive_its_first_caller(swarm, fo
 
 async def test_a_partial_blob_is_resumed_and_its_pieces_are_not_asked_for_again(swarm, folders) -> None:
     one, two = await _nodes(swarm, folders, Node, Node)
-    data = os.urandom(8 * MIB)
+    data = os.urandom(3 * MIB)
     info = await _offer(data, one)
     partial = await two.store.open_partial(info)
-    await partial.write(0, data[: 7 * MIB])
+    await partial.write(0, data[: 2 * MIB])
     partial.close()
     path = await two.exchange.fetch(info.root, [one.address], timeout=60)
     assert path.read_bytes() == data

@@ -5,6 +5,7 @@ reserved is given back.
 """
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -81,7 +82,13 @@ async def swaps(answer, asker, request) -> bytes:
     return wire.pieces_header([10**6], 0.0) + bytes(256 * 1024)
 
 
-FAULTS = [stalls, disconnects, lacks, floods, babbles, swaps]
+over_memory = pytest.mark.parametrize("swarm", ["memory"], indirect=True)
+"""For what the exchange and its store make of an answer: it is the same bytes whichever network brought it."""
+ANSWERED = [lacks, babbles, swaps]
+FAULTS = [
+    *(("memory", one) for one in ANSWERED),
+    *itertools.product(("memory", "libp2p"), (stalls, disconnects, floods)),
+]
 
 
 async def _start(swarm, *nodes: Node) -> None:
@@ -89,7 +96,7 @@ async def _start(swarm, *nodes: Node) -> None:
     await swarm.introduce(*(node.network for node in nodes))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("swarm", "fault"), FAULTS, indirect=["swarm"])
 async def test_one_bad_source_delays_the_blob_and_nothing_else(swarm, folders, fault) -> None:
     good, bad, fetcher = (Node(swarm, next(folders)) for _ in range(3))
     await _start(swarm, good, bad, fetcher)
@@ -148,6 +155,7 @@ async def test_a_liars_other_requests_are_given_to_somebody_else_at_once(swarm, 
     assert scores[honest.address].received >= info.size - scores[liar.address].received
 
 
+@over_memory
 async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) -> None:
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)
@@ -161,6 +169,7 @@ async def test_a_map_with_pieces_that_do_not_exist_is_refused(swarm, folders) ->
     assert answer[:1] == wire.FOUND
 
 
+@over_memory
 async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folders, monkeypatch) -> None:
     monkeypatch.setattr(transfer, "MISSED", (0.01, 0.1))
     one, two = (Node(swarm, next(folders)) for _ in range(2))
@@ -177,6 +186,7 @@ async def test_the_only_source_is_asked_again_until_it_has_the_blob(swarm, folde
     assert path.read_bytes() == data
 
 
+@over_memory
 @pytest.mark.parametrize("kind", [wire.AskInfo, wire.Tell])
 async def test_a_name_that_is_no_text_blames_its_source_and_ends_nothing(swarm, folders, kind) -> None:
     honest, liar, fetcher = (Node(swarm, next(folders)) for _ in range(3))
@@ -205,6 +215,7 @@ async def test_a_name_that_is_no_text_blames_its_source_and_ends_nothing(swarm, 
     assert fetcher.exchange.scores()[liar.address].lies == 1
 
 
+@over_memory
 async def test_a_full_disk_ends_the_fetch_by_name_and_the_rest_is_resumed(swarm, folders, monkeypatch) -> None:
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)
@@ -230,6 +241,7 @@ async def test_a_full_disk_ends_the_fetch_by_name_and_the_rest_is_resumed(swarm,
     assert two.store.used == info.size
 
 
+@over_memory
 async def test_an_abandoned_blob_gives_its_room_to_the_next_one(swarm, folders) -> None:
     one, two = Node(swarm, next(folders)), Node(swarm, next(folders), quota=5 * MIB)
     await _start(swarm, one, two)
@@ -248,6 +260,7 @@ async def test_an_abandoned_blob_gives_its_room_to_the_next_one(swarm, folders) 
     assert two.store.used == infos[1].size
 
 
+@over_memory
 async def test_what_kill_left_behind_is_resumed_or_removed(swarm, folders) -> None:
     one, two = (Node(swarm, next(folders)) for _ in range(2))
     await _start(swarm, one, two)

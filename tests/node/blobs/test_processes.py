@@ -4,28 +4,30 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.store import BlobStore
 from node.network.interface import Network
+from node.processes.forkserver import Child, ForkServer
+from node.processes.launch import launch
 from protocol.identity import Address, NodeKey
 from tests.node.networks import know
 
-PEER = Path(__file__).with_name("peer.py")
-ROOT = Path(__file__).resolve().parents[3]
+PEER = "tests.node.blobs.peer"
+IMPORTS = ("node.blobs.exchange", "node.blobs.store", "node.network.host", "tests.node.networks")
 
 
 class Peer:
     """A child process running peer.py."""
 
-    def __init__(self, process: trio.Process, said: dict[str, str], errors: Path) -> None:
+    def __init__(self, process: Child, said: dict[str, str], errors: Path) -> None:
         self.process = process
         self.address = Address(said["address"])
         self.contact = said["contact"]
@@ -33,7 +35,7 @@ class Peer:
         self.errors = errors
 
     async def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        os.kill(self.process.pid, signal.SIGKILL)
         await self.process.wait()
 
     async def end(self) -> None:
@@ -44,28 +46,38 @@ class Peer:
             assert await self.process.wait() == 0, self.errors.read_text()
 
 
+@pytest.fixture
+async def starter() -> AsyncIterator[ForkServer]:
+    """What the peers have in common is imported once."""
+    children = ForkServer(launch(IMPORTS))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(children.run)
+        yield children
+        nursery.cancel_scope.cancel()
+
+
 @asynccontextmanager
 async def start_peer(
-    folder: Path, contacts: dict[Address, str], *, key: NodeKey | None = None, listen: str = "", blob: int = 0
+    starter: ForkServer,
+    folder: Path,
+    contacts: dict[Address, str],
+    *,
+    key: NodeKey | None = None,
+    listen: str = "",
+    blob: int = 0,
 ) -> AsyncIterator[Peer]:
+    os.makedirs(folder, exist_ok=True)
+    errors = folder / "stderr"
     settings = {
         "secret": (key or NodeKey.generate()).secret.hex(),
         "listen": listen or "/ip4/127.0.0.1/tcp/0",
         "contacts": contacts,
         "folder": str(folder / "blobs"),
+        "errors": str(errors),
         "blob": blob,
     }
-    os.makedirs(folder, exist_ok=True)
-    errors = folder / "stderr"
-    with errors.open("w") as stderr:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, str(PEER), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    assert process.stdout
+    process = await starter.start([sys.executable, "-m", PEER, json.dumps(settings)], os.environ, heard=True)
+    assert process.stdin and process.stdout
     try:
         line = b""
         with trio.fail_after(60):
@@ -76,12 +88,11 @@ async def start_peer(
         yield Peer(process, json.loads(line), errors)
     finally:
         with trio.CancelScope(shield=True):
-            if process.returncode is None:
-                process.kill()
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
                 await process.wait()
             await process.stdout.aclose()
-            if process.stdin:
-                await process.stdin.aclose()
+            await process.stdin.aclose()
 
 
 async def _ready(real, received: "trio.MemoryReceiveChannel", network: Network, contacts: dict[Address, str]) -> None:
@@ -96,16 +107,16 @@ async def _ready(real, received: "trio.MemoryReceiveChannel", network: Network, 
                     heard.add((await received.receive())[0])
 
 
-async def test_three_processes_exchange_gossip_requests_and_blobs(real, tmp_path: Path) -> None:
+async def test_three_processes_exchange_gossip_requests_and_blobs(real, starter: ForkServer, tmp_path: Path) -> None:
     network = real.make()
     received = network.subscribe("chat", lambda publisher, data: True)
     store = BlobStore(tmp_path / "own", quota=10**9)
     exchange = BlobExchange(network, store)
     await real.start(network)
     known = {network.address: network.contacts()[0]}
-    async with start_peer(tmp_path / "one", known, blob=5) as one:
+    async with start_peer(starter, tmp_path / "one", known, blob=5) as one:
         known[one.address] = one.contact
-        async with start_peer(tmp_path / "two", known) as two:
+        async with start_peer(starter, tmp_path / "two", known) as two:
             known[two.address] = two.contact
             del known[network.address]
             await _ready(real, received, network, known)
@@ -119,17 +130,19 @@ async def test_three_processes_exchange_gossip_requests_and_blobs(real, tmp_path
             assert "Traceback" not in one.errors.read_text() + two.errors.read_text()
 
 
-async def test_a_killed_and_restarted_peer_is_dialled_again_and_heard_at_once(real, tmp_path: Path) -> None:
+async def test_a_killed_and_restarted_peer_is_dialled_again_and_heard_at_once(
+    real, starter: ForkServer, tmp_path: Path
+) -> None:
     network = real.make()
     received = network.subscribe("chat", lambda publisher, data: True)
     await real.start(network)
     key = NodeKey.generate()
-    async with start_peer(tmp_path / "peer", {}, key=key) as peer:
+    async with start_peer(starter, tmp_path / "peer", {}, key=key) as peer:
         listen = peer.contact.partition("/p2p/")[0]
         await _ready(real, received, network, {peer.address: peer.contact})
         await peer.kill()
         await real.until(lambda: not network.connected())
-    async with start_peer(tmp_path / "peer", {}, key=key, listen=listen) as peer:
+    async with start_peer(starter, tmp_path / "peer", {}, key=key, listen=listen) as peer:
         await real.until(lambda: network.connected())
         reply = await network.request(peer.address, "/reverse/1", b"abc", max_response=10, timeout=10)
         assert reply == b"cba"

@@ -1,14 +1,16 @@
 """A real chain with the contracts, shared by the tests and put back after each; and bad RPC endpoints."""
 
+import copy
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from node.chain.client import ChainClient
 from node.chain.endpoints import certificates, rpc
@@ -17,6 +19,25 @@ from node.chain.sender import SendLimits
 from protocol.identity import NodeKey
 from tests.node.chain.chains import Participants, deployed_chain
 from tests.node.chain.meddler import Meddler, meddling
+
+LIMITS = SendLimits(poll=0.02, bump_after=0.3, give_up=10.0)
+
+
+class Settled:
+    """A pool and its people on a chain, to which it can be put back."""
+
+    def __init__(self, profile: NetworkProfile) -> None:
+        self.profile = profile
+        self._snapshot = ""
+        client = ChainClient(profile, NodeKey.generate(), limits=LIMITS)
+        self.people = Participants(client)
+        trio.run(self.people.prepare)
+        client.close()
+
+    def go_back(self, chain_rpc: Callable[..., Any]) -> None:
+        """At a test's beginning, for it puts the chain's clock back too."""
+        assert not self._snapshot or chain_rpc("evm_revert", self._snapshot)
+        self._snapshot = chain_rpc("evm_snapshot")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +52,12 @@ def deployed(anvil_cache: Path) -> Iterator[NetworkProfile]:
         yield profile
 
 
+@pytest.fixture(scope="session")
+def settled(deployed: NetworkProfile) -> Settled:
+    """A pool and its people, on that chain before each test."""
+    return Settled(deployed)
+
+
 @pytest.fixture
 def chain_rpc(deployed: NetworkProfile) -> Iterator[Callable[..., Any]]:
     """Bare requests to the chain."""
@@ -39,11 +66,10 @@ def chain_rpc(deployed: NetworkProfile) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def profile(deployed: NetworkProfile, chain_rpc: Callable[..., Any]) -> Iterator[NetworkProfile]:
-    """The profile of the chain, which is put back afterwards."""
-    snapshot = chain_rpc("evm_snapshot")
-    yield deployed
-    chain_rpc("evm_revert", snapshot)
+def profile(settled: Settled, chain_rpc: Callable[..., Any]) -> NetworkProfile:
+    """The profile of the chain, which is as it was with nothing but `settled` on it."""
+    settled.go_back(chain_rpc)
+    return settled.profile
 
 
 @pytest.fixture
@@ -52,7 +78,7 @@ def connect() -> Iterator[Callable[..., ChainClient]]:
     clients: list[ChainClient] = []
 
     def make(profile: NetworkProfile, key: NodeKey | None = None, **options: Any) -> ChainClient:
-        limits = options.pop("limits", SendLimits(poll=0.02, bump_after=0.3, give_up=10.0))
+        limits = options.pop("limits", LIMITS)
         clients.append(ChainClient(profile, key, limits=limits, **options))
         return clients[-1]
 
@@ -62,10 +88,10 @@ def connect() -> Iterator[Callable[..., ChainClient]]:
 
 
 @pytest.fixture
-async def people(profile: NetworkProfile, connect: Callable[..., ChainClient]) -> AsyncIterator[Participants]:
-    people = Participants(connect(profile, NodeKey.generate()))
-    await people.prepare()
-    yield people
+def people(profile: NetworkProfile, settled: Settled, connect: Callable[..., ChainClient]) -> Participants:
+    people = copy.copy(settled.people)
+    people.client = connect(profile, people.node)
+    return people
 
 
 @pytest.fixture

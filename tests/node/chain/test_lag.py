@@ -16,7 +16,7 @@ from tests.node.chain.test_sender import SEND, Sending, no_blocks, offers, sendi
 __all__ = ["sending"]
 RECEIPT, BY_HASH = "eth_getTransactionReceipt", "eth_getTransactionByHash"
 BLOCK = "eth_getBlockByNumber"
-WAITS = SendLimits(poll=0.02, bump_after=60, give_up=15, lag=1.5)
+WAITS = SendLimits(poll=0.2, bump_after=60, give_up=15, lag=1.5)
 SHORT = msgspec.structs.replace(WAITS, give_up=0.3)
 TOO_LOW = {"error": {"code": -32000, "message": "nonce too low"}}
 
@@ -126,7 +126,9 @@ async def test_gas_above_the_cap_is_not_paid_and_nothing_is_sent(sending: Sendin
 
 
 async def test_a_stuck_transaction_is_never_paid_more_than_the_cap(sending: Sending, chain_rpc: Any) -> None:
-    limits = msgspec.structs.replace(WAITS, bump_after=0.05, give_up=0.8, max_fee=3 * 10**9)
+    limits = msgspec.structs.replace(WAITS, poll=0.02, bump_after=0.05, give_up=0.8, max_fee=3 * 10**9)
+    chain_rpc("anvil_setNextBlockBaseFeePerGas", hex(10**9))  # from 2.3 an eighth more a few times is above the cap
+    chain_rpc("evm_mine")
     with no_blocks(chain_rpc):
         with pytest.raises(TransactionUnconfirmed):
             await sending.client(limits=limits).faucet(sending.gets, 5)

@@ -1,13 +1,14 @@
 """Packets cut out of a stream that ends anywhere."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from libp2p.utils.varint import encode_uvarint
 
 from node.network.packets import Cutter
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(0, 2500), max_size=12))
 def test_packets_come_out_as_they_went_in_wherever_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(encode_uvarint(len(body)) + body for body in bodies)

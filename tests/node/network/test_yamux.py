@@ -138,7 +138,7 @@ def ours_listens(left: Line, right: Line) -> tuple[Any, Any]:
     [(ours_both, 7), (ours_both, 1 << 20), (ours_dials, 1000), (ours_listens, 1000), (ours_listens, 1 << 20)],
 )  # the library gives up a frame that comes in more than a hundred parts
 async def test_streams_carry_bulk_both_ways_at_once(make: Callable[..., tuple[Any, Any]], step: int) -> None:
-    sizes = [1, 5000, 9000] if step == 7 else [1, 70_000, 3 * WINDOW_BYTES + 1]
+    sizes = [1, 800, 2000] if step == 7 else [1, 70_000, 3 * WINDOW_BYTES + 1]
     first, second = make(*line(step))
     answers: list[tuple[bytes, bytes]] = []
 
@@ -161,7 +161,7 @@ async def test_nothing_is_remembered_of_streams_that_are_over(monkeypatch: pytes
     monkeypatch.setattr(yamux, "FRAMES", (1e9, 1e9))
     async with pair() as (first, second), trio.open_nursery() as nursery:
         nursery.start_soon(echo, second)
-        for _ in range(3 * yamux.MAX_INBOUND):
+        for _ in range(yamux.MAX_INBOUND + 1):
             await ask(first, b"hello")
         await trio.testing.wait_all_tasks_blocked()
         assert not first.streams and not second.streams and second._inbound == 0
