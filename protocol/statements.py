@@ -236,8 +236,12 @@ def is_signed_by(author: Address, domain: Domain, statement: Statement, signatur
         return False
 
 
+@lru_cache(maxsize=8192)
 def _hash_as(kind: type[Statement], statement: Statement) -> bytes:
-    """The hash of the struct `kind` with the values that `statement` has under its names; each is one 32-byte word."""
+    """The hash of the struct `kind` with the values that `statement` has under its names; each is one 32-byte word.
+
+    Remembered, 5 MB: registers, ballots and journals ask for the name of the same few works again and again.
+    """
     words = [encode(name, getattr(statement, name)) for name, encode in _ENCODERS[kind]]
     return keccak(_TYPE_HASHES[kind] + b"".join(words))
 

@@ -81,8 +81,10 @@ class MemoryHub:
             return None
         return other if of.wants(other) or other.wants(of) else None
 
-    def peers(self, of: "MemoryNetwork") -> "list[MemoryNetwork]":
-        return [peer for address in self._networks if (peer := self.peer(of, address)) is not None]
+    def peers(self, of: "MemoryNetwork", but: Set[Address] = frozenset()) -> "list[MemoryNetwork]":
+        """but: whom not to look for."""
+        found = (self.peer(of, address) for address in self._networks if address not in but)
+        return [peer for peer in found if peer is not None]
 
 
 class MemoryNetwork:
@@ -193,8 +195,8 @@ class MemoryNetwork:
 
     def _spread(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
         """Hand the message to every neighbour that has not seen it."""
-        for peer in self._hub.peers(self):
-            if peer.address not in seen and not self._hub.lost() and peer._nursery is not None:
+        for peer in self._hub.peers(self, but=seen):
+            if not self._hub.lost() and peer._nursery is not None:
                 seen.add(peer.address)
                 peer._nursery.start_soon(peer._receive, topic, publisher, data, seen)
 
