@@ -89,12 +89,12 @@ class Shared(BlobStore):
 
 
 class Learner:
-    """step_seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
+    """seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
 
     engine_name, name, pid, restarts = "hash", "learner", None, 0
 
-    def __init__(self, spool: Spool, kind: str, step_seconds: float) -> None:
-        self._spool, self._kind, self._seconds = Spool(spool.root), kind, step_seconds
+    def __init__(self, spool: Spool, kind: str, seconds: float) -> None:
+        self._spool, self._kind, self.seconds = Spool(spool.root), kind, seconds
         self._consumed: dict[str, int] = {}
         self.lies_at = -1
 
@@ -113,7 +113,7 @@ class Learner:
             if (order := adoption.read_order(self._spool)) is not None:
                 step, state = self._adopt(order, step, state)
             elif self._spool.batch_path(step).exists():
-                await trio.sleep(self._seconds)
+                await trio.sleep(self.seconds)
                 key, batch = self._batch(step)
                 lie = b"lie" if step + 1 == self.lies_at else b""
                 before, state, step = state, blake3(state + batch + self._kind.encode() + lie).digest(), step + 1
@@ -481,6 +481,7 @@ async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
         await pool.until(lambda: not leader.leads)
         pool.hub.heal()
         pool.chain.back(TRAINER.address)
+        leader.learner.seconds = 0.1  # as fast as the other one it would have caught up at the run's end
         await pool.until(lambda: leader.trainer.step >= standby.trainer.step - 1 and leader.trainer.compared > 2)
         assert alone > pool.chain.from_step, "it had made policies of its own beyond the other's term"
         assert leader.trainer.equal == leader.trainer.compared and not leader.trainer.apart
