@@ -48,8 +48,9 @@ def parse_address(text: str) -> Address:
     return Address(to_checksum_address(text))
 
 
+@lru_cache(maxsize=4096)
 def address_from_bytes(raw: bytes) -> Address:
-    """raw: the 20 bytes of an address."""
+    """raw: the 20 bytes of an address. Remembered, as `parse_address` is."""
     if len(raw) != 20:
         raise InvalidIdentity("not an Ethereum address", f"{len(raw)} bytes instead of 20")
     return Address(to_checksum_address(raw))

@@ -81,8 +81,10 @@ class MemoryHub:
             return None
         return other if of.wants(other) or other.wants(of) else None
 
-    def peers(self, of: "MemoryNetwork") -> "list[MemoryNetwork]":
-        return [peer for address in self._networks if (peer := self.peer(of, address)) is not None]
+    def peers(self, of: "MemoryNetwork", but: Set[Address] = frozenset()) -> "list[MemoryNetwork]":
+        """but: whom not to look for."""
+        found = (self.peer(of, address) for address in self._networks if address not in but)
+        return [peer for peer in found if peer is not None]
 
 
 class MemoryNetwork:
@@ -98,24 +100,28 @@ class MemoryNetwork:
         self._accepts: dict[str, Accept] = {}
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
-        self._nursery: trio.Nursery | None = None
+        self._runs = False
+        self._arriving: list[tuple[float, str, Address, bytes, set[Address]]] = []
+        """(when, topic, publisher, data, who has seen it) of gossip on its way here."""
+        self._arrives = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be on the hub until cancelled."""
+        self._hub.attach(self)
+        self._runs = True
         try:
-            async with trio.open_nursery() as self._nursery:
-                self._hub.attach(self)
-                task_status.started()
-                await trio.sleep_forever()
+            task_status.started()
+            await self._receive_always()
         finally:
             self._hub.detach(self)
-            self._nursery = None
+            self._runs = False
+            self._arriving.clear()
 
     def contacts(self) -> tuple[str, ...]:
-        return (f"/ip4/127.0.0.1/tcp/1/p2p/{self.peer_id}",) if self._nursery else ()
+        return (f"/ip4/127.0.0.1/tcp/1/p2p/{self.peer_id}",) if self._runs else ()
 
     def listening(self) -> tuple[str, ...]:
-        return ("/ip4/127.0.0.1/tcp/1",) if self._nursery else ()
+        return ("/ip4/127.0.0.1/tcp/1",) if self._runs else ()
 
     def set_contact(self, member: Address, told: Told | None) -> None:
         """A member whose contact cannot be read is not dialled; if it was before, it stays connected."""
@@ -178,7 +184,7 @@ class MemoryNetwork:
     async def publish(self, topic: str, data: bytes) -> None:
         if len(data) > MAX_GOSSIP_BYTES:
             raise MessageTooLarge(len(data), MAX_GOSSIP_BYTES)
-        if self._nursery is None:
+        if not self._runs:
             raise NotRunning
         self._tally.add(messages_out=1, bytes_out=len(data))
         self._spread(topic, self.address, data, {self.address})
@@ -193,13 +199,32 @@ class MemoryNetwork:
 
     def _spread(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
         """Hand the message to every neighbour that has not seen it."""
-        for peer in self._hub.peers(self):
-            if peer.address not in seen and not self._hub.lost() and peer._nursery is not None:
+        for peer in self._hub.peers(self, but=seen):
+            if not self._hub.lost() and peer._runs:
                 seen.add(peer.address)
-                peer._nursery.start_soon(peer._receive, topic, publisher, data, seen)
+                peer.hand(topic, publisher, data, seen)
 
-    async def _receive(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
-        await trio.sleep(self._hub.delay)
+    def hand(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
+        """A neighbour sends it this."""
+        self._arriving.append((trio.current_time() + self._hub.delay, topic, publisher, data, seen))
+        self._arrives.set()
+
+    async def _receive_always(self) -> None:
+        """By one task, not one for each message: those were most of what a swarm in memory computed."""
+        while True:
+            if not self._arriving:
+                self._arrives = trio.Event()
+                await self._arrives.wait()
+            await trio.sleep_until(min(when for when, *_ in self._arriving))
+            now = trio.current_time()
+            due = [one for one in self._arriving if one[0] <= now]
+            self._arriving = [one for one in self._arriving if one[0] > now]
+            if self._hub.delay:
+                random.shuffle(due)  # what is under way at the same time comes in any order
+            for _, *message in due:
+                self._receive(*message)
+
+    def _receive(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
         if topic not in self._accepts:
             return
         if self._muted.get(publisher, 0.0) > trio.current_time():
@@ -227,7 +252,7 @@ class MemoryNetwork:
         self._handlers[protocol] = (handler, max_request)
 
     async def request(self, peer: Address, protocol: str, data: bytes, *, max_response: int, timeout: float) -> bytes:
-        if self._nursery is None:
+        if not self._runs:
             raise NotRunning
         self._tally.add(requests_out=1)
         with trio.move_on_after(timeout):

@@ -325,7 +325,7 @@ class Ears(Voice):
         await trio.sleep(swarm.hop())
         await swarm.back(own)
         network = self._host.network
-        await network._receive(self._host.station.board._topic, own, raw, {own})
+        network.hand(self._host.station.board._topic, own, raw, {own})
 
 
 class Node:

@@ -316,6 +316,7 @@ class Court:
             if seat not in [self.seats[i] for i in absent]:
                 await seat.run(nursery)
         for seat in everybody:
+            seat.jury.register._opened -= 25.0  # longer than a newcomer's leniency
             for other in everybody:
                 seat.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
         present = [i for i in range(len(self.seats)) if i not in absent]
@@ -323,7 +324,7 @@ class Court:
             nursery.start_soon(self.validators[i].run)
         for seat in [self.trainer, *self.workers, *(self.seats[i] for i in present)]:
             nursery.start_soon(seat.beat)
-        await trio.sleep(25)  # longer than a newcomer's leniency
+        await trio.sleep(BEAT)  # everybody has been heard
         await self.announce(0)
 
     async def arrive(self, number: int, nursery: trio.Nursery) -> None:

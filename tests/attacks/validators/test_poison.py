@@ -66,7 +66,7 @@ async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was
     async with trio.open_nursery() as nursery:
         await court.open(nursery, absent=[2])
         id = await court.commit()
-        await trio.sleep(120)
+        await trio.sleep(80)
         ballots = court.trainer.jury.ballots
         assert court.slashed() == []
         assert ballots.state(id) is not FileState.REJECTED

@@ -159,7 +159,7 @@ async def test_two_commitments_that_differ_in_units_contradict_nobody_and_are_ev
         court.seats[0].board._accept(WORKER.address, envelope)  # one validator hears this one first
         await trio.sleep(0.001)
         true = await court.commit(root=root, units=100)
-        await trio.sleep(60)
+        await trio.sleep(40)
         said = {
             (one.author, one.message.verdict.units): one.message.verdict.reason
             for one in court.trainer.board.messages(VerdictIssued)
@@ -193,7 +193,7 @@ async def test_a_liar_whose_worker_copies_the_root_is_the_only_one_not_believed(
         await court.open(nursery)
         work = await honest(court)
         await court.commit(key=OTHER, root=root_of(), policy=policy)
-        await trio.sleep(60)
+        await trio.sleep(40)
         assert court.trainer.jury.ballots.disputes_raised == 1, "the control: there was something to settle"
         assert state(court, work) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
@@ -234,7 +234,7 @@ async def test_a_trainer_that_announces_one_policy_twice_quarantines_nobody_and_
         await court.commit(step=1)
         await trio.sleep(5)
         await court.trainer.board.post_raw(raw)
-        await trio.sleep(60)
+        await trio.sleep(30)
         everybody = (court.trainer, *court.workers, *court.seats)
         assert not any(court.quarantined())
         assert all(seat.jury.distrust and seat.jury.policies.fork for seat in everybody)
@@ -260,7 +260,7 @@ async def test_a_flood_of_commitments_leaves_honest_work_as_it_is(autojump_clock
                 units=100 + number,
             )
         second = await court.commit(index=1)
-        await trio.sleep(60)
+        await trio.sleep(30)
         assert (state(court, first), state(court, second)) == (FileState.ACCEPTED, FileState.ACCEPTED)
         register = court.trainer.jury.register
         kept = [work for work in register._works.values() if work.node == OTHER.address]
@@ -302,7 +302,7 @@ async def test_verdicts_on_invented_or_undeliverable_files_make_nobody_silent(au
                 court.blobs.missing.add(root_of(0, index, None, OTHER))
                 await court.commit(index=index, key=OTHER)
         everybody = (court.trainer, *court.workers, *court.seats)
-        for _ in range(60):
+        for _ in range(30):
             await trio.sleep(1)
             said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
             for seat in everybody:

@@ -132,9 +132,9 @@ async def test_a_validator_that_lies_about_facts_is_believed_no_more(autojump_cl
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         first = await court.commit(index=0)
-        await trio.sleep(40)
+        await trio.sleep(20)
         second = await court.commit(index=1)
-        await trio.sleep(40)
+        await trio.sleep(30)
         assert court.trainer.jury.ballots.state(first) is FileState.ACCEPTED
         assert court.trainer.jury.ballots.state(second) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
@@ -164,7 +164,7 @@ async def test_a_false_accusation_by_one_of_two_takes_no_stake(autojump_clock) -
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         root = await court.commit()
-        await trio.sleep(200)
+        await trio.sleep(100)
         assert court.trainer.jury.ballots.state(root) is not FileState.ACCEPTED
         assert court.slashed() == []
         assert not any(court.quarantined())
@@ -223,7 +223,7 @@ async def test_a_slow_validator_decides_nothing(autojump_clock) -> None:
         root = await court.commit()
         await trio.sleep(5)
         assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
-        await trio.sleep(120)
+        await trio.sleep(60)
         assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
         assert court.quarantined()[0] == {VALIDATORS[0].address}
         nursery.cancel_scope.cancel()
@@ -324,7 +324,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         late = await court.commit(step=0, key=OTHER)
         missing = await court.commit(step=4)
         court.blobs.missing.add(root_of(step=4))
-        await trio.sleep(120)
+        await trio.sleep(60)
         ballots = court.trainer.jury.ballots
         reasons = {
             work_id(one.message.verdict): one.message.verdict.reason
@@ -366,7 +366,7 @@ async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
         with monkeypatch.context() as meanwhile:
             for seat in court.seats:
                 meanwhile.setattr(seat.jury.ballots, "undisputed", lambda _: False)
-            await trio.sleep(60)
+            await trio.sleep(40)
             assert court.slashed() == []
         await trio.sleep(60)
         assert {(node, reason) for node, reason, _ in court.slashed()} == {(WORKER.address, Reason.WRONG_DRAW)}
@@ -378,7 +378,7 @@ async def test_a_run_may_let_a_gap_cost_the_stake_once_every_validator_has_seen_
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         await court.commit(index=1)
-        await trio.sleep(120)
+        await trio.sleep(80)
         assert {(node, reason) for node, reason, _ in court.slashed()} == {(WORKER.address, Reason.GAP)}
         nursery.cancel_scope.cancel()
 
@@ -390,7 +390,7 @@ async def test_a_gap_that_one_living_validator_did_not_see_costs_no_stake(autoju
         await court.open(nursery)
         court.validators[0]._register.gap = lambda _: None  # type: ignore[method-assign]
         root = await court.commit(index=1)
-        await trio.sleep(120)
+        await trio.sleep(80)
         said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
         assert sorted(one.outcome for one in said) == [Outcome.ACCEPT, Outcome.SLASH, Outcome.SLASH]
         assert court.slashed() == [] and court.trainer.jury.ballots.state(root) is FileState.REJECTED

@@ -10,7 +10,7 @@ from node.environments.package.archive import pack, root_of
 from node.services.cataloguing import REPEAT_EVERY, Cataloguing, NotOffered
 from protocol.messages import EnvironmentPublished
 from tests.attacks.validators.court import POOL
-from tests.node.services.tasking.town import Town, at_once, opened
+from tests.node.services.tasking.town import Town, ToyEngine, at_once, opened
 
 CODE = b"""# /// environment
 # name = "maze"
@@ -39,7 +39,7 @@ def offer(**changes: object) -> EnvironmentPublished:
 
 
 async def test_what_is_published_is_found_elsewhere_and_again_after_a_restart(clock: MockClock, tmp_path: Path) -> None:
-    town = Town(tmp_path)
+    town = Town(tmp_path, [ToyEngine()])
     file = tmp_path / "maze.tar"
     file.write_bytes(ARCHIVE)
     async with opened(town) as nursery:

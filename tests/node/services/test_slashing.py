@@ -46,6 +46,8 @@ from tests.attacks.validators.court import (
 )
 
 LIAR = VALIDATORS[0]
+EVERYBODY = (len(VALIDATORS) + 1) * TURN
+"""Seconds in which each validator has had its turn."""
 
 
 class Watching(Validator):
@@ -203,7 +205,7 @@ async def test_what_a_validator_signed_against_itself_is_carried_once_by_whose_t
         start = trio.current_time()
         await speak(bench, work, what)
         await speak(bench, other, what)
-        await trio.sleep(2 * TURN * len(VALIDATORS))
+        await trio.sleep(EVERYBODY)
         told = "two verdicts" if what == "two verdicts" else "certificate"
         assert bench.done() == [(LIAR.address, told)]
         assert bench.chain.calls[0][0] - start < 4, "who is first waits for nobody"
@@ -244,7 +246,7 @@ async def test_what_repeats_or_agrees_is_no_evidence(autojump_clock: Any) -> Non
             await bench.certify(LIAR, of(work))
             await bench.certify(VALIDATORS[1], of(other))  # somebody else's rejection binds it to nothing
         await bench.say(LIAR, bench.verdict(work, LIAR, Outcome.REJECT, again=True))  # found in a dispute
-        await trio.sleep(100)
+        await trio.sleep(EVERYBODY)
         assert bench.done() == []
         nursery.cancel_scope.cancel()
 
@@ -256,7 +258,7 @@ async def test_evidence_that_the_chain_does_not_answer_is_carried_by_the_next_on
         await bench.court.open(nursery)
         work = await bench.commit()
         await speak(bench, work, "of other units")
-        await trio.sleep(200)
+        await trio.sleep(2 * EVERYBODY)
         assert bench.chain.certified_falsely == [work_id(work)]
         assert bench.done() == [(LIAR.address, "certificate")] * 4
         nursery.cancel_scope.cancel()
@@ -273,7 +275,7 @@ async def test_a_slash_shows_verdicts_and_second_looks_as_what_they_are(autojump
         assert bench.court.trainer.jury.ballots.state(work_id(work)) is FileState.DISPUTED
         for key in (two, three):
             await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW, again=True))
-        await trio.sleep(200)
+        await trio.sleep(2 * EVERYBODY)
         assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]  # who accepted is not believed any more
         assert bench.chain.bitmaps[0].bit_count() == 1
         assert bench.done() == [(WORKER.address, "slash")], "who is next sees that it was done"
@@ -288,7 +290,7 @@ async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_
         work = await bench.commit()
         for key in VALIDATORS:
             await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW))
-        await trio.sleep(200)
+        await trio.sleep(2 * EVERYBODY)
         assert bench.chain.slashed == [(WORKER.address, Reason.WRONG_DRAW, 2)]
         nursery.cancel_scope.cancel()
 
@@ -307,7 +309,7 @@ async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(aut
         await bench.court.open(nursery)
         await bench.court.trainer.board.post(announced(3, b"\1" * 32))
         await bench.court.trainer.board.post(announced(step, b"\2" * 32))
-        await trio.sleep(2 * TURN * len(VALIDATORS))
+        await trio.sleep(EVERYBODY)
         told = [(TRAINER.address, "two commitments")] if step == 3 else []
         assert bench.done() == told
         nursery.cancel_scope.cancel()
@@ -362,7 +364,7 @@ async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_sta
         await bench.court.open(nursery)
         for key, (outcome, reason) in zip(VALIDATORS, said, strict=False):
             await bench.judge_step(key, outcome, reason)
-        await trio.sleep(3 * STEP_PATIENCE)
+        await trio.sleep(STEP_PATIENCE + EVERYBODY)
         assert bench.done() == [] and bench.court.trainer.jury.policies.fork is not None
         nursery.cancel_scope.cancel()
 
@@ -388,9 +390,9 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
         assert len(opened) == 2, "who asks twice a second verifies no signature twice"
         assert again.policies.fork == seat.jury.policies.fork and again.distrust
         bench.chain.overturned = True
-        await trio.sleep(STEP_PATIENCE + 4 * TURN)
+        await trio.sleep(STEP_PATIENCE + EVERYBODY)
         tried = bench.done()
         assert tried and {what for _, what in tried} == {"slash"}
-        await trio.sleep(100)
+        await trio.sleep(EVERYBODY)
         assert bench.done() == tried, "the contract says that it was judged: nobody tries again"
         nursery.cancel_scope.cancel()

@@ -33,7 +33,7 @@ from node.services.station import take_station
 from node.state import files
 from node.swarm.membership import Membership
 from node.training.errors import TrainingError
-from node.training.jobs import Check, Job, Train
+from node.training.jobs import Answer, Check, Job, Train
 from node.training.outer import StateFile
 from node.training.peer import Peer
 from node.training.pretrainer import blob_root
@@ -72,9 +72,8 @@ class Lab:
             job = msgspec.structs.replace(job, until=0.0 if slow else 4e9)  # in time for one step, or for all
         else:
             await trio.sleep(0.2 if isinstance(job, Check) else 0.0)
-        peer = self.town.peer
         self.town.hand_over(self)
-        answer = peer.answer(job)
+        answer = self.town.answer(job)
         if answer.what:
             raise TrainingError(answer.what, answer.why, answer.remedy)
         if self.bend is not None:
@@ -178,7 +177,7 @@ class Node:
 class Town:
     kind: type[Node] = Node
 
-    def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW, inner: int = 4) -> None:
+    def __init__(self, folder: Path, validators: int = 3, steps: int = 4, how: str = HOW, inner: int = 2) -> None:
         self.open(folder, compiled(folder, rounds=how, steps=steps, inner=inner), folder / "assets", validators)
         self.peer: Any = Peer(spool_of(self.run, folder), self.run.spec, TrainerSettings(), World())
 
@@ -187,11 +186,26 @@ class Town:
         self.run, self.assets = run, assets
         (folder / "blobs").mkdir()
         self.blobs: Any = Files(folder / "blobs")
+        self.looks: dict[tuple[bytes, Check], Answer] = {}
         self.nodes: list[Any] = []
 
     def hand_over(self, lab: Lab) -> None:
         """The learner is this one's now."""
         self.peer._spool = lab.spool
+
+    def answer(self, job: Job) -> Answer:
+        """What several validators look at alike, from the same state, is computed for the first of them."""
+        if not isinstance(job, Check):
+            return self.peer.answer(job)
+        try:
+            look = self.peer._begun(job.round).root, job
+        except TrainingError:
+            return self.peer.answer(job)
+        if (answer := self.looks.get(look)) is None:
+            answer = self.peer.answer(job)
+            if not answer.what:
+                self.looks[look] = answer
+        return answer
 
     def wall(self) -> float:
         return 1_800_000_000 + trio.current_time()
@@ -242,7 +256,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, autojump_clock: Any) -> None:
-    town = Town(tmp_path, validators=2, steps=5)
+    town = Town(tmp_path, validators=2, steps=4)
     owner, victim, _, slow = (
         town.add(1, "trainer"), town.add(2, seconds=4.0), town.add(3), town.add(4, seconds=1000.0)
     )  # fmt: skip
@@ -252,17 +266,17 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
         await until(lambda: victim.rounds.outer is not None and victim.rounds.outer.round == 1)
         await trio.sleep(1.0)
         victim.alive.cancel()  # in mid-round
-        await until(lambda: owner.rounds.outer is not None and owner.rounds.outer.round == 3)
+        await until(lambda: owner.rounds.outer is not None and owner.rounds.outer.round == 2)
         late.append(town.add(5))
         nursery.start_soon(late[0].live)
 
     await town.play(story)
     roots = town.roots()
-    assert set(roots) == set(range(6)) and all(len(each) == 1 for each in roots.values()), roots
+    assert set(roots) == set(range(5)) and all(len(each) == 1 for each in roots.values()), roots
     figures = owner.rounds.figures
     assert all(one.seconds <= ROUND + GRACE + 5 for one in figures.values()), figures  # and the words' own seconds
     assert all(one.contributions >= 2 for one in figures.values())
-    assert any(one.tokens % 256 == 64 for one in figures.values())  # of the slow one, who had time for one step
+    assert any(one.tokens % 128 == 64 for one in figures.values())  # of the slow one, who had time for one step
     assert slow.counts().get("accepted", 0) >= 2 and not slow.counts().get("rejected")
     assert late[0].counts()["accepted"] >= 1 and late[0].roots[3] == owner.roots[3]  # it caught up, and took part
     status = owner.rounds.status()["pretraining"]
@@ -522,12 +536,12 @@ async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then
     assert node.rounds.agreement(6).decided is not None, "the word that it waited for is the only one now"
 
 
-@pytest.mark.parametrize("more", ["", "\nfragments = 4"], ids=["whole", "fragments"])
+@pytest.mark.parametrize(("more", "inner"), [("", 2), ("\nfragments = 4", 8)], ids=["whole", "fragments"])
 async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_and_nothing_of_it_is_refused(
-    tmp_path: Path, autojump_clock: Any, more: str
+    tmp_path: Path, autojump_clock: Any, more: str, inner: int
 ) -> None:
     how = HOW.replace("reset", "kept") + more
-    town, began = Town(tmp_path, validators=2, steps=7, how=how, inner=8), list[tuple[int, bool]]()
+    town, began = Town(tmp_path, validators=2, steps=6, how=how, inner=inner), list[tuple[int, bool]]()
 
     async def watched(lab: Lab, job: Job, found: dict[str, Any]) -> None:
         await trio.lowlevel.checkpoint()
@@ -540,7 +554,7 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
         return any(work.round == round_ for work in node.station.jury.register.of(node.key.address))
 
     async def story(nursery: trio.Nursery) -> None:
-        for at, in_its_steps in ((2, True), (4, False)):
+        for at, in_its_steps in ((2, True), (3, False)):
             node = lives[-1]
             await until(lambda: node.rounds.newest == at and (in_its_steps or committed(node, at)))  # noqa: B023
             await trio.sleep(1.0 if in_its_steps else 0.0)
@@ -552,10 +566,10 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
 
     await town.play(story)
     roots = town.roots()
-    assert set(roots) == set(range(8)) and all(len(each) == 1 for each in roots.values()), roots
-    assert steady.counts() == {"accepted": 7}
+    assert set(roots) == set(range(7)) and all(len(each) == 1 for each in roots.values()), roots
+    assert steady.counts() == {"accepted": 6}
     counts = lives[-1].counts()
-    assert counts["accepted"] >= 5 and "rejected" not in counts, counts
+    assert counts["accepted"] >= 4 and "rejected" not in counts, counts
     assert {life for life, kept in began if kept} == {1, 2, 3}, began  # each went on with moments, sooner or later
     assert not [one for node in town.nodes for one in node.court.slashed]
 

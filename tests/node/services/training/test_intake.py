@@ -98,7 +98,7 @@ async def test_what_the_quorum_rejects_after_it_trained_is_on_record(autojump_cl
         root = await court.commit(fault=BAD)
         await trio.sleep(5)
         assert trainer.taken == [root]
-        await trio.sleep(120)
+        await trio.sleep(60)
         assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
         assert trainer.invalidated == 1
         assert [(one, step) for one, step, _ in trainer._station.journal.invalidated()] == [(root, 3)]

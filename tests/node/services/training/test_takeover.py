@@ -27,6 +27,7 @@ from node.run.assets import Run
 from node.services.chairing import Chairing
 from node.services.showing import Showing
 from node.services.station import PoolTime
+from node.services.training import trainer
 from node.services.training.trainer import TAKES_BACK, Trainer
 from node.state.files import write_whole
 from node.swarm.standbys import TIME
@@ -61,6 +62,8 @@ SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
 KEYS = (TRAINER, SECOND, THIRD)
 STEPS, GROUPS, SIZE = 60, 2, 2
 LEASE, GRACE, BLOCK = 60, 10, 1.0
+LOOK = 0.2
+"""Seconds between two looks into a spool, the trainers' too: steps take a second, and all these hours pass at once."""
 RUN = msgspec.structs.replace(
     court_run(),
     rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
@@ -86,12 +89,12 @@ class Shared(BlobStore):
 
 
 class Learner:
-    """step_seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
+    """seconds: of one step; kind: its class; lies_at: the policy that it makes of something else."""
 
     engine_name, name, pid, restarts = "hash", "learner", None, 0
 
-    def __init__(self, spool: Spool, kind: str, step_seconds: float) -> None:
-        self._spool, self._kind, self._seconds = Spool(spool.root), kind, step_seconds
+    def __init__(self, spool: Spool, kind: str, seconds: float) -> None:
+        self._spool, self._kind, self.seconds = Spool(spool.root), kind, seconds
         self._consumed: dict[str, int] = {}
         self.lies_at = -1
 
@@ -106,11 +109,11 @@ class Learner:
         elif not self._spool.is_complete(0):
             self._publish(0, b"", state)
         while True:
-            await trio.sleep(0.05)
+            await trio.sleep(LOOK)
             if (order := adoption.read_order(self._spool)) is not None:
                 step, state = self._adopt(order, step, state)
             elif self._spool.batch_path(step).exists():
-                await trio.sleep(self._seconds)
+                await trio.sleep(self.seconds)
                 key, batch = self._batch(step)
                 lie = b"lie" if step + 1 == self.lies_at else b""
                 before, state, step = state, blake3(state + batch + self._kind.encode() + lie).digest(), step + 1
@@ -178,7 +181,7 @@ class Examiner:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(0.2)
+            await trio.sleep(2 * LOOK)
             step = self._left.next()
             if step is not None and self._spool.is_complete(step):
                 write_whole(self._spool.evaluation_path(step), b'{"eval_reward": 0.5}')
@@ -405,7 +408,7 @@ class Pool:
         began = trio.current_time()
         with trio.fail_after(seconds):
             while not true():  # noqa: ASYNC110 - a test may look
-                await trio.sleep(0.1)
+                await trio.sleep(LOOK)
         return trio.current_time() - began
 
     def batch(self, step: int) -> ComposedBatch:
@@ -454,6 +457,7 @@ async def opened(pool: Pool, late: int = 0) -> AsyncIterator[trio.Nursery]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    monkeypatch.setattr(trainer, "POLL", LOOK)
     return MockClock(autojump_threshold=0)
 
 
@@ -477,6 +481,7 @@ async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
         await pool.until(lambda: not leader.leads)
         pool.hub.heal()
         pool.chain.back(TRAINER.address)
+        leader.learner.seconds = 0.1  # as fast as the other one it would have caught up at the run's end
         await pool.until(lambda: leader.trainer.step >= standby.trainer.step - 1 and leader.trainer.compared > 2)
         assert alone > pool.chain.from_step, "it had made policies of its own beyond the other's term"
         assert leader.trainer.equal == leader.trainer.compared and not leader.trainer.apart
