@@ -205,7 +205,7 @@ def test_nothing_of_a_daemon_that_has_gone_stays_in_the_host(tmp_path: Path) -> 
     limit = time.monotonic() + PATIENCE
     while threading.active_count() > before and time.monotonic() < limit:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_a_host_that_ends_tells_its_daemons_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
