@@ -367,7 +367,8 @@ class _Signer:
         from node.swarm.terms import Terms
 
         terms = Terms((await chain.pool(self.pool)).manager, time.monotonic)
-        await terms.ask(chain, self.pool)
+        await terms.ask_who_leads(chain, self.pool)
+        await terms.ask_who_led(chain, self.pool)
         return terms
 
     def check(self, record: "PolicyRecord") -> str:

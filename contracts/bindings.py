@@ -888,6 +888,10 @@ class Contracts:
         if not trainers:
             return None
         term = self._ask("chair", "termOf", pool)
+        if not term[1] < len(trainers):  # nothing but the endpoint says so
+            raise ContractError(
+                "the chair's answer cannot be read", f"nobody has place {term[1]}", "ask another endpoint"
+            )
         seated = (tuple(trainers), lease, grace, tuple(proposed), start)
         return ChairInfo(pool, *seated, *term)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
@@ -24,7 +24,6 @@ from node.blobs.http.sources import HttpSource, parse_source
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.blobs.transfer import Report
-from node.chain.client import ChainClient
 from node.clock import Seconds
 from node.network.contacts import parse_bootnode
 from node.network.errors import BadContact, NetworkError
@@ -36,6 +35,9 @@ from node.swarm.dialback import DialBack
 from node.swarm.membership import Membership
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
+
+if TYPE_CHECKING:
+    from node.chain.client import ChainClient
 
 log = structlog.get_logger()
 MAX_BOOTNODES = 8
@@ -126,7 +128,7 @@ async def open_member(
 
 @asynccontextmanager
 async def open_guest(
-    chain: ChainClient,
+    chain: "ChainClient",
     pool: PoolInfo,
     members: Sequence[MemberInfo],
     directory: Path,
@@ -143,7 +145,7 @@ async def open_guest(
     async with open_member(
         key, chain.domain, pool, network, directory, quota=quota, sources=sources, report=report
     ) as member:
-        await member.membership.terms.ask(chain, pool.id)
+        await member.membership.terms.ask_who_leads(chain, pool.id)
         for one in members:
             member.membership.joined(one.node, one.contact)
         yield member

@@ -120,7 +120,7 @@ class Visitor:
                 f"{self._directory} is in use", f"process {lock.holder} fetches into it", "wait for it, or give --cache"
             )
         try:
-            async with self._member() as (member, root), trio.open_nursery() as nursery:
+            async with self._member(past=not newest) as (member, root), trio.open_nursery() as nursery:
                 nursery.start_soon(member.listen)
                 run = await self._run(member, root)
                 check_announced(run)
@@ -135,8 +135,9 @@ class Visitor:
             lock.release()
 
     @asynccontextmanager
-    async def _member(self) -> AsyncIterator[tuple[Member, bytes]]:
-        """A member without a stake that knows the others and who leads, and the root of the pool's run."""
+    async def _member(self, *, past: bool) -> AsyncIterator[tuple[Member, bytes]]:
+        """A member without a stake that knows the others and who leads, and the root of the pool's run. past: and who
+        led before."""
         chain = ChainClient(self._profile)
         try:
             await chain.connect()
@@ -160,6 +161,8 @@ class Visitor:
                 ) as member,
                 trio.open_nursery() as nursery,
             ):
+                if past:
+                    await member.membership.terms.ask_who_led(chain, self._pool)
                 nursery.start_soon(self._ask_who_leads, chain, member.membership.terms)
                 yield member, pool.run_root
                 nursery.cancel_scope.cancel()
@@ -171,7 +174,7 @@ class Visitor:
         while True:
             await trio.sleep(ASK_AGAIN)
             try:
-                await terms.ask(chain, self._pool)
+                await terms.ask_who_leads(chain, self._pool)
             except ChainError as error:
                 log.info("visitor.chain_silent", why=error.why)
 

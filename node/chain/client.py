@@ -52,6 +52,7 @@ from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain, NodeRegistration, TermSilent, Verdict, WorkCommitment, sign
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Event)
 logger = structlog.get_logger()
 THREADS = 8
 MEMBER_BATCH = 256
@@ -189,11 +190,15 @@ class ChainClient:
         return await self._read(f"read the chair of pool {pool}", lambda: self._contracts.chair_of(pool))
 
     async def terms(self, pool: int) -> list[TermTaken]:
-        """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed."""
-        topics = ["0x" + topic_of(TermTaken).hex(), "0x" + pool_topic(pool).hex()]
-        logs = await self.logs(self.profile.deployed_block, (await self.block()).number, topics)
-        events = (parse_log(log, self.profile.contracts) for log in logs)
-        return [event for event in events if isinstance(event, TermTaken)]
+        """Who has led, in the order of their terms. Looks through all blocks since the contracts were deployed, which
+        takes a public chain's endpoint some questions a day of its age."""
+        found, first, last = list[TermTaken](), self.profile.deployed_block, (await self.block()).number
+        while first <= last:  # a question for each part, which has the time of one
+            end = min(first + self.log_blocks - 1, last)
+            events = partial(self._events, TermTaken, pool, first, end, self.profile.contracts.chair)
+            found += await self._read(f"read the terms of pool {pool}", events)
+            first = end + 1
+        return found
 
     async def pool_count(self) -> int:
         """Pools have the numbers 1 to this."""
@@ -455,16 +460,14 @@ class ChainClient:
         if allowed < amount:
             await self._write("approve tokens", self._contracts.approve(spender, amount), key)
 
-    def _logs(
-        self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address] | None = None
-    ) -> list[RawLog]:
+    def _logs(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
         """Ranges of the length that the endpoint stands."""
         found: list[RawLog] = []
         start = first
         while start <= last:
             end = min(start + self._span.blocks - 1, last)
             try:
-                part = self._log_range(start, end, topics, places or [self.profile.contracts.swarm])
+                part = self._log_range(start, end, topics, places)
             except Web3RPCError:
                 # Endpoints word their limits differently, so any refusal halves the range.
                 if not self._span.refused(end - start + 1):
@@ -510,19 +513,27 @@ class ChainClient:
         blocks = sorted(
             block for node, block in wanted.items() if self._contacts.get((pool, node), (None, ""))[0] != block
         )
-        topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(pool).hex()]
         while blocks:
             # One question for members that joined near each other, instead of one for each.
             near = [block for block in blocks if block < blocks[0] + self.log_blocks]
             blocks = blocks[len(near) :]
-            for log in self._logs(near[0], near[-1], topics):
-                try:
-                    event = parse_log(log, self.profile.contracts)
-                except ContractError as error:
-                    logger.warning("chain.bad_log", why=error.why)
-                    continue
-                if isinstance(event, Joined) and wanted.get(event.node) == event.block:
+            for event in self._events(Joined, pool, near[0], near[-1], self.profile.contracts.swarm):
+                if wanted.get(event.node) == event.block:
                     self._contacts[pool, event.node] = (event.block, event.contact)
+
+    def _events(self, kind: type[E], pool: int, first: int, last: int, place: Address) -> list[E]:
+        """Those of one kind, of the contract at `place`. A log without their form is passed over."""
+        found: list[E] = []
+        topics = ["0x" + topic_of(kind).hex(), "0x" + pool_topic(pool).hex()]
+        for log in self._logs(first, last, topics, [place]):
+            try:
+                event = parse_log(log, self.profile.contracts)
+            except ContractError as error:
+                logger.warning("chain.bad_log", why=error.why)
+                continue
+            if isinstance(event, kind):
+                found.append(event)
+        return found
 
 
 def default_limits(profile: NetworkProfile) -> SendLimits:

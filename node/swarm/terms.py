@@ -109,17 +109,24 @@ class Terms:
 
     # from the chain
 
-    async def ask(self, chain: Chairs, pool: int) -> None:
-        """Who leads and who led, for somebody who asks now and then and follows no events. Raises ChainError."""
+    async def ask_who_leads(self, chain: Chairs, pool: int) -> None:
+        """For somebody who looks now and then and follows no events. Raises ChainError."""
         chair = await chain.chair(pool)
         # An endpoint may be behind the one that was asked before.
         if chair is None or (self.seated and chair.term <= self.now.number):
             return
         self.seat(chair.trainers, chair.lease_seconds, chair.grace_seconds)
-        # What earlier holders said of their policies stays said.
-        for one in await chain.terms(pool) if chair.term else []:
-            self.take(one.term, one.holder, one.from_step, one.parent, one.until)
         self.take(chair.term, chair.holder, chair.from_step, chair.parent, chair.until)
+
+    async def ask_who_led(self, chain: Chairs, pool: int) -> None:
+        """The terms before this one, too: what their holders said of their policies stays said. Raises ChainError."""
+        now = self.now
+        if now.number == 0:  # nobody did
+            return
+        for one in (await chain.terms(pool))[-MAX_TERMS:]:
+            if one.term < now.number:
+                self.take(one.term, one.holder, one.from_step, one.parent, one.until)
+        self.take(now.number, now.holder, now.from_step, now.parent, now.until)
 
     def seat(self, trainers: Sequence[Address], lease: int, grace: int) -> None:
         self._become(trainers=tuple(trainers), lease=lease, grace=grace, seated=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from contracts.bindings import NOBODY, Slashed, TermEnded, TermHeld, TermTaken, TrainersSeated
+from contracts.bindings import NOBODY, ContractError, Slashed, TermEnded, TermHeld, TermTaken, TrainersSeated
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.statements import Outcome, TermSilent, WorkCommitment, sign
@@ -295,3 +295,17 @@ def test_nobody_takes_the_chair_of_a_pool_that_is_over(chair: Chair, refused: An
     chair.world.send(chair.contracts.end_pool(chair.pool.id), chair.pool.manager)
     with refused("PoolOver"):
         chair.take(chair.b, at=until)
+
+
+def test_a_holder_that_is_nobody_is_an_endpoints_word_and_no_contracts(
+    chair: Chair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = chair.contracts._ask
+
+    def ask(contract: str, function: str, *arguments: Any) -> Any:
+        answer = real(contract, function, *arguments)
+        return (answer[0], 9, *answer[2:]) if function == "termOf" else answer
+
+    monkeypatch.setattr(chair.contracts, "_ask", ask)
+    with pytest.raises(ContractError, match="chair"):
+        chair.contracts.chair_of(chair.pool.id)

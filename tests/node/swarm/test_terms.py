@@ -226,12 +226,15 @@ class Told:
 
 async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
     terms = Terms(NOBODY, lambda: 0.0)
-    await terms.ask(Told(), 1)
+    await terms.ask_who_leads(Told(), 1)
+    await terms.ask_who_led(Told(), 1)
     assert terms.now.holder == NOBODY and not terms.seated
     late = Told((A, 0), (B, 4), (C, 9))
-    await terms.ask(late, 1)
+    await terms.ask_who_leads(late, 1)
+    assert terms.counts(C, 2, 10) and not terms.counts(B, 1, 8)
+    await terms.ask_who_led(late, 1)
     assert terms.trainers == (A, B, C) and terms.now.holder == C
     assert [terms.counts(by, n, step) for by, n, step in ((A, 0, 3), (B, 1, 8), (C, 2, 10))] == [True] * 3
     assert not (terms.counts(A, 0, 4) or terms.counts(NOBODY, 0, 3) or terms.counts(B, 0, 3))
-    await terms.ask(Told((A, 0), (B, 4)), 1)  # an endpoint that is behind
+    await terms.ask_who_leads(Told((A, 0), (B, 4)), 1)  # an endpoint that is behind
     assert terms.now.holder == C
