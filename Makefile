@@ -38,7 +38,7 @@ demo: $(VENV)/.ready-train
 	@$(BIN)/intellect-node demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processes 4 $(ARGS)
 
 tutorials: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.tutorials $(ARGS)

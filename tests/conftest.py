@@ -1,11 +1,13 @@
 """The longest files begin first: four processes share the tests file by file, and the last one would run alone. And no
 property fails because the machine is busy. And what is imported and collected is not looked through for garbage, which
-each process of the tests would do some hundred times."""
+would be done some hundred times."""
 
 import gc
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["tests.processes"]
 
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")

@@ -1,0 +1,241 @@
+"""Tests in several processes, forked from the one that has collected them.
+
+A process that pytest-xdist starts imports and collects for itself: 15 s of CPU here, 31 s before anything is compiled.
+A fork has it all. The processes take the files one by one, in the order in which they were collected. One that ends
+inside of a test fails that test, and another takes its place.
+"""
+
+import json
+import os
+import random
+import selectors
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+ASKED = "processes"
+PARTING = 20.0
+"""Seconds that processes have to tidy up when the tests are interrupted."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(f"--{ASKED}", type=int, default=1, help="share the test files among so many forks (default: 1)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    config = session.config
+    files = [list(items) for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
+    number = min(config.getoption(ASKED), len(files))
+    if number <= 1 or config.option.collectonly or config.option.usepdb or session.testsfailed:
+        return None
+    config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    team = Team(session, files)
+    try:
+        team.work(number)
+    finally:
+        team.end()
+    return True
+
+
+class Fork:
+    """One of the processes, as the first one sees it. running: the place of its newest test, None before the first."""
+
+    def __init__(self, pid: int, source: int) -> None:
+        self.pid = pid
+        self.source = source
+        self.running: int | None = None
+        self.done = False
+        self._rest = b""
+
+    def heard(self) -> list[Any]:
+        """What it has said since, without waiting for more."""
+        try:
+            while data := os.read(self.source, 1 << 20):
+                self._rest += data
+        except BlockingIOError:
+            pass
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class Team:
+    """The processes, and the files that none of them has taken: numbers in a pipe, four bytes each."""
+
+    def __init__(self, session: pytest.Session, files: Sequence[Sequence[pytest.Item]]) -> None:
+        self._session = session
+        self._files = files
+        self._place = {item: place for place, item in enumerate(session.items)}
+        self._forks: list[Fork] = []
+        self._started = 0
+        self._run_yet: set[int] = set()
+        self._tickets, tickets = os.pipe()
+        os.write(tickets, b"".join(number.to_bytes(4, "big") for number in range(len(files))))
+        os.close(tickets)
+
+    def work(self, number: int) -> None:
+        """Run all tests. Raises what ends a session early."""
+        for _ in range(number):
+            self._fork([])
+        with selectors.DefaultSelector() as selector:
+            while self._forks:
+                for fork in self._forks:
+                    if fork.source not in selector.get_map():
+                        selector.register(fork.source, selectors.EVENT_READ, fork)
+                # A process of a test's may hold the other end of a pipe open: its end says nothing, so we look.
+                selector.select(timeout=0.5)
+                for fork in list(self._forks):
+                    ended = os.waitpid(fork.pid, os.WNOHANG)
+                    for message in fork.heard():
+                        self._take(fork, message)
+                    if ended[0]:
+                        selector.unregister(fork.source)
+                        self._forks.remove(fork)
+                        os.close(fork.source)
+                        self._bury(fork, os.waitstatus_to_exitcode(ended[1]))
+        if missed := len(self._place) - len(self._run_yet):
+            raise self._session.Failed(f"{missed} tests were run by no process")
+
+    def end(self) -> None:
+        """End what still runs: first as Ctrl-C does, so that tests tidy up."""
+        os.close(self._tickets)
+        patience = time.monotonic() + PARTING
+        for number in (signal.SIGINT, signal.SIGKILL):
+            for fork in self._forks:
+                os.kill(fork.pid, number)
+            while self._forks and (number == signal.SIGKILL or time.monotonic() < patience):
+                for fork in self._forks:
+                    fork.heard()  # or it waits for us
+                self._forks = [fork for fork in self._forks if not os.waitpid(fork.pid, os.WNOHANG)[0]]
+                time.sleep(0.05)
+
+    def _fork(self, first: Sequence[pytest.Item]) -> None:
+        """One more process; first: what it does before it takes a file."""
+        source, sink = os.pipe()
+        os.set_blocking(source, False)
+        self._started += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts pyarrow's thread, which may end
+            pid = os.fork()
+        if pid:
+            os.close(sink)
+            self._forks.append(Fork(pid, source))
+            return
+        status = 1
+        try:
+            os.setpgid(0, 0)  # Ctrl-C is for the first process, which tells the others
+            _apart(self._session.config, f"process-{self._started}", sink)
+            self._run(first, lambda message: _say(sink, message))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _run(self, first: Sequence[pytest.Item], say: Callable[[Any], None]) -> None:
+        """In a fork: tests until no file is left."""
+        hook, plugins = self._session.config.hook, self._session.config.pluginmanager
+        runner: Any = plugins.getplugin("runner")
+        try:
+            for file in self._taken(first):
+                # Which file follows is not known before this one's last test has ended: only what belongs to the whole
+                # session is kept until then.
+                for item, following in zip(file, [*file[1:], self._session], strict=True):
+                    say({"running": self._place[item]})
+                    hook.pytest_runtest_protocol(item=item, nextitem=following)
+                    if self._session.shouldfail or self._session.shouldstop:
+                        return
+        finally:
+            runner.pytest_sessionfinish(self._session)
+        say({"done": True})
+
+    def _taken(self, first: Sequence[pytest.Item]) -> Iterator[Sequence[pytest.Item]]:
+        if first:
+            yield first
+        while ticket := os.read(self._tickets, 4):
+            yield self._files[int.from_bytes(ticket, "big")]
+
+    def _take(self, fork: Fork, message: Any) -> None:
+        hook = self._session.config.hook
+        match message:
+            case {"running": place}:
+                fork.running = place
+                self._run_yet.add(place)
+            case {"report": data}:
+                self._report(hook.pytest_report_from_serializable(config=self._session.config, data=data))
+            case {"warning": [text, when, nodeid]}:
+                warning = warnings.WarningMessage(pytest.PytestWarning(text), pytest.PytestWarning, "", 0)
+                hook.pytest_warning_recorded.call_historic(
+                    kwargs={"warning_message": warning, "when": when, "nodeid": nodeid, "location": None}
+                )
+            case {"done": True}:
+                fork.done = True
+
+    def _report(self, report: pytest.TestReport) -> None:
+        report.location = tuple(report.location)  # type: ignore[assignment]
+        if isinstance(report.longrepr, list):  # of a skipped test; JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
+        self._session.config.hook.pytest_runtest_logreport(report=report)
+        if self._session.shouldfail:
+            raise self._session.Failed(self._session.shouldfail)
+        if self._session.shouldstop:
+            raise self._session.Interrupted(self._session.shouldstop)
+
+    def _bury(self, fork: Fork, status: int) -> None:
+        if fork.done and status == 0:
+            return
+        if fork.running is None:
+            raise self._session.Failed(f"a process of the tests ended with status {status} before its first test")
+        item = self._session.items[fork.running]
+        what = f"the process ended with status {status} in this test, or after it"
+        self._report(pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "call"))
+        file = next(file for file in self._files if item in file)
+        self._fork(file[file.index(item) + 1 :])
+
+
+class _Sender:
+    """In a fork, what writes to the terminal elsewhere. ready: after it has been registered, which repeats all warnings
+    of before."""
+
+    def __init__(self, config: pytest.Config, sink: int) -> None:
+        self._config, self._sink = config, sink
+        self.ready = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        _say(self._sink, {"report": data})
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
+        text = f"{warning_message.filename}:{warning_message.lineno}: {warning_message.category.__name__}: "
+        if self.ready:
+            _say(self._sink, {"warning": [text + str(warning_message.message), when, nodeid]})
+
+
+def _say(sink: int, message: Any) -> None:
+    data = memoryview(json.dumps(message, default=str).encode() + b"\n")
+    while data:
+        data = data[os.write(sink, data) :]
+
+
+def _apart(config: Any, name: str, sink: int) -> None:
+    """In a fork: nothing that it writes to is the other processes', too."""
+    random.seed()
+    plugins = config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    sender = _Sender(config, sink)
+    plugins.register(sender, "sender")
+    sender.ready = True
+    capture = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    factory = config._tmp_path_factory
+    factory._basetemp = factory.getbasetemp() / name
+    factory._basetemp.mkdir(mode=0o700)
+    factory._exit_stack.pop_all()
