@@ -243,7 +243,7 @@ def assemble(
     from node.inference.client import EngineProcess
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
-    from node.processes.launch import ENGINE, LEARNER, launch
+    from node.processes.launch import ENGINE, LEARNER, fork_or_launch
     from node.services.local import LocalRun
     from node.services.local_seats import LocalSeats
     from node.training.client import EvaluatorProcess, TrainerProcess
@@ -258,7 +258,7 @@ def assemble(
     # Nobody distrusts a machine's own work: any engine of a permitted type will do, by the loosest cuts.
     own = msgspec.structs.replace(compiled.spec, verification=compiled.spec.verification.at_a_desk())
     # Engine, learner and evaluator all import torch: once instead of three times.
-    children = ForkServer(launch((*ENGINE, *LEARNER)))
+    children = ForkServer(fork_or_launch((*ENGINE, *LEARNER)))
     spool = Spool(home.spool, means.settings.milestones)
     local = kind(
         compiled.spec,
@@ -285,14 +285,14 @@ def assemble_pretraining(
     """The same for a run that pre-trains: no engine, and a learner that is all of its peers."""
     from node.metrics.observer import open_observer
     from node.processes.forkserver import ForkServer
-    from node.processes.launch import LEARNER, launch
+    from node.processes.launch import LEARNER, fork_or_launch
     from node.services.pretraining import LocalPretraining
     from node.training.client import TrainerProcess
     from node.training.spool import Spool
 
     _refuse_machines(means)
     observer = open_observer(compiled.spec, home.directory, means.sinks)
-    children, spool = ForkServer(launch(LEARNER)), Spool(home.spool, means.settings.milestones)
+    children, spool = ForkServer(fork_or_launch(LEARNER)), Spool(home.spool, means.settings.milestones)
     local = LocalPretraining(
         compiled.spec,
         compiled.encoded,

@@ -186,6 +186,10 @@ def _install(python: Path, extras: Sequence[str], log: Path) -> None:
     say("installing about 130 packages (1 GB on disk; half a minute from a near index, else some minutes)")
     constraints = str(REPOSITORY / "constraints.txt")
     pip(python, ["install", "-c", constraints, *_index_options(), "-e", target], log, "installing")
+    # pip compiles what it copies, and an editable installation is not copied: each process of the first swarm or of the
+    # first tests would compile all modules for itself.
+    packages = ("protocol", "contracts", "node", "cli")
+    subprocess.run([python, "-m", "compileall", "-q", "-j", "0", *packages], cwd=REPOSITORY, check=False)
 
 
 def _prepare_sandbox(python: Path, log: Path) -> None:

@@ -20,6 +20,7 @@ from node.training.pretrainer import Pretrainer
 from node.training.settings import TrainerSettings
 from node.training.warmstart import SORT_ALPHABET, create_model
 from node.training.world import World
+from tests.node.training.forks import ForkedPopen
 from tests.node.training.texts import compiled, records, spool_of, write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,9 +30,7 @@ ROUNDS = 4
 def train(*flags: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "cli", "train", *flags]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return ForkedPopen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_training_goes_on_exactly_and_leaves_a_model(tmp_path: Path, capfd) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from cli.main import main
+from tests.node.training.forks import ForkedPopen
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -58,9 +59,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(*flags: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "cli", "train", *flags]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return ForkedPopen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_step(process: subprocess.Popen[str], metrics: Path, step: int) -> None:

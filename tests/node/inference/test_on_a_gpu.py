@@ -199,6 +199,7 @@ def test_a_policy_that_is_an_adapter_is_loaded_and_another_after_it(
     here, there = (engine_on(device, tiny_assets) for device in ("cpu", "cuda"))
     image = here.read(str(tiny_assets / "model" / "model.safetensors"))
     rows, columns = image["model.layers.1.mlp.down_proj.weight"].shape
+    torch.manual_seed(0)  # some adapters change no token of so few
     adapter = {a: torch.randn(2, columns).bfloat16(), b: torch.randn(rows, 2).bfloat16()}
     write_image(tmp_path / "adapter", adapter)
     first, asked = outputs(there, requests([4, 9], 6)), requests([4, 9], 6)

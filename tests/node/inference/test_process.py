@@ -1,5 +1,6 @@
 """The engine child over its pipes: garbage, failures, the end of its input."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from protocol.identity import NodeKey
 from protocol.policy import decode_image, describe_tensors, policy_root
 from protocol.rollout import decode
 from protocol.run import RunSpec, encode_run
+from tests.node.training.forks import ForkedPopen
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 Child = subprocess.Popen[bytes]
@@ -20,12 +22,13 @@ Child = subprocess.Popen[bytes]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    process = subprocess.Popen(
+    process = ForkedPopen(
         [sys.executable, "-m", "node.inference.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=REPOSITORY,
+        env=dict(os.environ),
     )
     yield process
     process.kill()

@@ -3,10 +3,12 @@
 A fork has whatever its parent has imported, and no other threads. One that hangs is ended by an alarm.
 """
 
+import importlib
 import itertools
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import traceback
 import warnings
@@ -15,6 +17,7 @@ from typing import Any
 
 import trio
 
+from node.processes.launch import ENGINE, LEARNER
 from node.processes.server import _become
 from node.processes.wire import Start
 
@@ -40,6 +43,7 @@ def fork(work: Callable[..., object], *arguments: object) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
@@ -77,10 +81,45 @@ class Forking:
         return ForkedProgram(child, trio.lowlevel.FdStream(sink))
 
 
+class ForkedPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen` of `python -m` programs of ours, with the environment and the directory named. What they start
+    by a fork server is forked from us, too."""
+
+    def _execute_child(self, args: Sequence[str], *options: Any) -> None:
+        for module in (*ENGINE, *LEARNER):
+            importlib.import_module(module)
+        cwd, environment = options[4:6]
+        to_child, ours, out, from_child, err, errors = options[9:15]
+        nothing = os.open(os.devnull, os.O_RDWR)
+        descriptors = [os.dup(one if one >= 0 else nothing) for one in (to_child, from_child, errors)]
+        order = Start(0, args[2], tuple(args[3:]), dict(environment), str(cwd), int(signal.SIGKILL))
+        # The child must not hold our ends: it would not hear that we closed them.
+        self.pid = fork(
+            _talking_program, order, descriptors, [one for one in (ours, out, err) if one >= 0], os.getpid()
+        )
+        self._child_created = True
+        for one in (*descriptors, nothing):
+            os.close(one)
+        self._close_pipe_fds(*options[9:15])
+
+
+def _talking_program(order: Start, descriptors: list[int], others: list[int], parent: int) -> None:
+    signal.alarm(0)  # whoever started it waits as long as it likes
+    for one in others:
+        os.close(one)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    _be(order, descriptors, parent)
+
+
 def _program(order: Start, source: int, sink: int, parent: int) -> None:
     os.close(sink)
+    _be(order, [source], parent)
+
+
+def _be(order: Start, descriptors: list[int], parent: int) -> None:
     warnings.simplefilter("default")  # in a program they are no errors
-    _become(order, [source], parent)
+    _become(order, descriptors, parent)
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)
 
 
