@@ -130,6 +130,8 @@ class Team:
         status = 1
         try:
             os.setpgid(0, 0)  # Ctrl-C is for the first process, which tells the others
+            for one in (source, *(fork.source for fork in self._forks)):
+                os.close(one)  # or the others would write on for us when the first process is gone
             _apart(self._session.config, f"process-{self._started}", sink)
             self._run(first, lambda message: _say(sink, message))
             status = 0

@@ -109,15 +109,15 @@ def _talking_program(order: Start, descriptors: list[int], others: list[int], pa
         os.close(one)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
-    _be(order, descriptors, parent)
+    _run_as(order, descriptors, parent)
 
 
 def _program(order: Start, source: int, sink: int, parent: int) -> None:
     os.close(sink)
-    _be(order, [source], parent)
+    _run_as(order, [source], parent)
 
 
-def _be(order: Start, descriptors: list[int], parent: int) -> None:
+def _run_as(order: Start, descriptors: list[int], parent: int) -> None:
     warnings.simplefilter("default")  # in a program they are no errors
     _become(order, descriptors, parent)
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)
