@@ -2,12 +2,16 @@
 
 import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
+from tests.node.training.forks import end_of, fork
 
 pytest.importorskip("torch")
 
@@ -61,16 +65,22 @@ def test_every_how_to_can_be_followed(tmp_path: Path) -> None:
     assert len(checks) == len(re.findall(r"^```python check", TEXT, re.MULTILINE)) == 6
     program = tmp_path / "checks.py"
     program.write_text("\n".join(checks), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "INTELLECT_NODE_HOME": str(tmp_path),
-    }
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    errors = tmp_path / "errors"
+    assert end_of(fork(follow, tmp_path, program, errors)) == 0, errors.read_text()[-3000:]
+
+
+def follow(tree: Path, program: Path, errors: Path) -> None:
+    """In a fork, which has the libraries: our own modules are those of the tree, whatever was imported before."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ["INTELLECT_NODE_HOME"] = str(tree)
+    os.chdir(tree)
+    warnings.simplefilter("default")  # in a program they are no errors
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AssertionRewritingHook)]
+    sys.path.insert(0, str(tree))
+    for name in [name for name in sys.modules if name.partition(".")[0] in TREES]:
+        del sys.modules[name]
+    names = runpy.run_path(str(program), run_name="__main__")
+    assert Path(names["tests"].__file__).is_relative_to(tree)
 
 
 def test_a_how_to_that_names_what_is_gone_fails(tmp_path: Path) -> None:
