@@ -126,7 +126,8 @@ class PlainView:
             if self._is_news("disbelieved", one.validator):
                 name = snapshot.names.get(one.validator.lower(), one.validator)
                 self._write(f"- {name} is not believed any more: {clean(one.why, 200)}")
-        if snapshot.done or snapshot.elapsed - self._last >= self._every:
+        over = snapshot.done and self._is_news("over", "the run")
+        if over or snapshot.elapsed - self._last >= self._every:
             self._last = snapshot.elapsed
             self._write(plain_line(snapshot))
 
