@@ -38,7 +38,7 @@ demo: $(VENV)/.ready-train
 	@$(BIN)/intellect-node demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processes 4 $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --processes 4 $(if $(ARGS),$(ARGS),--first tests/swarm/test_swarm.py)
 
 tutorials: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.tutorials $(ARGS)

@@ -2,7 +2,8 @@
 
 A process that pytest-xdist starts imports and collects for itself: 15 s of CPU here, 31 s before anything is compiled.
 A fork has it all. The processes take the files one by one, in the order in which they were collected. One that ends
-inside of a test fails that test, and another takes its place.
+inside of a test fails that test, and another takes its place. Collecting keeps one core busy: the tests of a file that
+`--first` names run meanwhile.
 """
 
 import json
@@ -13,9 +14,9 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,17 +27,22 @@ PARTING = 20.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(f"--{ASKED}", type=int, default=1, help="share the test files among so many forks (default: 1)")
+    parser.addoption("--first", metavar="FILE", help="begin with this file, while the others are collected")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(First(), First.__name__)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    config = session.config
-    files = [list(items) for _, items in groupby(session.items, lambda item: item.nodeid.partition("::")[0])]
+    config, first = session.config, session.config.pluginmanager.getplugin(First.__name__)
+    files = [list(items) for _, items in groupby(session.items, lambda item: _file_of(item.nodeid))]
     number = min(config.getoption(ASKED), len(files))
-    if number <= 1 or config.option.collectonly or config.option.usepdb or session.testsfailed:
+    if not first.fork and (number <= 1 or not _shares(config)) or session.testsfailed:
         return None
     config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    team = Team(session, files)
+    team = Team(session, files, first.handed_over())
     try:
         team.work(number)
     finally:
@@ -44,13 +50,21 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
+def _shares(config: pytest.Config) -> bool:
+    return config.getoption(ASKED) > 1 and not config.option.collectonly and not config.option.usepdb
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 class Fork:
-    """One of the processes, as the first one sees it. running: the place of its newest test, None before the first."""
+    """One of the processes, as the first one sees it. running: its newest test, None before the first."""
 
     def __init__(self, pid: int, source: int) -> None:
         self.pid = pid
         self.source = source
-        self.running: int | None = None
+        self.running: str | None = None
         self.done = False
         self._rest = b""
 
@@ -65,23 +79,51 @@ class Fork:
         return [json.loads(line) for line in lines]
 
 
-class Team:
-    """The processes, and the files that none of them has taken: numbers in a pipe, four bytes each."""
+class First:
+    """The process that runs the tests of the file that `--first` names, and ends then. fork: None before it is there,
+    or where none was asked for."""
 
-    def __init__(self, session: pytest.Session, files: Sequence[Sequence[pytest.Item]]) -> None:
+    def __init__(self) -> None:
+        self.fork: Fork | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        file = session.config.getoption("first")
+        if file and _shares(session.config):
+            session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+            run: Callable[..., None] = lambda say: _run(session, [session.perform_collect([file])], say)  # noqa: E731
+            self.fork = _forked(session.config, "process-0", [], run)
+
+    def handed_over(self) -> Fork | None:
+        fork, self.fork = self.fork, None
+        return fork
+
+    def pytest_sessionfinish(self) -> None:
+        if fork := self.handed_over():  # not everything could be collected: no test counts
+            _end([fork])
+
+
+class Team:
+    """The processes, and the files that none of them has taken: numbers in a pipe, four bytes each. first: a process
+    that runs already, the tests of a file that all have heard of by now."""
+
+    def __init__(self, session: pytest.Session, files: Sequence[Sequence[pytest.Item]], first: Fork | None) -> None:
         self._session = session
         self._files = files
-        self._place = {item: place for place, item in enumerate(session.items)}
-        self._forks: list[Fork] = []
+        self._items = {item.nodeid: item for item in session.items}
+        self._first = first
+        self._forks: list[Fork] = [first] if first else []
         self._started = 0
-        self._run_yet: set[int] = set()
+        self._run_yet: set[str] = set()
         self._tickets, tickets = os.pipe()
-        os.write(tickets, b"".join(number.to_bytes(4, "big") for number in range(len(files))))
+        begun = session.config.getoption("first") if first else None
+        free = [number for number, file in enumerate(files) if _file_of(file[0].nodeid) != begun]
+        os.write(tickets, b"".join(number.to_bytes(4, "big") for number in free))
         os.close(tickets)
 
     def work(self, number: int) -> None:
         """Run all tests. Raises what ends a session early."""
-        for _ in range(number):
+        for _ in range(number - len(self._forks)):
             self._fork([])
         with selectors.DefaultSelector() as selector:
             while self._forks:
@@ -92,83 +134,41 @@ class Team:
                 selector.select(timeout=0.5)
                 for fork in list(self._forks):
                     ended = os.waitpid(fork.pid, os.WNOHANG)
+                    if ended[0]:
+                        selector.unregister(fork.source)
+                        self._forks.remove(fork)  # first: what it has said may end all, which signals who is left
                     for message in fork.heard():
                         self._take(fork, message)
                     if ended[0]:
-                        selector.unregister(fork.source)
-                        self._forks.remove(fork)
                         os.close(fork.source)
                         self._bury(fork, os.waitstatus_to_exitcode(ended[1]))
-        if missed := len(self._place) - len(self._run_yet):
+        if missed := len(self._items.keys() - self._run_yet):
             raise self._session.Failed(f"{missed} tests were run by no process")
 
     def end(self) -> None:
-        """End what still runs: first as Ctrl-C does, so that tests tidy up."""
+        """End what still runs."""
         os.close(self._tickets)
-        patience = time.monotonic() + PARTING
-        for number in (signal.SIGINT, signal.SIGKILL):
-            for fork in self._forks:
-                os.kill(fork.pid, number)
-            while self._forks and (number == signal.SIGKILL or time.monotonic() < patience):
-                for fork in self._forks:
-                    fork.heard()  # or it waits for us
-                self._forks = [fork for fork in self._forks if not os.waitpid(fork.pid, os.WNOHANG)[0]]
-                time.sleep(0.05)
+        _end(self._forks)
 
-    def _fork(self, first: Sequence[pytest.Item]) -> None:
-        """One more process; first: what it does before it takes a file."""
-        source, sink = os.pipe()
-        os.set_blocking(source, False)
+    def _fork(self, before: Sequence[pytest.Item]) -> None:
+        """One more process; before: what it does before it takes a file."""
         self._started += 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts pyarrow's thread, which may end
-            pid = os.fork()
-        if pid:
-            os.close(sink)
-            self._forks.append(Fork(pid, source))
-            return
-        status = 1
-        try:
-            os.setpgid(0, 0)  # Ctrl-C is for the first process, which tells the others
-            for one in (source, *(fork.source for fork in self._forks)):
-                os.close(one)  # or the others would write on for us when the first process is gone
-            _apart(self._session.config, f"process-{self._started}", sink)
-            self._run(first, lambda message: _say(sink, message))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+        name, others = f"process-{self._started}", [fork.source for fork in self._forks]
+        run: Callable[..., None] = lambda say: _run(self._session, self._taken(before), say)  # noqa: E731
+        self._forks.append(_forked(self._session.config, name, others, run))
 
-    def _run(self, first: Sequence[pytest.Item], say: Callable[[Any], None]) -> None:
-        """In a fork: tests until no file is left."""
-        hook, plugins = self._session.config.hook, self._session.config.pluginmanager
-        runner: Any = plugins.getplugin("runner")
-        try:
-            for file in self._taken(first):
-                # Which file follows is not known before this one's last test has ended: only what belongs to the whole
-                # session is kept until then.
-                for item, following in zip(file, [*file[1:], self._session], strict=True):
-                    say({"running": self._place[item]})
-                    hook.pytest_runtest_protocol(item=item, nextitem=following)
-                    if self._session.shouldfail or self._session.shouldstop:
-                        return
-        finally:
-            runner.pytest_sessionfinish(self._session)
-        say({"done": True})
-
-    def _taken(self, first: Sequence[pytest.Item]) -> Iterator[Sequence[pytest.Item]]:
-        if first:
-            yield first
+    def _taken(self, before: Sequence[pytest.Item]) -> Iterator[Sequence[pytest.Item]]:
+        if before:
+            yield before
         while ticket := os.read(self._tickets, 4):
             yield self._files[int.from_bytes(ticket, "big")]
 
     def _take(self, fork: Fork, message: Any) -> None:
         hook = self._session.config.hook
         match message:
-            case {"running": place}:
-                fork.running = place
-                self._run_yet.add(place)
+            case {"running": nodeid}:
+                fork.running = nodeid
+                self._run_yet.add(nodeid)
             case {"report": data}:
                 self._report(hook.pytest_report_from_serializable(config=self._session.config, data=data))
             case {"warning": [text, when, nodeid]}:
@@ -191,14 +191,77 @@ class Team:
 
     def _bury(self, fork: Fork, status: int) -> None:
         if fork.done and status == 0:
+            if fork is self._first:  # the others have taken files ever since, and go on
+                self._fork([])
             return
         if fork.running is None:
             raise self._session.Failed(f"a process of the tests ended with status {status} before its first test")
-        item = self._session.items[fork.running]
+        item = self._items[fork.running]
         what = f"the process ended with status {status} in this test, or after it"
         self._report(pytest.TestReport(item.nodeid, item.location, {}, "failed", what, "call"))
         file = next(file for file in self._files if item in file)
         self._fork(file[file.index(item) + 1 :])
+
+
+def _end(forks: list[Fork]) -> None:
+    """End them: first as Ctrl-C does, so that tests tidy up."""
+    patience = time.monotonic() + PARTING
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for fork in forks:
+            os.kill(fork.pid, number)
+        while forks and (number == signal.SIGKILL or time.monotonic() < patience):
+            for fork in forks:
+                fork.heard()  # or it waits for us
+            forks = [fork for fork in forks if not os.waitpid(fork.pid, os.WNOHANG)[0]]
+            time.sleep(0.05)
+
+
+def _forked(
+    config: pytest.Config, name: str, others: Sequence[int], run: Callable[[Callable[[Any], None]], None]
+) -> Fork:
+    """A process that runs and ends; others: of those before it, what we read from. run: takes what says something to
+    us."""
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts pyarrow's thread, which may end
+        pid = os.fork()
+    if pid == 0:
+        _work_and_end(config, name, [source, *others], sink, run)
+    os.close(sink)
+    return Fork(pid, source)
+
+
+def _work_and_end(config: Any, name: str, theirs: Sequence[int], sink: int, run: Callable[..., None]) -> NoReturn:
+    status = 1
+    try:
+        os.setpgid(0, 0)  # Ctrl-C is for the first process, which tells the others
+        for one in theirs:
+            os.close(one)  # or the others would write on for us when the first process is gone
+        _apart(config, name, sink)
+        run(lambda message: _say(sink, message))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _run(session: pytest.Session, files: Iterable[Sequence[pytest.Item]], say: Callable[[Any], None]) -> None:
+    """In a fork: the tests of these files."""
+    hook, runner = session.config.hook, session.config.pluginmanager.getplugin("runner")
+    try:
+        for file in files:
+            # Which file follows is not known before this one's last test has ended: only what belongs to the whole
+            # session is kept until then.
+            for item, following in zip(file, [*file[1:], session], strict=True):
+                say({"running": item.nodeid})
+                hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.shouldfail or session.shouldstop:
+                    return
+    finally:
+        runner.pytest_sessionfinish(session)  # type: ignore[union-attr]
+    say({"done": True})
 
 
 class _Sender:

@@ -80,6 +80,26 @@ def test_the_first_failure_can_end_all(suite: Path) -> None:
     assert "stopping after 1 failures" in said
 
 
+def test_a_file_begins_while_the_others_are_collected(suite: Path) -> None:
+    (suite / "test_other.py").write_text("open('begun')\ndef test_passes(): pass\n")
+    (suite / "test_third.py").write_text(
+        "import pathlib\ndef test_begins(): pathlib.Path('begun').write_text('')\ndef test_goes_on(): pass\n"
+    )
+    (suite / "conftest.py").write_text(
+        "import pathlib, time\ndef pytest_collectreport(report):\n"
+        "    while report.nodeid == 'test_one.py' and not pathlib.Path('begun').exists(): time.sleep(0.01)\n"
+    )
+    status, said = run(suite, "--processes", "2", "--first", "test_third.py")
+    assert status == 1
+    assert "3 failed, 6 passed, 1 skipped in" in said
+    begun = suite / "begun"
+    begun.unlink()
+    (suite / "test_other.py").write_text("what is this?")
+    status, said = run(suite, "--processes", "2", "--first", "test_third.py")
+    assert status == 2 and begun.exists()
+    assert "passed" not in said and "1 error in" in said
+
+
 def test_one_process_runs_as_pytest_does(suite: Path) -> None:
     (suite / "test_one.py").write_text("def test_passes(): pass\n")
     assert run(suite)[0] == 0
