@@ -6,21 +6,26 @@ inside of a test fails that test, and another takes its place. Collecting keeps 
 `--first` names run meanwhile.
 """
 
+import fcntl
 import json
 import os
 import random
 import selectors
+import shutil
 import signal
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 ASKED = "processes"
+PLACE = pytest.StashKey[Path]()
+"""Of what all processes read."""
 PARTING = 20.0
 """Seconds that processes have to tidy up when the tests are interrupted."""
 
@@ -35,19 +40,42 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[PLACE] = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     config, first = session.config, session.config.pluginmanager.getplugin(First.__name__)
     files = [list(items) for _, items in groupby(session.items, lambda item: _file_of(item.nodeid))]
     number = min(config.getoption(ASKED), len(files))
     if not first.fork and (number <= 1 or not _shares(config)) or session.testsfailed:
         return None
-    config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     team = Team(session, files, first.handed_over())
     try:
         team.work(number)
     finally:
         team.end()
     return True
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path], None]], Path]:
+    """(name, make): a directory that all processes read, made by the first one that asks for it."""
+    place = request.config.stash[PLACE]
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        whole, half = place / name, place / f"{name}.half"
+        with (place / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not whole.exists():
+                shutil.rmtree(half, ignore_errors=True)  # of one that died
+                half.mkdir()
+                make(half)
+                half.rename(whole)
+        return whole
+
+    return made
 
 
 def _shares(config: pytest.Config) -> bool:
@@ -90,7 +118,6 @@ class First:
     def pytest_collection(self, session: pytest.Session) -> None:
         file = session.config.getoption("first")
         if file and _shares(session.config):
-            session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
             run: Callable[..., None] = lambda say: _run(session, [session.perform_collect([file])], say)  # noqa: E731
             self.fork = _forked(session.config, "process-0", [], run)
 

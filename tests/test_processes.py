@@ -21,6 +21,7 @@ def test_ends_its_process(): os._exit(3)
 def test_after_it(tmp_path): tmp_path.joinpath("mine").write_text("x")
 @pytest.mark.skip(reason="a reason")
 def test_is_skipped(): pass
+def test_reads_what_all_read(made_once): made_once("it", lambda place: open("made", "a").write("once"))
 def test_whose_world_ends_badly(world): pass
 """
 OTHER = """
@@ -30,6 +31,7 @@ def test_captures(capfd, tmp_path): print("x"); assert capfd.readouterr().out ==
 @pytest.mark.xfail
 def test_is_expected_to_fail(): assert 0
 def test_warns(): warnings.warn("beware")
+def test_reads_it_too(made_once): assert made_once("it", lambda place: open("made", "a").write("twice")).is_dir()
 """
 
 
@@ -59,7 +61,8 @@ def suite(tmp_path: Path) -> Path:
 def test_each_test_has_its_outcome(suite: Path) -> None:
     status, said = run(suite, "--processes", "2")
     assert status == 1
-    assert "3 failed, 5 passed, 1 skipped, 1 xfailed, 1 warning in" in said
+    assert "3 failed, 7 passed, 1 skipped, 1 xfailed, 1 warning in" in said
+    assert (suite / "made").read_text() in ("once", "twice")
     for line in (
         "FAILED test_one.py::test_fails - assert 1 == 2",
         "FAILED test_one.py::test_ends_its_process - the process ended with status 3",
@@ -91,7 +94,7 @@ def test_a_file_begins_while_the_others_are_collected(suite: Path) -> None:
     )
     status, said = run(suite, "--processes", "2", "--first", "test_third.py")
     assert status == 1
-    assert "3 failed, 6 passed, 1 skipped in" in said
+    assert "3 failed, 7 passed, 1 skipped in" in said
     begun = suite / "begun"
     begun.unlink()
     (suite / "test_other.py").write_text("what is this?")

@@ -1,5 +1,6 @@
 """A tiny trained model with a history of five steps, and one honest validator."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,7 @@ def turns_run(run: RunSpec) -> RunSpec:
 
 
 @pytest.fixture(scope="session")
-def assets(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets(run: RunSpec, made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """model/ after training, and images/0 .. 4 of its last steps, the newest last."""
     import torch
 
@@ -42,17 +43,18 @@ def assets(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from node.inference.tokenizer import LocalTokenizer
     from node.training.warmstart import SORT_ALPHABET, create_model, warm_start
 
+    def train(assets: Path) -> None:
+        model = create_model(assets / "model", SORT_ALPHABET, seed=7, hidden=64, layers=2)
+        environment = load_environment(run.environment, assets, LocalTokenizer(assets / "model"))
+        warm_start(assets / "model", model, environment, seed=0, target=0.05, check_every=10, max_steps=120)
+        images = assets / "images"
+        images.mkdir()
+        for step in range(STEPS_KEPT):
+            warm_start(assets / "model", model, environment, seed=step, target=2.0, max_steps=1, learning_rate=3e-4)
+            (images / str(step)).write_bytes((assets / "model" / "model.safetensors").read_bytes())
+
     torch.set_num_threads(1)
-    assets = tmp_path_factory.mktemp("attacked") / "assets"
-    model = create_model(assets / "model", SORT_ALPHABET, seed=7, hidden=64, layers=2)
-    environment = load_environment(run.environment, assets, LocalTokenizer(assets / "model"))
-    warm_start(assets / "model", model, environment, seed=0, target=0.05, check_every=10, max_steps=120)
-    images = assets / "images"
-    images.mkdir()
-    for step in range(STEPS_KEPT):
-        warm_start(assets / "model", model, environment, seed=step, target=2.0, max_steps=1, learning_rate=3e-4)
-        (images / str(step)).write_bytes((assets / "model" / "model.safetensors").read_bytes())
-    return assets
+    return made_once("attacked", train)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from cli.main import main
 from node.state.locks import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 9
+STEPS = 8
 PATIENCE = 280.0
 
 
