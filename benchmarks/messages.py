@@ -25,9 +25,8 @@ from unittest.mock import patch
 
 import msgspec
 import trio
-from trio.testing import MockClock
 
-from benchmarks.command import parser_of, save, silence_logs
+from benchmarks.command import parser_of, run_seeded, save, silence_logs
 from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
 from node.chain.client import Block
 from node.chain.ledger import Ledger
@@ -404,15 +403,14 @@ def counted() -> Iterator[Counts]:
 def play(plan: Plan, folder: Path) -> Cost:
     """Under a virtual clock."""
     keys = tuple(NodeKey(bytes([11 + number]) * 32) for number in range(VALIDATORS))
-    run: Callable[[], Any] = Play(plan, folder).run
+    run: Callable[[], Awaitable[Cost]] = Play(plan, folder).run
 
     async def inline(work: Callable[..., Any], *given: Any, **_: Any) -> Any:
         await trio.lowlevel.checkpoint()  # threads and virtual clocks do not mix
         return work(*given)
 
-    random.seed(plan.seed)
     with patch.object(court_of, "VALIDATORS", keys), patch.object(trio.to_thread, "run_sync", inline):
-        return trio.run(run, clock=MockClock(autojump_threshold=0))
+        return run_seeded(plan.seed, run)
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import argparse
 import json
 import logging
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -27,11 +26,8 @@ from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import trio
-from trio._core import _run
-from trio.testing import MockClock
 
-from benchmarks.command import parser_of, silence_logs
+from benchmarks.command import parser_of, run_seeded, silence_logs
 from benchmarks.simulation import EPOCH
 from benchmarks.simulation.fetching import fetch_seconds
 from benchmarks.simulation.scenario import Scenario
@@ -416,18 +412,9 @@ def simulate(scenario: Scenario) -> Swarm:
 
 
 def deterministic(seed: int, live: Callable[[], Awaitable[object]]) -> None:
-    """Run it under a clock that jumps, with what is computed once. trio shuffles whom it wakes first, so its random
-    numbers are seeded, too."""
-    scheduler: Any = _run
-    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    random.seed(seed)
-    scheduler._r.seed(seed)
-    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
-    try:
-        with computed_once():
-            trio.run(live, clock=MockClock(autojump_threshold=0))
-    finally:
-        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
+    """Run it, the same for each seed, with what is computed once."""
+    with computed_once():
+        run_seeded(seed, live)
 
 
 if __name__ == "__main__":
