@@ -47,7 +47,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     config, first = session.config, session.config.pluginmanager.getplugin(First.__name__)
-    files = [list(items) for _, items in groupby(session.items, lambda item: _file_of(item.nodeid))]
+    files = [list(items) for _, items in groupby(session.items, lambda item: item.path)]
     number = min(config.getoption(ASKED), len(files))
     if not first.fork and (number <= 1 or not _shares(config)) or session.testsfailed:
         return None
@@ -80,10 +80,6 @@ def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path],
 
 def _shares(config: pytest.Config) -> bool:
     return config.getoption(ASKED) > 1 and not config.option.collectonly and not config.option.usepdb
-
-
-def _file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
 
 
 class Fork:
@@ -143,8 +139,8 @@ class Team:
         self._started = 0
         self._run_yet: set[str] = set()
         self._tickets, tickets = os.pipe()
-        begun = session.config.getoption("first") if first else None
-        free = [number for number, file in enumerate(files) if _file_of(file[0].nodeid) != begun]
+        begun = session.config.invocation_params.dir / session.config.getoption("first") if first else None
+        free = [number for number, file in enumerate(files) if file[0].path != begun]
         os.write(tickets, b"".join(number.to_bytes(4, "big") for number in free))
         os.close(tickets)
 

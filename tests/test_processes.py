@@ -92,13 +92,13 @@ def test_a_file_begins_while_the_others_are_collected(suite: Path) -> None:
         "import pathlib, time\ndef pytest_collectreport(report):\n"
         "    while report.nodeid == 'test_one.py' and not pathlib.Path('begun').exists(): time.sleep(0.01)\n"
     )
-    status, said = run(suite, "--processes", "2", "--first", "test_third.py")
+    status, said = run(suite, "--processes", "2", "--first", "./test_third.py")
     assert status == 1
     assert "3 failed, 7 passed, 1 skipped in" in said
     begun = suite / "begun"
     begun.unlink()
     (suite / "test_other.py").write_text("what is this?")
-    status, said = run(suite, "--processes", "2", "--first", "test_third.py")
+    status, said = run(suite, "--processes", "2", "--first", "./test_third.py")
     assert status == 2 and begun.exists()
     assert "passed" not in said and "1 error in" in said
 

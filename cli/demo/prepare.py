@@ -146,18 +146,14 @@ async def teach_and_measure(
 ) -> None:
     """The start model and, for a machine of another class than the demo's run is calibrated for, what is honest on it:
     measured before, or now."""
-    from node.preflight.engines import judge_class
+    from node.preflight.engines import NAMES, judge_class, names_in
 
-    classes: list[str] = []
-
-    async def ask() -> None:
-        classes.extend(await _classes_here(scene, environment, spawn))
-
+    look = Program("the engine's look at this machine", NAMES, environment, scene.log("classes"), scene.directory)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
+        nursery.start_soon(run_to_end, look, spawn)
         await teach_start_model(options, scene, environment, spawn, view)
-    known = run.verification, *map(_rules_in, MEASURED_TOO)
-    for rules in known:
+    classes = names_in(look.log.read_bytes())
+    for rules in (run.verification, *map(_rules_in, MEASURED_TOO)):
         if judge_class(rules, "worker", classes).level == "ok":
             run = msgspec.structs.replace(run, verification=rules)
             scene.run_file.write_text(render_run(run), encoding="utf-8")
@@ -167,14 +163,6 @@ async def teach_and_measure(
     log = scene.log("calibration")
     # After the start model: the calibration samples with it.
     await run_to_end(Program("the calibration", command, environment, log, scene.directory), spawn)
-
-
-async def _classes_here(scene: Scene, environment: dict[str, str], spawn: Spawn) -> list[str]:
-    """All classes of engines that this machine offers, best first."""
-    log = scene.log("classes")
-    command = [sys.executable, "-m", "node.inference.wish"]
-    await run_to_end(Program("the engine's look at this machine", command, environment, log, scene.directory), spawn)
-    return msgspec.json.decode(log.read_bytes().strip().split(b"\n")[-1], type=list[str])
 
 
 def _rules_in(path: Path) -> "VerificationSpec":

@@ -43,12 +43,17 @@ async def check_class(rules: VerificationSpec, role: str, options: Sequence[str]
     try:
         with trio.fail_after(CLASS_DEADLINE):
             done = await trio.run_process([*NAMES, *options], capture_stdout=True, capture_stderr=True, check=False)
-        # The last line: libraries print what they like before it.
-        names = msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=list[str])
+        names = names_in(done.stdout)
     except (OSError, trio.TooSlowError, *UNREADABLE) as error:
         why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"
         return warning("class", f"how this machine computes is not known: {why}", "run intellect-node doctor --engine")
     return judge_class(rules, role, names)
+
+
+def names_in(said: bytes) -> list[str]:
+    """The classes that a process of NAMES told. Raises msgspec's errors."""
+    # The last line: libraries print what they like before it.
+    return msgspec.json.decode(said.strip().split(b"\n")[-1], type=list[str])
 
 
 def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Finding:
