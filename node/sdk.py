@@ -180,7 +180,7 @@ async def _until_over(main: Any) -> None:
 async def follow(
     network: str, *, pool: int | None = None, directory: str | Path, after: int = -1, quota: int = QUOTA
 ) -> AsyncIterator[AsyncIterator[Policy]]:
-    """The newest policy of a pool, then each newer one, without joining: no key, no stake.
+    """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.
 
     network: a name, or the path of a profile; pool: the profile's own where it is None; directory: keeps what was
     fetched, `quota` bytes at most; after: the step that is known already. Raises IntellectError.

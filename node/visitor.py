@@ -38,6 +38,8 @@ MEMBERS_WITHIN = 20.0
 # For a tokenizer or a configuration: megabytes at most, from members that may be slow and far.
 ASSET_TIMEOUT = 600.0
 ASK_AGAIN = 30.0
+LOOK = 1.0
+"""Seconds between two looks whether the trainer is still believed."""
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
 MODEL = "model/"
@@ -50,6 +52,14 @@ class Visit(msgspec.Struct, frozen=True):
     trainer: Address
     run: RunSpec
     assets: dict[str, Path]
+
+
+def _check_word(follower: PolicyFollower) -> None:
+    """Raise PolicyUnknown of a trainer who cannot be believed."""
+    if follower.fork is not None:
+        raise PolicyUnknown(
+            "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
+        )
 
 
 def check_announced(run: RunSpec) -> None:
@@ -90,22 +100,36 @@ class Visitor:
 
     @asynccontextmanager
     async def following(self, after: int = -1) -> AsyncIterator[trio.MemoryReceiveChannel[Visit]]:
-        """The newest policy, then each newer one as soon as it is verified; one that is overtaken may be left out.
+        """The newest policy, then each newer one as soon as it is verified; one that is overtaken may be left out. The
+        channel ends after the run's last one.
 
-        after: the step that is known already. Raises IntellectError as `fetch` does.
+        after: the step that is known already. Raises IntellectError as `fetch` does, and once the trainer has
+        contradicted itself: nothing follows that could be believed, until somebody takes over.
         """
         # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[Visit](0)
-        async with self._visiting(newest=True) as (member, run, _, shelf), trio.open_nursery() as nursery:
+        async with self._visiting(newest=True) as (member, run, follower, shelf), trio.open_nursery() as nursery:
+            watching = trio.CancelScope()
 
             async def tell() -> None:
                 known = after
-                while True:
-                    policy = await shelf.newer_than(known)
-                    known = policy.step
-                    await send.send(await self._visit(member, run, policy))
+                async with send:
+                    while known < run.recipe.steps:
+                        policy = await shelf.newer_than(known)
+                        known = policy.step
+                        await send.send(await self._visit(member, run, policy))
+                # Whoever works with the last policy is not to be disturbed by what the trainer says afterwards.
+                watching.cancel()
+
+            async def watch() -> None:
+                with watching:
+                    await self._heard(follower)
+                    while True:
+                        await trio.sleep(LOOK)
+                        _check_word(follower)
 
             nursery.start_soon(tell)
+            nursery.start_soon(watch)
             yield receive
             nursery.cancel_scope.cancel()
 
@@ -217,20 +241,21 @@ class Visitor:
         path = await member.blobs.fetch(root, sources, max_size=MAX_RUN_BYTES, timeout=HEARD_WITHIN)
         return decode_run(await trio.to_thread.run_sync(path.read_bytes))
 
-    async def _wanted(self, follower: PolicyFollower, shelf: PolicyShelf, step: int | None) -> HeldPolicy:
+    async def _heard(self, follower: PolicyFollower, step: int | None = None) -> None:
+        """Wait for an announcement: of that step, or of any. Raises PolicyUnknown where there is none that counts."""
         with trio.move_on_after(HEARD_WITHIN):
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110
                 await trio.sleep(0.05)
-        if follower.fork is not None:
-            raise PolicyUnknown(
-                "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
-            )
+        _check_word(follower)
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",
                 f"none of pool {self._pool}'s members repeated one within {HEARD_WITHIN:g} s",
                 "is anybody of them running? try again later",
             )
+
+    async def _wanted(self, follower: PolicyFollower, shelf: PolicyShelf, step: int | None) -> HeldPolicy:
+        await self._heard(follower, step)
         if step is None:
             await trio.sleep(FIRST_SILENCE)
             newest = follower.newest_step

@@ -17,13 +17,18 @@ FENCE = re.compile(r"^```(?:bash|sh|console)?[^\n]*\n(.*?)^```", re.MULTILINE | 
 INLINE = re.compile(r"`(intellect-node [^`\n]+)`")
 PLACEHOLDER = re.compile(r"[\[\]<>|]|\.\.\.| v\d$")
 """Patterns of a command, and the tags that hashes begin with (`intellect-node tensor v1`)."""
-PROGRAM = typer.main.get_command(app)
+PROGRAM: Any = typer.main.get_command(app)
+GROUPS = sorted(name for name, command in PROGRAM.commands.items() if hasattr(command, "commands"))
+SHORT = re.compile(rf"`((?:{'|'.join(GROUPS)}) [a-z][^`\n]*)`")
+"""A command of a group as prose names it, without the program's name."""
 
 
 def commands(text: str) -> Iterator[str]:
     """Command lines of code blocks, continued lines joined, and those in backticks. What is a pattern is left out."""
     blocks = "\n".join(FENCE.findall(text)).replace("\\\n", " ")
-    for line in [*blocks.splitlines(), *INLINE.findall(FENCE.sub("", text))]:
+    prose = FENCE.sub("", text)
+    short = [f"intellect-node {line}" for line in SHORT.findall(prose)]
+    for line in [*blocks.splitlines(), *INLINE.findall(prose), *short]:
         words = re.split(r"\s#", line)[0].strip()
         if words.startswith("intellect-node ") and not PLACEHOLDER.search(words):
             yield words
@@ -58,3 +63,8 @@ def test_each_command_of_a_page_is_one_of_ours(page: Path) -> None:
 )
 def test_what_is_no_command_is_found(line: str) -> None:
     assert fault(line)
+
+
+def test_commands_are_found_in_prose_too() -> None:
+    text = "Say `weights fetch --out a` or `intellect-node status`, not `run.toml` or `run`."
+    assert list(commands(text)) == ["intellect-node status", "intellect-node weights fetch --out a"]

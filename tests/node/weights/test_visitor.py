@@ -1,0 +1,93 @@
+"""A visitor's policies: when they end, and when it gives up instead of waiting for ever."""
+
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import trio
+
+from node import visitor
+from node.visitor import Visit, Visitor
+from node.weights.errors import PolicyUnknown
+from protocol.errors import IntellectError
+from tests.node.weights.little_swarm import Peer
+from tests.node.weights.test_weights import announce
+
+
+class Guest(Visitor):
+    """Everything of a visit but the chain and the network: its follower is a peer's of the little swarm."""
+
+    def __init__(self, peer: Peer, steps: int) -> None:
+        self._pool, self._peer, self._steps = 7, peer, steps
+
+    @asynccontextmanager
+    async def _visiting(self, *, newest: bool):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._peer.follower.run)
+            run = SimpleNamespace(recipe=SimpleNamespace(steps=self._steps))
+            yield None, run, self._peer.follower, self._peer.shelf
+            nursery.cancel_scope.cancel()
+
+    async def _visit(self, member, run, policy):
+        return Visit(policy, self._peer.key.address, run, {})
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch) -> None:
+    monkeypatch.setattr(visitor, "LOOK", 0.01)
+    monkeypatch.setattr(visitor, "FIRST_SILENCE", 0.05)
+
+
+async def test_policies_end_after_the_last_step_of_the_run(run, origin, peer) -> None:
+    trainer = origin()
+    async with Guest(peer("guest", trainer.key.address), steps=2).following() as visits:
+        told = []
+        for step in range(3):
+            held = await trainer.publish(step, run.step())
+            told.append((await visits.receive()).policy)
+            assert told[-1].root == held.root
+        with trio.fail_after(5), pytest.raises(trio.EndOfChannel):
+            await visits.receive()
+    assert [policy.step for policy in told] == [0, 1, 2]
+
+
+async def test_nothing_is_waited_for_that_comes_after_the_last_step(origin, peer) -> None:
+    with trio.fail_after(5):
+        async with Guest(peer("guest", origin().key.address), steps=2).following(after=2) as visits:
+            assert [visit async for visit in visits] == []
+
+
+async def test_a_trainer_that_contradicts_itself_ends_a_visit(run, origin, peer, wire) -> None:
+    trainer = origin()
+    guest = Guest(peer("guest", trainer.key.address), steps=9)
+    # A group, as trio's nurseries raise one; the interface for programs takes the one error out of it.
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown), flatten_subgroups=True) as raised:
+        async with guest.following() as visits:
+            held = await trainer.publish(0, run.step())
+            await visits.receive()
+            wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
+            await visits.receive()
+    found = raised.value
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert found.what == "the trainer contradicted itself" and "two policies" in found.why
+
+
+async def test_what_a_liar_published_is_not_fetched(run, origin, peer, wire) -> None:
+    trainer = origin()
+    guest = Guest(peer("guest", trainer.key.address), steps=9)
+    held = await trainer.publish(0, run.step())
+    wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown, match="contradict")):
+        await guest.fetch()
+
+
+async def test_a_pool_that_says_nothing_is_told(origin, peer, monkeypatch) -> None:
+    monkeypatch.setattr(visitor, "HEARD_WITHIN", 0.1)
+    guest = Guest(peer("guest", origin().key.address), steps=9)
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(IntellectError), flatten_subgroups=True):
+        async with guest.following() as visits:
+            await visits.receive()
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown, match="no policy")):
+        await guest.fetch()
