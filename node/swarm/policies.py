@@ -89,6 +89,8 @@ class PolicyClock:
         message = signed.message
         if self._terms is None or self._terms.counts(signed.author, message.term, message.step, message.parent):
             return True
+        if self._terms.named == (message.step, message.policy_root):
+            return True
         began = self._terms.now.at
         if self._terms.is_over(message.term, message.step) and self._clock() - began <= GRACE_SECONDS:
             self._by_root.setdefault(message.policy_root, signed)

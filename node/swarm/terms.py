@@ -56,6 +56,8 @@ class Terms:
         self.lease = self.grace = 0
         self.reached = 0
         """A policy that the chain was told of: the run has come at least as far."""
+        self.named: tuple[int, bytes] | None = None
+        """Step and root of the policy that the newest term goes on from, where who announced it is not known here."""
         self._before: deque[dict[str, Any]] = deque(maxlen=MOST_UNDONE)
         """What stood here before each word of the chain."""
 
@@ -117,6 +119,8 @@ class Terms:
             return
         self.seat(chair.trainers, chair.lease_seconds, chair.grace_seconds)
         self.take(chair.term, chair.holder, chair.from_step, chair.parent, chair.until)
+        # Terms before this one are not asked for here, which would take long: its holder has put this policy on chain.
+        self.named = (chair.from_step - 1, chair.parent)
 
     async def ask_who_led(self, chain: Chairs, pool: int) -> None:
         """The terms before this one, too: what their holders said of their policies stays said. Raises ChainError."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from contracts.bindings import ChairInfo, TermTaken
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.terms import FOREVER, Terms
@@ -238,3 +240,15 @@ async def test_who_follows_no_events_asks_who_leads_and_who_led() -> None:
     assert not (terms.counts(A, 0, 4) or terms.counts(NOBODY, 0, 3) or terms.counts(B, 0, 3))
     await terms.ask_who_leads(Told((A, 0), (B, 4)), 1)  # an endpoint that is behind
     assert terms.now.holder == C
+
+
+async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_holder_named_and_no_other() -> None:
+    scene, late = Scene(), Told((A, 0), (B, 4), (C, 9))
+    late.terms_taken[-1] = msgspec.structs.replace(late.terms_taken[-1], parent=ROOTS[8])
+    scene.terms = Terms(NOBODY, lambda: scene.time)
+    scene.clock = PolicyClock(lambda: scene.time, scene.terms)
+    await scene.terms.ask_who_leads(late, 1)
+    assert not scene.say(B, 1, 7) and not scene.say(B, 1, 8, ROOTS[30])
+    assert scene.say(B, 1, 8) and scene.clock.newest_step == 8
+    assert not scene.say(B, 1, 8, ROOTS[30]) and scene.clock.fork is None
+    assert scene.say(C, 2, 9, parent=ROOTS[8]) and scene.clock.newest_step == 9
