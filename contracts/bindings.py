@@ -17,7 +17,7 @@ import msgspec
 from eth_hash.auto import keccak
 
 from protocol.errors import IntellectError
-from protocol.identity import Address, parse_address
+from protocol.identity import Address, address_bytes, parse_address
 from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
 
 if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
@@ -814,9 +814,22 @@ class Contracts:
         return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
 
     def missing(self) -> list[str]:
-        """Names of contracts whose address holds no code."""
+        """Names of contracts whose address holds no code.
+
+        One question about all: a call without a receiver runs its own data as a program (PUSH20 address, EXTCODESIZE,
+        PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be five of them.
+        """
         slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
-        return [slot for slot in slots if not self.web3.eth.get_code(_hex(getattr(self.addresses, slot)))]
+        sizes = [
+            b"\x73" + address_bytes(getattr(self.addresses, slot)) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
+            for place, slot in enumerate(slots)
+        ]
+        length = 32 * len(slots)
+        program = b"".join(sizes) + b"\x60" + bytes([length]) + b"\x60\x00\xf3"
+        answer = bytes(self.web3.eth.call({"data": "0x" + program.hex()}))
+        if len(answer) != length:
+            raise ValueError(f"{len(answer)} bytes are no answer to {len(slots)} sizes of contracts")
+        return [slot for place, slot in enumerate(slots) if not any(answer[32 * place : 32 * (place + 1)])]
 
     def _ask(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
