@@ -6,6 +6,7 @@ import os
 import re
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,13 +152,30 @@ def command(
 
 def look(config: "NodeConfig", scope: "Scope", *, quiet: bool) -> "list[Finding]":
     """Make a survey, and show each finding as it comes; last what a running daemon says."""
+    from node.processes.launch import ENGINE, launch
+
+    server = None
+    # Three of its looks need an engine's libraries: they are imported once, beside our own. A machine that can start
+    # nothing more is to be told so by these looks.
+    with suppress(OSError):
+        server = launch(ENGINE) if scope.engine else None
     import trio
 
     from node.preflight.survey import Survey
+    from node.processes.forkserver import ForkServer
 
     told = (lambda _: None) if quiet else show
+
+    async def survey() -> "list[Finding]":
+        children = ForkServer(server)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(children.run)
+            found = await Survey(config, scope, told, children).run()
+            nursery.cancel_scope.cancel()
+        return found
+
     with quiet_logs():
-        found = trio.run(Survey(config, scope, told).run)
+        found = trio.run(survey)
     # Last: what the daemon says is the answer to most of what the survey only suspects.
     of_daemon = ask_daemon(config)
     for finding in of_daemon:

@@ -260,14 +260,14 @@ class Daemon:
         role = choose_role(self.config.role, key.address, pool.trainers, pool.validators, hardware)
         if role == "worker" and self.config.role == "auto":
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
-            check_speed(await measured(self.config.home, hardware, self.config.engine_options))
+            check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)
         # Nobody who was in the pool is refused because the chain is silent.
         if self.config.preflight and answered:
             await self._admit(chain, pool, role, hardware, listen, state.path)
-            await check_calibrated(chain, pool, key.address, self.config, role)
+            await check_calibrated(chain, pool, key.address, self.config, role, self.children)
         # A key that joins another pool gets another journal: promises are kept apart by pool.
         self._journal = journal = await trio.to_thread.run_sync(journal_of, state.path, journal, label)
         if answered:

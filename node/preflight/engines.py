@@ -12,6 +12,7 @@ from node.inference.client import CALIBRATE, EngineProcess
 from node.inference.errors import EngineError
 from node.inference.vllm.installed import check_version
 from node.preflight.finding import Finding, failure, ok, warning
+from node.processes.forkserver import Anew, Starter
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.run import RunSpec, VerificationSpec, encode_run
 
@@ -37,13 +38,15 @@ def check_engines(wanted: str, *, gpu: bool, own: str | None) -> Finding:
     return ok("engines", f"the engine is {engine}{asides}", engine=engine)
 
 
-async def check_class(rules: VerificationSpec, role: str, options: Sequence[str] = ()) -> Finding:
+async def check_class(
+    rules: VerificationSpec, role: str, options: Sequence[str] = (), starter: Starter | None = None
+) -> Finding:
     """Whether the run admits a class that this machine's own engine computes as: asked before a stake is put up for it,
     of a process that loads no model. options: the engine's."""
     try:
         with trio.fail_after(CLASS_DEADLINE):
-            done = await trio.run_process([*NAMES, *options], capture_stdout=True, capture_stderr=True, check=False)
-        names = names_in(done.stdout)
+            said = await (starter or Anew()).said([*NAMES, *options])
+        names = names_in(said)
     except (OSError, trio.TooSlowError, *UNREADABLE) as error:
         why = str(error)[:300] or f"nothing within {CLASS_DEADLINE:g} s"
         return warning("class", f"how this machine computes is not known: {why}", "run intellect-node doctor --engine")
@@ -72,9 +75,9 @@ def judge_class(rules: VerificationSpec, role: str, names: Sequence[str]) -> Fin
 DEADLINE = 180.0
 
 
-async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path) -> Finding:
+async def check_engine(argv: Sequence[str], run: RunSpec, assets: Path, starter: Starter | None = None) -> Finding:
     """Start it, wait until it is ready, ask whether the run admits it, stop it."""
-    child = EngineProcess(argv, encode_run(run), assets)
+    child = EngineProcess(argv, encode_run(run), assets, starter=starter)
     began = time.monotonic()
     try:
         with trio.fail_after(DEADLINE):

@@ -53,6 +53,7 @@ from node.preflight.reach import (
     visit,
 )
 from node.preflight.settings import check_settings
+from node.processes.forkserver import Starter
 from node.recipe.speed import measured, recall
 from node.run.assets import Run
 from node.state.locks import holder_of
@@ -89,12 +90,15 @@ Told = Callable[[Finding], object]
 
 
 class Survey:
-    """One look. told: hears each finding as it is made."""
+    """One look. told: hears each finding as it is made; starter: starts what imports an engine's libraries."""
 
-    def __init__(self, config: NodeConfig, scope: Scope, told: Told = lambda _: None) -> None:
+    def __init__(
+        self, config: NodeConfig, scope: Scope, told: Told = lambda _: None, starter: Starter | None = None
+    ) -> None:
         self._config = config
         self._scope = scope
         self._told = told
+        self._starter = starter
         self._directory = config.directory.resolve()
         # Until it has been looked at; no check reads it before.
         self._hardware = Hardware(0, 0, ())
@@ -143,7 +147,9 @@ class Survey:
         """What was measured earlier; measured now where the engine is to be tried."""
         config, hardware = self._config, self._hardware
         if self._scope.engine and not config.engine_command:
-            self._add(speed_finding(await measured(config.home, hardware, config.engine_options)))
+            self._add(
+                speed_finding(await measured(config.home, hardware, config.engine_options, starter=self._starter))
+            )
         else:
             await self._thread(lambda: [speed_finding(recall(config.home, hardware))])
 
@@ -225,9 +231,9 @@ class Survey:
             await self._thread(lambda: [check_disk(self._directory, self._config.store_quota, image)])
             self._add(check_memory(spec, role, self._hardware))
             if spec is not None and role != "trainer" and not self._config.engine_command:
-                self._add(await check_class(spec.verification, role, self._config.engine_options))
+                self._add(await check_class(spec.verification, role, self._config.engine_options, self._starter))
             if run is not None and self._scope.engine and role != "trainer":
-                self._add(await check_engine(self._config.engine_argv, run.spec, run.assets))
+                self._add(await check_engine(self._config.engine_argv, run.spec, run.assets, self._starter))
 
     async def _visit(self, chain: ChainClient, pool: PoolInfo, folder: Path) -> Run | None:
         visited = await visit(chain, pool, folder)
@@ -279,7 +285,9 @@ async def admit(
     return [finding for finding in found if finding.level == "warning"]
 
 
-async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role) -> None:
+async def check_calibrated(
+    chain: ChainClient, pool: PoolInfo, node: Address, config: NodeConfig, role: Role, starter: Starter | None = None
+) -> None:
     """Before a stake is put up for a node: raise PreflightFailed where the pool's run, if its members tell it, was not
     calibrated for how this machine computes. Raises ChainError.
 
@@ -291,6 +299,6 @@ async def check_calibrated(chain: ChainClient, pool: PoolInfo, node: Address, co
     with tempfile.TemporaryDirectory(prefix="intellect-preflight-") as folder:
         spec = await ask_for_spec(chain, pool, Path(folder))
     if spec is not None and spec.pretraining is None:  # which no engine samples in
-        finding = await check_class(spec.verification, role, config.engine_options)
+        finding = await check_class(spec.verification, role, config.engine_options, starter)
         if finding.level == "failure":
             raise PreflightFailed([finding])

@@ -25,6 +25,8 @@ log = structlog.get_logger()
 START_SECONDS = 120.0
 """For an answer: a server that was just launched has its imports to do first."""
 KILLED = -9
+SAID_BYTES = 64 * 1024
+"""Of what a program prints, its end."""
 
 
 class Child(Protocol):
@@ -53,6 +55,11 @@ class Starter(Protocol):
         """Raises OSError if it cannot be started."""
         ...
 
+    async def said(self, command: Sequence[str]) -> bytes:
+        """What it prints until it ends, with this process's environment; what it complains of is dropped. Raises
+        OSError if it cannot be started."""
+        ...
+
 
 class Anew:
     """As the system does it."""
@@ -67,6 +74,10 @@ class Anew:
             # So that a terminal's Ctrl-C reaches the daemon only, and the group can be killed whole.
             start_new_session=True,
         )
+
+    async def said(self, command: Sequence[str]) -> bytes:
+        done = await trio.run_process(list(command), capture_stdout=True, capture_stderr=True, check=False)
+        return done.stdout[-SAID_BYTES:]
 
 
 class _Awaited:
@@ -122,6 +133,20 @@ class ForkServer:
         order = self.order(command, environment)
         child = await self._piped(order, heard) if order is not None else None
         return child or await Anew().start(command, environment, heard=heard)
+
+    async def said(self, command: Sequence[str]) -> bytes:
+        """As `Starter.said`."""
+        order = self.order(command, os.environ)
+        if order is None:
+            return await Anew().said(command)
+        source, sink = os.pipe2(os.O_CLOEXEC)
+        async with trio.lowlevel.FdStream(source) as stream:
+            try:
+                with open(os.devnull, "r+b") as nothing:  # noqa: ASYNC230 - never waits
+                    child = await self.fork(order, [nothing.fileno(), sink, nothing.fileno()])
+            finally:
+                os.close(sink)
+            return await Anew().said(command) if child is None else await _end_of(stream, child)
 
     def order(
         self,
@@ -227,6 +252,39 @@ class ForkServer:
         self._children.clear()
         if self._awaited is not None:
             self._awaited.answer(None)
+
+
+async def _end_of(stream: trio.lowlevel.FdStream, child: Child) -> bytes:
+    """What a child says until it ends; nothing of it outlives the question."""
+    end = bytearray()
+    try:
+        async for piece in stream:
+            end += piece
+            del end[:-SAID_BYTES]
+        await child.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            await end_child(child)
+    return bytes(end)
+
+
+async def end_child(child: Child) -> None:
+    """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
+    await close_stdin(child)
+    kill_group(child.pid)
+    await child.wait()
+
+
+async def close_stdin(child: Child) -> None:
+    if child.stdin is not None:
+        await child.stdin.aclose()
+
+
+def kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        log.debug("child.already_gone", pid=pid)
 
 
 def _launched(modules: Sequence[str], environment: Mapping[str, str] | None) -> Server | None:

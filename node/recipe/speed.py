@@ -10,6 +10,7 @@ import trio
 
 from node.errors import ConfigError
 from node.hardware import Hardware
+from node.processes.forkserver import Anew, Starter
 from node.state.files import write_whole
 from protocol.errors import UNREADABLE
 
@@ -56,13 +57,17 @@ def recall(home: Path, hardware: Hardware) -> Speed | None:
 
 
 async def measured(
-    home: Path, hardware: Hardware, options: Sequence[str] = (), command: Sequence[str] = COMMAND
+    home: Path,
+    hardware: Hardware,
+    options: Sequence[str] = (),
+    command: Sequence[str] = COMMAND,
+    starter: Starter | None = None,
 ) -> Speed | None:
     """The same, measured now if it is not known yet; None where it cannot be. options: the engine's."""
     known = await trio.to_thread.run_sync(recall, home, hardware)
     if known is not None:
         return known
-    speed = await _ask([*command, *options])
+    speed = await _ask([*command, *options], starter or Anew())
     # Only then: a machine that was too busy to answer is measured again.
     if speed is not None:
         data = msgspec.json.encode(_Kept(hardware.fingerprint, speed))
@@ -81,12 +86,12 @@ def check_speed(speed: Speed | None) -> None:
         )
 
 
-async def _ask(command: list[str]) -> Speed | None:
+async def _ask(command: list[str], starter: Starter) -> Speed | None:
     try:
         with trio.fail_after(DEADLINE):
-            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            said = await starter.said(command)
         # The last line: libraries print as well.
-        return msgspec.json.decode(done.stdout.strip().split(b"\n")[-1], type=Speed)
+        return msgspec.json.decode(said.strip().split(b"\n")[-1], type=Speed)
     except (OSError, trio.TooSlowError, *UNREADABLE) as error:
         log.info("speed.unknown", why=str(error)[:300] or f"nothing within {DEADLINE:g} s")
         return None

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from node.audit.findings import Audit, Claim, Says, checkpoint_beyond
 from node.audit.order import ORDER, RESULT, Ruling, StepOrder, lacks_a_state, memory_for, read_result, ruling
-from node.processes.forkserver import Starter
+from node.processes.forkserver import Starter, end_child
 from node.recent import Recent
 from node.run.assets import image_limit
 from node.services.base import Service, wait_until
@@ -35,7 +35,6 @@ from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
 from node.state.files import write_whole
 from node.swarm.standbys import Drawn, StandbyBook, held_back
-from node.training.client import end_child
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason

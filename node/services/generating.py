@@ -336,6 +336,6 @@ async def _expected_speed(place: Workplace) -> float | None:
     run = place.station.run
     if not run.spec.length_budget.targets:
         return None
-    speed = await measured(place.config.home, place.hardware, place.config.engine_options)
+    speed = await measured(place.config.home, place.hardware, place.config.engine_options, starter=place.starter)
     weights = run.spec.weight_bytes()
     return None if speed is None else speed.expected(weights // BYTES_PER_PARAMETER)

@@ -4,7 +4,6 @@ Progress is read from the spool, not from the processes, so nothing is lost with
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 import structlog
 import trio
 
-from node.processes.forkserver import Anew, Child, Starter
+from node.processes.forkserver import Anew, Child, Starter, close_stdin, end_child, kill_group
 from node.state.files import write_whole
 from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
@@ -132,9 +131,9 @@ class SpoolProcess:
 
     async def _stop_when_finishing(self, process: Child) -> None:
         await self._finishing.wait()
-        await _close_stdin(process)
+        await close_stdin(process)
         await trio.sleep(STOP_SECONDS)
-        _kill_group(process.pid)
+        kill_group(process.pid)
 
     def _raise_if_given_up(self) -> None:
         """The child's own reason to stop is not cured by another start."""
@@ -183,22 +182,3 @@ class EvaluatorProcess(SpoolProcess):
             error_path=spool.evaluator_error_path,
             progress=lambda: run.recipe.steps + 1 if (step := left.next()) is None else step,
         )
-
-
-async def end_child(process: Child) -> None:
-    """Leave nothing running: the group at once, the workers by themselves as soon as their parent is gone."""
-    await _close_stdin(process)
-    _kill_group(process.pid)
-    await process.wait()
-
-
-async def _close_stdin(process: Child) -> None:
-    if process.stdin is not None:
-        await process.stdin.aclose()
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        log.debug("learner.already_gone", pid=pid)

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.processes.forkserver import Child, ForkedChild, ForkServer
+from node.processes.forkserver import Anew, Child, ForkedChild, ForkServer
 from node.processes.launch import launch
 
 MIRROR = [sys.executable, "-m", "tests.node.processes.mirror"]
@@ -150,3 +150,22 @@ async def test_a_child_that_nobody_waits_for_any_more_leaves_no_descriptors() ->
             await children.start([*MIRROR, "0"], os.environ, heard=True)
         assert given_up.cancelled_caught
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_what_a_program_says_until_it_ends_is_heard_of_a_fork_as_of_one_that_was_started_anew() -> None:
+    with trio.fail_after(60):
+        async with fork_server() as children:
+            for starter in (children, Anew()):
+                seen = json.loads(await starter.said([*MIRROR, "7"]))
+                assert seen["argv"] == ["7"] and seen["environment"]["PATH"] == os.environ["PATH"]
+                assert (seen["session"] == os.getsid(0)) == (starter is not children), "else it was no fork"
+            assert await children.said(["/bin/echo", "another program"]) == b"another program\n"
+            assert await children.said([sys.executable, "-m", "no.such.module"]) == b""
+
+
+async def test_nothing_is_left_of_a_program_that_is_not_listened_to_any_more() -> None:
+    async with fork_server() as children:
+        with trio.move_on_after(1.0) as scope:
+            await children.said([sys.executable, "-m", "tests.node.processes.mute"])
+        assert scope.cancelled_caught and children.pid is not None
+        assert psutil.Process(children.pid).children() == []
