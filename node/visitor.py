@@ -258,8 +258,7 @@ class Visitor:
         await self._heard(follower, step)
         if step is None:
             await trio.sleep(FIRST_SILENCE)
-            newest = follower.newest_step
-            return await shelf.newer_than(newest - 1)
+            return await self._newest(follower, shelf)
         root = follower.root_of(step)
         # An hour: an old step may be gigabytes from one member that still has it.
         held = await follower.get(root, ASSET_TIMEOUT * 6) if root else None
@@ -271,6 +270,19 @@ class Visitor:
                 "fetch one of those, or leave --step out for the newest",
             )
         return held
+
+    async def _newest(self, follower: PolicyFollower, shelf: PolicyShelf) -> HeldPolicy:
+        """The newest policy, or one that overtook it on its way."""
+        heard = follower.newest_step
+        while True:
+            with trio.move_on_after(LOOK):
+                return await shelf.newer_than(heard - 1)
+            _check_word(follower)
+            newest = follower.newest_step
+            if why := follower.refusal(newest):
+                raise PolicyUnknown(
+                    f"the newest policy, of step {newest}, is none", why, "try again once there is a newer one"
+                )
 
     async def _assets(self, member: Member, run: RunSpec) -> dict[str, Path]:
         """The model's configuration and tokenizer, not its first weights."""

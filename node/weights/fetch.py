@@ -98,7 +98,7 @@ class PolicyFollower:
         self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
         # Bounded, for a trainer may say as many bad things as it likes.
-        self._refused = Recent[bytes, None](COMPARED)
+        self._refused = Recent[bytes, str](COMPARED)
         self._blamed = Recent[bytes, None](COMPARED)
         self._pursued: set[int] = set()
         self._wanted = trio.Event()
@@ -149,6 +149,11 @@ class PolicyFollower:
         """The policy that was announced for a step."""
         signed = self._clock.of_step(step)
         return signed.message.policy_root if signed else None
+
+    def refusal(self, step: int) -> str | None:
+        """Why what was announced for a step cannot be a policy; None where nothing speaks against it."""
+        root = self.root_of(step)
+        return self._refused.get(root) if root else None
 
     async def get(self, root: bytes, timeout: float) -> HeldPolicy | None:
         """The policy `root`, fetched if it was announced; None if it was not, or cannot be had in time (seconds)."""
@@ -260,7 +265,7 @@ class PolicyFollower:
             return True
         except (MalformedPolicy, PatchError) as error:
             self._refuse(signed, error.why)
-            self._refused[root] = None
+            self._refused[root] = error.why
         except IntellectError as error:
             level = log.warning if isinstance(error, WeightsDiskError | StoreFull) else log.info
             level("policy.fetch_failed", step=message.step, why=error.why)

@@ -10,7 +10,9 @@ import trio
 from node import visitor
 from node.visitor import Visit, Visitor
 from node.weights.errors import PolicyUnknown
+from protocol.blobs import describe
 from protocol.errors import IntellectError
+from protocol.policy import encode_manifest
 from tests.node.weights.little_swarm import Peer
 from tests.node.weights.test_weights import announce
 
@@ -80,6 +82,17 @@ async def test_what_a_liar_published_is_not_fetched(run, origin, peer, wire) -> 
     held = await trainer.publish(0, run.step())
     wire.say(announce(trainer.key, msgspec.structs.replace(held.manifest, policy_root=b"?" * 32), b"x" * 32))
     with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown, match="contradict")):
+        await guest.fetch()
+
+
+async def test_a_newest_policy_that_cannot_be_one_is_not_waited_for(run, origin, peer, wire) -> None:
+    trainer = origin()
+    guest = Guest(peer("guest", trainer.key.address), steps=9)
+    trainer.board.muted = True
+    held = await trainer.publish(3, run.step())
+    elsewhere = msgspec.structs.replace(held.manifest, run_root=b"?" * 32)
+    wire.say(announce(trainer.key, elsewhere, describe(encode_manifest(elsewhere)).root))
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(PolicyUnknown, match="of step 3")):
         await guest.fetch()
 
 
