@@ -13,6 +13,7 @@
 docs/sdk.md says more. What stands here is kept from version to version; other modules of `node` may change at any time.
 """
 
+import logging
 import socket as sockets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 import sniffio
+import structlog
 import trio
 
 from node.config import NodeConfig, api_socket_of, default_home
 from node.errors import NodeError
+from node.logs import print_logs
 from protocol.errors import IntellectError
 from protocol.tasks import TaskSpec
 
@@ -186,6 +189,9 @@ async def follow(
     fetched, `quota` bytes at most; after: the step that is known already. Raises IntellectError.
     """
     _require_trio()
+    if not structlog.is_configured():
+        # By itself structlog prints each event on standard output, which is the program's own.
+        print_logs(logging.WARNING)
     from node.chain.profile import load_profile
     from node.visitor import Visitor
 

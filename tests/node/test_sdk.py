@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 
 from node import sdk
@@ -80,6 +81,23 @@ def test_another_event_loop_is_refused(tmp_path: Path) -> None:
     for call in (sdk.Node(tmp_path).status, lambda: sdk.follow("local", pool=1, directory=tmp_path).__aenter__()):
         with pytest.raises(NodeError, match="called from asyncio"):
             asyncio.run(call())  # type: ignore[arg-type]
+
+
+async def test_a_follower_says_nothing_on_the_programs_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+        with pytest.raises(IntellectError, match="there is no network"):
+            async with sdk.follow("nowhere", pool=1, directory=tmp_path):
+                pytest.fail("it followed nobody")
+        structlog.get_logger().info("an event")
+        structlog.get_logger().warning("a trouble")
+    finally:
+        structlog.configure(**before)
+    told = capsys.readouterr()
+    assert not told.out and "trouble" in told.err and "an event" not in told.err
 
 
 async def test_a_member_that_cannot_join_says_why(tmp_path: Path) -> None:
