@@ -183,14 +183,23 @@ class UnitsFork(Beside):
         await self.shout(other)
 
 
+def peer_of(network: Libp2pNetwork, member: Address) -> bytes:
+    """Whom gossip knows by this raw id."""
+    return next(peer for peer in network._gossip.trees.peers if network._links.known.address_of(peer) == member)
+
+
 async def whisper(network: Libp2pNetwork, hearer: Address, topic: str, data: bytes) -> None:
     """Gossip something that we hand to one peer only; the others hear it from that one."""
-    trees = network._gossip.trees
+    trees, target, handed = network._gossip.trees, peer_of(network, hearer), False
     send = trees.send
 
     def to_one(peer: bytes, packet: bytes) -> None:
-        if network._links.known.address_of(peer) == hearer or data not in packet:
+        nonlocal handed
+        if data not in packet:
             send(peer, packet)
+        elif not handed:  # once, and to this one, be it a link of the tree or not
+            handed = True
+            send(target, packet)
 
     trees.send = to_one
     try:
