@@ -39,7 +39,7 @@ MEMBERS_WITHIN = 20.0
 ASSET_TIMEOUT = 600.0
 ASK_AGAIN = 30.0
 LOOK = 1.0
-"""Seconds between two looks whether the trainer is still believed."""
+"""Seconds for which a newer policy is waited for, before it is asked whether one may still come."""
 FIRST_SILENCE = 1.5
 """Seconds without a newer announcement after which the newest one heard of is taken for the newest there is."""
 MODEL = "model/"
@@ -52,14 +52,6 @@ class Visit(msgspec.Struct, frozen=True):
     trainer: Address
     run: RunSpec
     assets: dict[str, Path]
-
-
-def _check_word(follower: PolicyFollower) -> None:
-    """Raise PolicyUnknown of a trainer who cannot be believed."""
-    if follower.fork is not None:
-        raise PolicyUnknown(
-            "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
-        )
 
 
 def check_announced(run: RunSpec) -> None:
@@ -109,27 +101,20 @@ class Visitor:
         # No buffer: what is not taken yet may be overtaken, and the newest is asked for only then.
         send, receive = trio.open_memory_channel[Visit](0)
         async with self._visiting(newest=True) as (member, run, follower, shelf), trio.open_nursery() as nursery:
-            watching = trio.CancelScope()
 
             async def tell() -> None:
                 known = after
-                async with send:
-                    while known < run.recipe.steps:
-                        policy = await shelf.newer_than(known)
-                        known = policy.step
-                        await send.send(await self._visit(member, run, policy))
-                # Whoever works with the last policy is not to be disturbed by what the trainer says afterwards.
-                watching.cancel()
-
-            async def watch() -> None:
-                with watching:
-                    await self._heard(follower)
-                    while True:
-                        await trio.sleep(LOOK)
-                        _check_word(follower)
+                while known < run.recipe.steps:
+                    policy = await _soon(shelf, known)
+                    if policy is None:
+                        await self._heard(follower)
+                        continue
+                    known = policy.step
+                    await send.send(await self._visit(member, run, policy))
+                # Not where it fails: an end of the channel would look like the run's.
+                await send.aclose()
 
             nursery.start_soon(tell)
-            nursery.start_soon(watch)
             yield receive
             nursery.cancel_scope.cancel()
 
@@ -246,7 +231,10 @@ class Visitor:
         with trio.move_on_after(HEARD_WITHIN):
             while follower.newest_step < 0 or (step is not None and follower.root_of(step) is None):  # noqa: ASYNC110
                 await trio.sleep(0.05)
-        _check_word(follower)
+        if follower.fork is not None:
+            raise PolicyUnknown(
+                "the trainer contradicted itself", follower.fork.what, "ask those who run it which policy counts"
+            )
         if follower.newest_step < 0:
             raise PolicyUnknown(
                 "no policy was announced",
@@ -274,15 +262,14 @@ class Visitor:
     async def _newest(self, follower: PolicyFollower, shelf: PolicyShelf) -> HeldPolicy:
         """The newest policy, or one that overtook it on its way."""
         heard = follower.newest_step
-        while True:
-            with trio.move_on_after(LOOK):
-                return await shelf.newer_than(heard - 1)
-            _check_word(follower)
+        while (policy := await _soon(shelf, heard - 1)) is None:
+            await self._heard(follower)
             newest = follower.newest_step
             if why := follower.refusal(newest):
                 raise PolicyUnknown(
                     f"the newest policy, of step {newest}, is none", why, "try again once there is a newer one"
                 )
+        return policy
 
     async def _assets(self, member: Member, run: RunSpec) -> dict[str, Path]:
         """The model's configuration and tokenizer, not its first weights."""
@@ -297,3 +284,10 @@ class Visitor:
             path = await member.blobs.fetch(root, sources, max_size=asset.size, timeout=ASSET_TIMEOUT)
             found[asset.path.removeprefix(MODEL)] = path
         return found
+
+
+async def _soon(shelf: PolicyShelf, known: int) -> HeldPolicy | None:
+    """A policy that is newer than step `known`; None if none comes within LOOK."""
+    with trio.move_on_after(LOOK):
+        return await shelf.newer_than(known)
+    return None
