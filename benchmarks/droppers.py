@@ -20,9 +20,10 @@ from blake3 import blake3
 from benchmarks.command import parser_of, save
 from node.recipe.pool import Group, Origin, RolloutPool, Sample, Selection
 from node.swarm.policies import PolicyClock
+from node.swarm.terms import Terms
 from node.swarm.uses import UseBook
 from protocol.identity import Address, address_bytes, address_from_bytes
-from protocol.manifest import FED, ComposedBatch, UsedReport, UsedWork, lot_of, work_order
+from protocol.manifest import FED, ComposedBatch, PolicyStatement, UsedReport, UsedWork, lot_of, work_order
 from protocol.messages import DueSigned, PolicyAnnounced, Signed
 from protocol.recipe import Recipe
 from protocol.run import EnvironmentSpec, RunSpec
@@ -44,7 +45,10 @@ LAGS: Mapping[str, dict[str, Any]] = {
 
 def _announced(step: int) -> Signed[PolicyAnnounced]:
     root = step.to_bytes(32)
-    message = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1)
+    statement = PolicyStatement(1, 0, step, 0, bytes(32), root, bytes(32), bytes(32))
+    message = PolicyAnnounced(
+        pool=1, statement=statement, signature=bytes(65), manifest_root=bytes(32), manifest_size=1
+    )
     return Signed(TRAINER, message, b"announced %d" % step)
 
 
@@ -72,7 +76,7 @@ class Swarm:
         self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)  # noqa: S311 - nothing is secret here
         self.now = 0.0
-        self.policies = PolicyClock(lambda: self.now)
+        self.policies = PolicyClock(lambda: self.now, Terms(TRAINER, lambda: self.now), lambda: 2**62)
         self.nodes = [address_from_bytes(bytes([number]) * 20) for number in range(1, len(lags) + 1)]
         self.lags, self.keep = lags, keep
         rollout = msgspec.structs.replace(

@@ -131,7 +131,7 @@ def _chair(bench: Bench, trainers: list[NodeKey], judges: list[NodeKey], manager
     seat = contracts.seat_trainers(1, [one.address for one in trainers[:3]], HOUR, HOUR)
     gas["seat three trainers"] = bench.send(seat, manager)
     gas["hold the chair"] = bench.send(contracts.hold_chair(1, 7, root), trainers[0])
-    bad = PolicyStatement(1, 0, 8, root, root, root, root).commitment(trainers[0].address)
+    bad = PolicyStatement(1, 0, 8, 0, root, root, root, root).commitment(trainers[0].address)
     words = {name: getattr(bad, name) for name in bad.__struct_fields__}
     said = Verdict(**words, outcome=Outcome.SLASH, reason=30)
     convict = contracts.end_term_by_verdicts(0, bad, [said] * 2, bench.quorum(judges, said))

@@ -272,12 +272,13 @@ class AuditedPart(msgspec.Struct, frozen=True):
 
 
 class TrustPart(msgspec.Struct, frozen=True):
-    """Whether this node takes its trainer's word, and why not."""
+    """Whether this node takes its trainer's word, and why not; refused: words of members that count for nothing, by message and
+    why."""
 
     trusted: bool = True
     why: str = ""
     evidence: int = 0
-    unstated: int = 0
+    refused: dict[str, int] = {}
     audited: AuditedPart = AuditedPart()
 
 

@@ -22,14 +22,13 @@ from node.errors import StateError
 from node.member import Member, open_guest
 from node.run.assets import image_limit
 from node.state.locks import FileLock
-from node.swarm.policies import PolicyClock
+from node.swarm.jury import Jury
 from node.swarm.terms import Terms
 from node.weights.errors import PolicyUnknown
 from node.weights.fetch import PolicyFollower
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.records import PolicyRecords
 from protocol.identity import Address
-from protocol.messages import PolicyAnnounced
 from protocol.run import MAX_RUN_BYTES, RunSpec, decode_run
 
 log = structlog.get_logger()
@@ -135,8 +134,9 @@ class Visitor:
                 check_announced(run)
                 # One is enough: a visitor hands nothing on, so there is nobody for whom it would keep older ones.
                 shelf = PolicyShelf(1, member.stock.store)
-                stated = run.diloco is None
-                follower = self._follower(member, shelf, root, image_limit(run), newest=newest, stated=stated)
+                jury = Jury(member.board, member.membership, run, member.pool, journal=None)
+                follower = self._follower(member, shelf, root, jury, image_limit(run), newest=newest)
+                nursery.start_soon(jury.run)
                 nursery.start_soon(follower.run)
                 yield member, run, follower, shelf
                 nursery.cancel_scope.cancel()
@@ -203,12 +203,11 @@ class Visitor:
         return members
 
     def _follower(
-        self, member: Member, shelf: PolicyShelf, run_root: bytes, image_limit: int, *, newest: bool, stated: bool
+        self, member: Member, shelf: PolicyShelf, run_root: bytes, jury: Jury, image_limit: int, *, newest: bool
     ) -> PolicyFollower:
-        clock = PolicyClock(trio.current_time, member.membership.terms, stated=stated)
-        member.membership.terms.follow(clock.begin_term)
         return PolicyFollower(
-            member.board.subscribe(PolicyAnnounced),
+            jury.facts,
+            jury.policies,
             member.blobs,
             member.stock.store,
             shelf,
@@ -216,7 +215,6 @@ class Visitor:
             lambda author: [author, *member.membership.addresses()],
             image_limit,
             workshop=self._directory / "building",
-            clock=clock,
             records=PolicyRecords(self._directory / "held"),
             newest=newest,
         )

@@ -3,7 +3,7 @@
 Verdicts on one file can differ honestly: two lots draw different groups, and what a validator had *heard*
 (deliveries, ages, gaps) is its own. They contradict each other only where both looked at the same thing: the checks
 that everybody makes of every file, or a group that both recomputed. A contradiction is re-checked by all, in
-full; the majority of the re-checks decides. Pure functions over signed messages, so that everybody comes to one result.
+full; more than half of the office decides. Pure functions over signed messages, so that everybody comes to one result.
 """
 
 import math
@@ -145,15 +145,14 @@ class Ruling(Enum):
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
-    UNRESOLVED = "unresolved"
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """wrong: validator -> what its verdict got wrong; winner: one re-check of the side that won, None if none did."""
+    """wrong: validator -> what its verdict got wrong; winner: one re-check of the side that won."""
 
     ruling: Ruling
     wrong: dict[Address, Finding]
-    winner: Judgement | None = None
+    winner: Judgement
 
 
 def resolve(
@@ -163,18 +162,18 @@ def resolve(
     groups: int,
     tolerance: float,
 ) -> Resolution | None:
-    """The result of a dispute, None while re-checks that could decide it are missing.
+    """The result of a dispute; None while no side has won, which time does not change.
 
-    verdicts: the first ones; rechecks: those made for the dispute; electorate: validators that may vote. A side
-    wins with more than half of the electorate, and of at least two: nobody is found wrong by one other alone.
+    verdicts: the first ones; rechecks: those made for the dispute; electorate: believed validators in office, whether
+    they spoke or not. A side wins with more than half of them, and of at least two: nobody is found wrong by one other
+    alone.
     """
     sides = _sides(rechecks, groups, tolerance)
     nobody: dict[Address, Judgement] = {}
     largest = max(sides, key=len, default=nobody)
     # Of the whole electorate, not of those who spoke: silence must not help whoever is quickest.
     if 2 * len(largest) <= electorate or len(largest) < 2:
-        complete = len(rechecks) >= electorate
-        return Resolution(Ruling.UNRESOLVED, {}) if complete else None
+        return None
     winner = next(iter(largest.values()))
     accepted = winner.verdict.outcome == Outcome.ACCEPT
     wrong = {

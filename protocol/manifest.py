@@ -39,8 +39,8 @@ _REPLAY = "intellect-node replay proof v1"
 _LOT = "intellect-node order of works v1"
 _SLOT = b"intellect-node policy statement v1"
 _STATEMENT = keccak(
-    b"PolicyStatement(uint256 pool,uint32 term,uint64 step,bytes32 parent,bytes32 policyRoot,bytes32 batchRoot,"
-    b"bytes32 stateRoot)"
+    b"PolicyStatement(uint256 pool,uint32 term,uint64 step,uint64 epoch,bytes32 parent,bytes32 policyRoot,"
+    b"bytes32 batchRoot,bytes32 stateRoot)"
 )
 _WHAT = "bad batch manifest"
 _CARD = "bad checkpoint"
@@ -394,12 +394,14 @@ def replay_proof(key: bytes, tensors: Iterable[tuple[str, int, Iterable[memoryvi
 class PolicyStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trainer's one word about a step: from the policy `parent`, by this batch, came this policy and this state.
 
-    batch_root: of the manifest as a blob; parent and batch_root are zeros for step 0.
+    batch_root: of the manifest as a blob; parent and batch_root are zeros for step 0. epoch: of the pool, in which the
+    policy counts for its trainer's pay: one policy of two epochs is two statements about one step.
     """
 
     pool: int
     term: int
     step: int
+    epoch: int
     parent: bytes
     policy_root: bytes
     batch_root: bytes
@@ -409,14 +411,15 @@ class PolicyStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         roots = (self.parent, self.policy_root, self.batch_root, self.state_root)
         if any(len(root) != 32 for root in roots) or not 0 <= self.pool < 2**256:
             return "a root of the statement is not 32 bytes"
-        return None if 0 <= self.term < 2**32 and 0 <= self.step < 2**64 else "a number of it is out of range"
+        fine = 0 <= self.term < 2**32 and 0 <= self.step < 2**63 and 0 <= self.epoch < 2**63
+        return None if fine else "a number of it is out of range"
 
     @property
     def struct_hash(self) -> bytes:
         """EIP-712's hashStruct, 32 bytes. Raises ProtocolError for fields that are out of range."""
         if fault := self.fault():
             raise ProtocolError("unusable policy statement", fault)
-        numbers = b"".join(number.to_bytes(32) for number in (self.pool, self.term, self.step))
+        numbers = b"".join(number.to_bytes(32) for number in (self.pool, self.term, self.step, self.epoch))
         return keccak(_STATEMENT + numbers + self.parent + self.policy_root + self.batch_root + self.state_root)
 
     def commitment(self, trainer: Address) -> WorkCommitment:

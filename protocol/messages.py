@@ -156,55 +156,56 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
 
 
 class PolicyAnnounced(_Message, frozen=True):
-    """The trainer published the policy of `step`. policy_root, manifest_root: 32 bytes; manifest_size: bytes.
-
-    manifest: the manifest itself, where it is small enough to save a round trip; empty otherwise; epoch: the pool's, in
-    which the policy counts for the trainer's pay. The rest is the trainer's statement (protocol.manifest) about the
-    step, batch_size, of its batch manifest, and signature, of `PolicyStatement.commitment`; empty without one.
+    """The trainer published a policy. statement: its word about the step (protocol.manifest), signed by itself
+    (`PolicyStatement.commitment`, 65 bytes); manifest_root: 32 bytes; manifest_size: bytes; manifest: the manifest
+    itself, where it is small enough to save a round trip; empty otherwise; batch_size: bytes of the batch manifest, 0
+    for step 0.
     """
 
-    step: int
-    policy_root: bytes
+    statement: PolicyStatement
+    signature: bytes
     manifest_root: bytes
     manifest_size: int
     manifest: bytes = b""
-    epoch: int = 0
-    term: int = 0
-    parent: bytes = b""
-    batch_root: bytes = b""
     batch_size: int = 0
-    state_root: bytes = b""
-    signature: bytes = b""
 
     @property
-    def statement(self) -> PolicyStatement | None:
-        """None where its author states nothing."""
-        if not self.signature:
-            return None
-        roots = (self.parent, self.policy_root, self.batch_root, self.state_root)
-        return PolicyStatement(self.pool, self.term, self.step, *roots)
+    def step(self) -> int:
+        return self.statement.step
+
+    @property
+    def term(self) -> int:
+        return self.statement.term
+
+    @property
+    def epoch(self) -> int:
+        return self.statement.epoch
+
+    @property
+    def policy_root(self) -> bytes:
+        return self.statement.policy_root
+
+    @property
+    def parent(self) -> bytes:
+        """Root of the policy before it."""
+        return self.statement.parent
+
+    @property
+    def batch_root(self) -> bytes:
+        return self.statement.batch_root
+
+    @property
+    def state_root(self) -> bytes:
+        return self.statement.state_root
 
     def fault(self) -> str | None:
-        if len(self.policy_root) != 32 or len(self.manifest_root) != 32 or self.step < 0 or not 0 <= self.epoch < 2**63:
-            return "a root is not 32 bytes, or a number is out of range"
-        if self.signature:
-            if len(self.signature) != 65 or not 0 <= self.batch_size <= MAX_MANIFEST_BYTES:
-                return "the statement's signature is not 65 bytes, or its manifest too long"
-            return self.statement.fault() if self.statement else None
-        # Half a statement would look like one to a program that forgets to ask for the signature.
-        return "parts of a statement without its signature" if self.parent or self.batch_root else None
-
-
-def stated(statement: PolicyStatement, batch_size: int, signature: bytes) -> dict[str, Any]:
-    """The fields of `PolicyAnnounced` that a statement fills."""
-    return {
-        "term": statement.term,
-        "parent": statement.parent,
-        "batch_root": statement.batch_root,
-        "batch_size": batch_size,
-        "state_root": statement.state_root,
-        "signature": signature,
-    }
+        if self.statement.pool != self.pool or len(self.signature) != 65:
+            return "the statement is for another pool, or its signature not 65 bytes"
+        if len(self.manifest_root) != 32 or not 0 < self.manifest_size < 2**63:
+            return "the manifest's root is not 32 bytes, or its size out of range"
+        if not 0 <= self.batch_size <= MAX_MANIFEST_BYTES:
+            return "the batch manifest is too long"
+        return self.statement.fault()
 
 
 class CheckpointOffered(_Message, frozen=True):

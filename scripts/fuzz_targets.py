@@ -24,6 +24,7 @@ from protocol.exchange import ContributionError, Form, form_of
 from protocol.freshness import content_digest
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge
+from protocol.manifest import PolicyStatement
 from protocol.policy import (
     Anchor,
     MalformedPolicy,
@@ -271,6 +272,7 @@ _VERDICT = messages.VerdictIssued(
 )
 VERDICT = messages.signed(_VERDICT, KEY, DOMAIN)
 _CERTIFICATE = Accepted(1, NODE, 1, ROOT, 12)
+STATED = PolicyStatement(1, 0, 1, 0, ROOT, ROOT, ROOT, ROOT)
 _EARNED = Earnings(1, 1, ROOT, 12)
 _VERDICT_ENVELOPE = messages.seal(KEY, DOMAIN, VERDICT)
 MESSAGES: tuple[messages.Message, ...] = (
@@ -287,7 +289,12 @@ MESSAGES: tuple[messages.Message, ...] = (
         lots=(LotPledge(1, ROOT, 3),),
     ),
     messages.PolicyAnnounced(
-        pool=1, step=1, policy_root=ROOT, manifest_root=ROOT, manifest_size=9, manifest=encode_manifest(MANIFEST)
+        pool=1,
+        statement=STATED,
+        signature=sign(KEY, DOMAIN, STATED.commitment(KEY.address)),
+        manifest_root=ROOT,
+        manifest_size=9,
+        manifest=encode_manifest(MANIFEST),
     ),
     messages.RolloutCommitted(pool=1, commitment=WORK, signature=sign(KEY, DOMAIN, WORK), size=7),
     VERDICT,

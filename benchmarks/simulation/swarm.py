@@ -27,7 +27,7 @@ from protocol.identity import Address
 from protocol.liveness import MemberState
 from protocol.lots import unpack_groups
 from protocol.manifest import PolicyStatement
-from protocol.messages import PolicyAnnounced, stated
+from protocol.messages import PolicyAnnounced
 from protocol.statements import Domain, sign
 
 TRAINER = 0
@@ -352,15 +352,15 @@ class Learning:
         root = policy_root(step)
         self._station.shelf.put(held_policy(step, root))
         station = self._station
-        statement = PolicyStatement(station.pool, 0, step, bytes(32), root, bytes(32), root)
+        statement = PolicyStatement(station.pool, 0, step, 0, bytes(32), root, bytes(32), root)
         word = sign(station.key, station.domain, statement.commitment(station.key.address))
         message = PolicyAnnounced(
             pool=station.pool,
-            step=step,
-            policy_root=root,
+            statement=statement,
+            signature=word,
+            batch_size=1,
             manifest_root=bytes(32),
             manifest_size=1,
-            **stated(statement, 1, word),
         )
         await self._station.board.post(message)
 

@@ -21,7 +21,6 @@ from node.network.host import reachable
 from node.preflight.finding import Finding, failure, ok, warning
 from node.run.assets import Run, obtain_run, obtain_spec
 from node.state.files import write_whole
-from protocol.messages import Heartbeat
 from protocol.run import RunSpec
 
 # Where a node listens, and whether others can reach it there. What others announce is not looked at
@@ -213,23 +212,22 @@ async def ask_for_spec(chain: ChainClient, pool: PoolInfo, directory: Path) -> R
 
 
 async def is_over(chain: ChainClient, pool: PoolInfo, directory: Path) -> bool:
-    """Whether a trainer of the pool says in its heartbeat that the run is over; False where none is heard in time.
+    """Whether the pool's leader says in its heartbeat that the run is over; False where it is not heard in time.
 
     Raises ChainError.
     """
     members = [one for one in await chain.members(pool.id) if not (one.evicted or one.left)]
-    # Only a trainer's word counts, and none is there to give it.
+    # Only the leader's word counts, and no trainer is there to give it.
     if not any(one.node in pool.trainers for one in members):
         return False
     async with (
         open_guest(chain, pool, members, directory / "blobs", quota=QUOTA) as member,
         trio.open_nursery() as nursery,
     ):
-        beats = member.board.subscribe(Heartbeat, by=member.membership.is_trainer)
         nursery.start_soon(member.listen)
         over = False
         with trio.move_on_after(HEAR_SECONDS):
-            over = (await anext(aiter(beats))).message.finished
+            over = (await member.membership.heard_from(member.membership.trainer)).finished
         nursery.cancel_scope.cancel()
         return over
 

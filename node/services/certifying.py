@@ -20,6 +20,7 @@ from node.recent import Recent
 from node.services.base import Service
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.facts import PolicyFollowed, VerdictKnown
 from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
 from protocol.earnings import of_file, of_judgement, of_policy, policy_units
 from protocol.errors import ProtocolError
@@ -29,7 +30,6 @@ from protocol.messages import (
     DIGEST,
     MAX_ENTRIES,
     Certificate,
-    PolicyAnnounced,
     VerdictIssued,
     VerdictRechecked,
 )
@@ -152,23 +152,24 @@ class Certifying(Service):
 
     async def _hear_verdicts(self) -> None:
         """The first word counts; another one is evidence, and no work."""
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            message = signed.message
+        async for said in self._station.jury.facts.subscribe(VerdictKnown):
+            message, author = said.message, said.author
             groups = len(message.rewards) // DIGEST or self._run.groups_per_file
             checked = len(unpack_groups(message.checked, groups) or ())
-            statement = of_judgement(self._run, signed.author, message.verdict, checked, groups)
+            statement = of_judgement(self._run, author, message.verdict, checked, groups)
             if statement.units:
-                waiting = self._verdicts.setdefault(signed.author, Recent(WAITING))
+                waiting = self._verdicts.setdefault(author, Recent(WAITING))
                 # The outcome is kept beside the statement, as the pool may decide otherwise than this validator said.
                 waiting.setdefault(message.verdict.work, (message.verdict.outcome == Outcome.ACCEPT, statement))
 
     async def _hear_policies(self) -> None:
         """All but the first, which is what the run began with."""
-        async for signed in self._station.board.subscribe(PolicyAnnounced):
-            step, root, epoch = signed.message.step, signed.message.policy_root, signed.message.epoch
+        # One that is taken back is found an orphan when its turn comes (`_trained`).
+        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+            step, root, author = policy.step, policy.root, policy.author
             if step > 0 and policy_units(self._run):
-                waiting = self._policies.setdefault(signed.author, Recent(WAITING))
-                waiting.setdefault(root, of_policy(self._run, self._station.pool, signed.author, step, root, epoch))
+                waiting = self._policies.setdefault(author, Recent(WAITING))
+                waiting[root] = of_policy(self._run, self._station.pool, author, step, root, policy.message.epoch)
 
     # what counts
 
@@ -198,7 +199,8 @@ class Certifying(Service):
             state, work = ballots.state(id), self._station.jury.register.get(id)
             if state in (FileState.ACCEPTED, FileState.REJECTED) and self._is_decided(id):
                 del verdicts[id]
-                if (state is FileState.ACCEPTED) == accepts and work and self._station.jury.was_sealed(id, validator):
+                sealed = self._station.jury.seals.was_sealed(id, validator)
+                if (state is FileState.ACCEPTED) == accepts and work and sealed:
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
                     claim = Claim(validator, work, statement, self._station.time.now())
@@ -211,15 +213,15 @@ class Certifying(Service):
         jury, found = self._station.jury, list[Claim]()
         for validator, shown in self._shown.items():
             # A seal that stays closed tells nobody anything, so its verdict earns nothing.
-            if validator in jury.ballots.quarantined or jury.leaves_unopened(validator):
+            if validator in jury.ballots.quarantined or jury.seals.leaves_unopened(validator):
                 shown.clear()
-            if not shown or jury.is_behind(validator):
+            if not shown or jury.seals.is_behind(validator):
                 continue
-            turned = jury.turned(validator)
+            turned = jury.seals.turned(validator)
             for id, claim in list(shown.items()):
                 if jury.lots.window_of(claim.work) not in turned:
                     del shown[id]
-                    if not jury.is_withheld(validator, claim.work):
+                    if not jury.seals.is_withheld(validator, claim.work):
                         found.append(claim)
         return found
 

@@ -17,12 +17,13 @@ from node.chain.errors import Reverted
 from node.services.base import Service, wait_until
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.facts import SilenceTold, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.terms import Term
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
-from protocol.messages import Signed, SilenceSigned
+from protocol.messages import SilenceSigned
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign
 
 log = structlog.get_logger()
@@ -169,7 +170,8 @@ class Chairing(Service):
 
     async def _count_accepted(self) -> None:
         jury = self._station.jury
-        async for id in jury.watch():
+        async for touched in jury.facts.subscribe(WorkTouched):
+            id = touched.work
             work, newest = jury.register.get(id), jury.policies.newest_step
             if self._unused[0] != newest:
                 self._unused = newest, set()
@@ -192,14 +194,8 @@ class Chairing(Service):
         await station.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
 
     async def _listen(self) -> None:
-        async for signed in self._station.board.subscribe(SilenceSigned):
-            self._hear(signed)
-
-    def _hear(self, signed: Signed[SilenceSigned]) -> None:
-        known = self._words.get(signed.author)
-        # Words of older leases end nothing any more.
-        if known is None or (known.term, known.until) < (signed.message.term, signed.message.until):
-            self._words[signed.author] = signed.message
+        async for told in self._station.jury.facts.subscribe(SilenceTold):
+            self._words[told.author] = told.message
 
     # trainers: hold, end, take
 

@@ -10,7 +10,7 @@ import structlog
 from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
-from protocol.messages import Heartbeat
+from node.swarm.facts import RunTold
 
 log = structlog.get_logger()
 
@@ -30,21 +30,21 @@ class Ending(Service):
         return cls(place.station)
 
     async def run(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat, by=self._station.membership.leads):
-            self._hear(signed.message)
+        async for told in self._station.jury.facts.subscribe(RunTold):
+            self._hear(told)
 
-    def _hear(self, beat: Heartbeat) -> None:
-        if beat.finished and not self.over:
+    def _hear(self, told: RunTold) -> None:
+        if told.over and not self.over:
             log.info(
                 "run.over",
-                step=beat.policy_step,
-                reward=beat.reward,
+                step=told.step,
+                reward=told.reward,
                 remedy="intellect-node weights fetch gets the trained model; this node may leave",
             )
-            reward = "" if beat.reward is None else f", with a mean reward of {beat.reward:.3f}"
-            self._station.progress.tell("over", f"the run is over at step {beat.policy_step}{reward}")
+            reward = "" if told.reward is None else f", with a mean reward of {told.reward:.3f}"
+            self._station.progress.tell("over", f"the run is over at step {told.step}{reward}")
         # The newest word, also where it takes an earlier one back: a run may be lengthened.
-        self.over, self.reward = beat.finished, beat.reward
+        self.over, self.reward = told.over, told.reward
 
     def status(self) -> dict[str, Any]:
         final = self.reward if self.over else None

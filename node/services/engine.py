@@ -12,6 +12,7 @@ from node.progress import ProgressRecord
 from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
+from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
 from protocol.run import VerificationSpec
 
@@ -60,18 +61,16 @@ class Following(Service):
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyClock`)."""
-        self._station.membership.terms.follow(self._on_terms)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
+            nursery.start_soon(self._hear_of_undone)
             nursery.start_soon(self._tell_of_the_first)
 
-    def _on_terms(self) -> None:
-        """The chain told of a term: policies that it takes back are none to work with, and others may be now."""
-        for policy in self._station.shelf.held:
-            if self._station.jury.policies.is_orphan(policy.root):
-                self._station.shelf.orphan(policy.root)
-        # An announcement of the new leader may have come before its term stood on chain.
-        self._follower.look_again()
+    async def _hear_of_undone(self) -> None:
+        """Policies that a term takes back are none to work with."""
+        async for undone in self._station.jury.facts.subscribe(Undone):
+            if isinstance(undone.fact, PolicyFollowed):
+                self._station.shelf.orphan(undone.fact.root)
 
     async def _tell_of_the_first(self) -> None:
         progress = self._station.progress

@@ -21,13 +21,13 @@ from node.services.committing import OwnWorks, commit
 from node.services.station import Rate, Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import RunTold, WorkTouched
 from node.swarm.leftovers import Leftovers, Makers
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import Work, WorkId
 from node.weights.keeper import HeldPolicy
 from protocol.earnings import most_files
 from protocol.errors import IntellectError
-from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
 SHORTEST_PATIENCE = 0.5
@@ -301,11 +301,11 @@ class Generating(Service):
 
     async def _follow_verdicts(self) -> None:
         """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
-        told = self._station.jury.watch()
+        told = self._station.jury.facts.subscribe(WorkTouched)
         known: Recent[WorkId, FileState] = Recent(REMEMBERED)
         while True:
             with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                id = await told.receive()
+                id = (await told.receive()).work
                 work = self._station.jury.register.get(id)
                 if work is not None and work.node == self._station.key.address:
                     work.delivered = True  # it lies in our own store
@@ -326,8 +326,8 @@ class Generating(Service):
         return FileState.OPEN if state is FileState.ACCEPTED and not enough else state
 
     async def _watch_trainer(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat, by=self._station.membership.leads):
-            self.finished = bool(signed.message.finished)
+        async for told in self._station.jury.facts.subscribe(RunTold):
+            self.finished = told.over
 
 
 async def _expected_speed(place: Workplace) -> float | None:

@@ -8,6 +8,7 @@ from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.contributions import Contributions
+from node.swarm.facts import WorkTouched
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.taskbook import describe_task
@@ -42,13 +43,13 @@ class Counting(Service):
         return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
 
     async def _count(self) -> None:
-        async for id in self._station.jury.watch():
+        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+            id = touched.work
             self._contributions.look(id)
 
     async def _count_by_the_clock(self) -> None:
         while True:
             await trio.sleep(LOOK_AGAIN)
-            self._station.jury.look_at_results()
             self._contributions.look_again()
 
 
@@ -94,4 +95,4 @@ def describe_trust(jury: Jury) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
     fork = jury.policies.fork
     said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
-    return said | {"unstated": jury.policies.unstated, "audited": jury.steps.status()}
+    return said | {"refused": dict(jury.state.refused), "audited": jury.steps.status()}

@@ -8,9 +8,10 @@ posted table covers the epoch.
 import trio
 
 from node.services.books import Books, Keeping, Seen
+from node.swarm.facts import Certified
 from protocol.earnings import MAX_SIGNATURES, ShownWork, encode_certificates
 from protocol.identity import Address
-from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown, ValidatorSaid
+from protocol.messages import MAX_SHOWN, CertificatesShown, EpochShown
 from protocol.statements import Accepted, is_signed_by
 
 SAID_WITHIN = 1.0
@@ -41,12 +42,12 @@ class Paying(Keeping):
     async def _hear(self) -> None:
         """Of all certificates of a pool only a node's own are worth the check of a signature to it. More than a
         quorum's are kept: if a validator loses its seat just before a table is made, others are too late."""
-        async for signed in self._station.board.subscribe(ValidatorSaid):
-            for one in signed.message.certificates:
-                if one.node == self._own and signed.author != self._own:
+        async for said in self._station.jury.facts.subscribe(Certified):
+            for one in said.certificates:
+                if one.node == self._own and said.author != self._own:
                     statement = one.statement(self._pool)
-                    if is_signed_by(signed.author, self._station.domain, statement, one.signature):
-                        self._heard.append((signed.author, statement, one.signature))
+                    if is_signed_by(said.author, self._station.domain, statement, one.signature):
+                        self._heard.append((said.author, statement, one.signature))
                         self._news.set()
 
     async def _keep(self) -> None:

@@ -14,6 +14,7 @@ from node.services.base import Service
 from node.services.station import Station, manifest_of
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import DueTold, PolicyFollowed, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
@@ -64,7 +65,8 @@ class Tracing(Service):
             nursery.start_soon(self._read)
             nursery.start_soon(self._hear_cuts)
             nursery.start_soon(self._cut_always)
-            async for id in self._station.jury.watch():
+            async for touched in self._station.jury.facts.subscribe(WorkTouched):
+                id = touched.work
                 work = self._station.jury.register.get(id)
                 # Accepted is what this node's ballots say: no trainer is asked what was due.
                 if work is not None and self._station.jury.ballots.state(id) is FileState.ACCEPTED:
@@ -81,8 +83,8 @@ class Tracing(Service):
         return not jury.policies.is_orphan(work.commitment.policy_root)
 
     async def _hear_cuts(self) -> None:
-        async for signed in self._station.board.subscribe(DueSigned):
-            self.book.heard(signed.author, signed.message)
+        async for told in self._station.jury.facts.subscribe(DueTold):
+            self.book.heard(told.author, told.message)
 
     async def _cut_always(self) -> None:
         """A validator's cut at each policy."""
@@ -99,10 +101,11 @@ class Tracing(Service):
                 self._station.board.say([said], within=SAID_WITHIN)
 
     async def _hear_policies(self) -> None:
-        async for signed in self._station.board.subscribe(PolicyAnnounced):
+        # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
+        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
             # Step 0 was not trained, so nothing can have been left out of it.
-            if signed.message.statement is not None and signed.message.step > 0:
-                self._announced.append((signed.author, signed.message))
+            if policy.step > 0:
+                self._announced.append((policy.author, policy.message))
                 self._news.set()
 
     async def _read(self) -> None:
@@ -128,7 +131,7 @@ class Tracing(Service):
         self.book.trained(self._station.pool, manifest.batch)
         statement, dropped = message.statement, self.book.dropped()
         # Where judges give rewards, or a teacher speaks, fresh files wait for that while older ones are used.
-        if statement is None or not dropped or self._station.run.spec.waits_for_tasks:
+        if not dropped or self._station.run.spec.waits_for_tasks:
             return
         named = ", ".join(list(dropped.values())[:3])
         for tell in self.on_dropped:

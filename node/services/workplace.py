@@ -37,7 +37,6 @@ from node.training.spool import Spool
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
-from protocol.messages import PolicyAnnounced
 
 
 class Control(Protocol):
@@ -81,7 +80,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         """The trainer's policies, fetched and verified."""
         station, stock = self.station, self.member.stock
         return PolicyFollower(
-            station.board.subscribe(PolicyAnnounced),
+            station.jury.facts,
+            station.jury.policies,
             station.blobs,
             stock.store,
             station.shelf,
@@ -89,7 +89,6 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
             lambda author: [author, *station.membership.addresses()],
             image_limit(station.run.spec),
             workshop=self.workshop,
-            clock=station.jury.policies,
             records=self.records,
             repeat=station.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),

@@ -9,15 +9,16 @@ evidence. Knows nothing of engines, lots or chains.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import combinations
 
 import msgspec
 
+from node.swarm.facts import Quarantined
 from node.swarm.register import Register, Work, WorkId
 from protocol.audit import share_of_files
-from protocol.disputes import Conflict, Finding, Resolution, Ruling, compare, hearsay, resolve, values_complete
+from protocol.disputes import Conflict, Finding, Ruling, compare, resolve, values_complete
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, VerdictRechecked
@@ -29,6 +30,8 @@ STRIKES = 3
 SILENT_AFTER = 4
 """Files in a row that could be had and that a validator let pass without a word, before others decide without it."""
 EVIDENCE = 64
+CLOSED = 16
+"""Policies beyond the staleness of a run after which a decided work is closed: no word reopens it."""
 
 
 class FileState(Enum):
@@ -38,16 +41,8 @@ class FileState(Enum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     DISPUTED = "disputed"
-
-
-class Quarantined(msgspec.Struct, frozen=True):
-    """Why a validator is not believed. evidence: envelopes of contradicting or broken promises, signed by their
-    authors; enough for anybody to come to the same result."""
-
-    validator: Address
-    why: str
-    at: float
-    evidence: tuple[bytes, ...]
+    UNDECIDED = "undecided"
+    """The time of its dispute is over and nobody won: it is not trained on, paid or slashed for."""
 
 
 class Dispute(msgspec.Struct, frozen=True):
@@ -88,7 +83,10 @@ class Ballots:
         register: Register,
         live: Callable[[], Sequence[Address]],
         clock: Callable[[], float],
+        bench: Callable[[], Sequence[Address]],
     ) -> None:
+        self._bench = bench
+        self._closed = run.recipe.max_staleness + CLOSED
         self._audit = run.audit
         self._quorum = quorum
         self._register = register
@@ -128,9 +126,12 @@ class Ballots:
         if not values_complete(message, case.work.groups, MAX_VALUES):
             self.quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
             return []
+        closed = self._is_closed(case)
         case.votes[author] = signed
         # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
         self._missed[author] = 0
+        if closed:
+            return []
         # The dispute is decided, so this late word is measured by what won it.
         if case.winner is not None and author not in self.quarantined:  # too late to be looked at again by all
             self._punish(case, author, compare(message, case.winner, case.work.groups, self._audit.logprob_tolerance))
@@ -141,6 +142,8 @@ class Ballots:
         again. Raises KeyError as `add`."""
         message, author = signed.message, signed.author
         case = self._case(work_id(message.verdict))
+        if self._is_closed(case):
+            return
         before = case.rechecks.get(author)
         if before is not None:
             # Values may differ by rounding; outcome and reason may not.
@@ -165,7 +168,7 @@ class Ballots:
         case = self._case(work_id(first.verdict))
         finding = compare(first, second, case.work.groups, self._audit.logprob_tolerance)
         # A raiser may be wrong or lie: only a conflict that we see ourselves costs everybody a second look.
-        if finding is None or dispute[0].author == dispute[1].author:
+        if finding is None or dispute[0].author == dispute[1].author or self._is_closed(case):
             return False
         case.asked = True
         # Whoever is not believed any more must not cost everybody another look.
@@ -189,13 +192,31 @@ class Ballots:
             return FileState.ACCEPTED
         if case.ruled is not None:
             return FileState.REJECTED
-        if case.disputed:
-            return FileState.DISPUTED
         accepting, rejecting = self.accepting(id), self.rejecting(id)
+        if case.disputed:
+            return self._by_first_words(len(accepting), len(rejecting)) if self._is_over(case) else FileState.DISPUTED
+        needed = self._needed(case)
         # At a tie the acceptance stands: a contradiction about the same thing would be a dispute, decided above.
-        if len(accepting) >= self._needed(case, rejecting) and len(accepting) >= len(rejecting):
+        if len(accepting) >= needed and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
-        return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
+        return FileState.REJECTED if len(rejecting) >= needed else FileState.OPEN
+
+    def _is_over(self, case: _Case) -> bool:
+        """Whether the time of its dispute is over. It convicts nobody, and second looks still count."""
+        return self._clock() - case.opened > 2 * self._audit.verdict_seconds
+
+    def _by_first_words(self, accepting: int, rejecting: int) -> FileState:
+        """What a dispute comes to that nobody won in time: what a quorum had said, if more than those against."""
+        if max(accepting, rejecting) < self._quorum() or accepting == rejecting:
+            return FileState.UNDECIDED
+        return FileState.ACCEPTED if accepting > rejecting else FileState.REJECTED
+
+    def _is_closed(self, case: _Case) -> bool:
+        """Whether a work is decided and so old that nothing rests on it any more. An undecided one stays open: its
+        validators may have been away."""
+        if case.work.task is not None or self._register.age(case.work) <= self._closed:
+            return False
+        return self.state(case.work.id) in (FileState.ACCEPTED, FileState.REJECTED)
 
     def accepting(self, id: WorkId) -> dict[Address, Judgement]:
         """What accepts a work, by believed validator: verdicts, or what won its dispute."""
@@ -234,23 +255,23 @@ class Ballots:
         """Whether every living, believed validator has spoken of a work, or the time for that is over; and no dispute
         about it is open. Only then may a stake be touched. patience: seconds, where they are fewer than the run's."""
         case = self._cases.get(id)
-        if case is None or (case.disputed and case.ruled is None):
+        if case is None:
             return False
-        # A second look counts as having spoken, too: it may be a validator's first word here.
-        said = {*case.votes, *case.rechecks}
+        if case.disputed and case.ruled is None:
+            return self.state(id) in (FileState.ACCEPTED, FileState.REJECTED)
+        # In a dispute a second look counts as having spoken, too: it may be a validator's first word here.
+        said = {*case.votes, *(case.rechecks if case.disputed else ())}
         waited = self._clock() - case.heard >= min(self._audit.verdict_seconds, patience)
         return waited or all(validator in said for validator in self.electorate())
 
-    def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
+    def _needed(self, case: _Case) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
-        alive, at least one. Who rejects by hearsay then counts as if it had not spoken. A run with servers always waits
-        for its quorum: nobody alone is a witness."""
+        alive, but two at least where three or more are in office: what one alone says is a claim. A run with servers
+        always waits for its quorum: nobody alone is a witness."""
         if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum()
-        # What somebody only heard of is no ground for refusing, once those who saw it are gone.
-        abstaining = {author for author, one in rejecting.items() if hearsay(one)}
-        # At least one: where all validators are gone a file waits, and is not accepted by nobody.
-        return max(1, min(self._quorum(), len(set(self.electorate()) - abstaining)))
+        least = 2 if len(self._bench()) >= 3 else 1
+        return max(least, min(self._quorum(), len(set(self.electorate()))))
 
     def electorate(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""
@@ -359,28 +380,19 @@ class Ballots:
         self._settle(case)
 
     def _settle(self, case: _Case) -> None:
-        """Decide a dispute as soon as the re-checks do, or when their time is over."""
+        """Decide a dispute as soon as second looks do, however late these come. Nobody is waited for in vain: when its
+        time is over nobody is asked to look any more."""
         if not case.disputed or case.ruled is not None:
             return
         votes = {author: one.message for author, one in case.votes.items()}
-        rechecks = {a: one.message for a, one in case.rechecks.items() if a not in self.quarantined}
-        spoke = votes.keys() - self.quarantined.keys()  # whoever has just come knows nobody alive
-        electorate = len(spoke | set(self.electorate()) | set(rechecks))
-        result = resolve(votes, rechecks, electorate, case.work.groups, self._audit.logprob_tolerance)
-        late = self._clock() - case.opened > 2 * self._audit.verdict_seconds
-        if result is not None and result.ruling is Ruling.UNRESOLVED and case.work.backlog and not late:
-            return  # whoever has just come hears of the others' looks one after the other
-        # Time is over: whoever looked again decides alone, and whoever did not has no say.
-        if result is None and late:
-            result = resolve(votes, rechecks, len(rechecks), case.work.groups, self._audit.logprob_tolerance)
+        office = set(self._bench()) - self.quarantined.keys()
+        rechecks = {author: one.message for author, one in case.rechecks.items() if author in office}
+        result = resolve(votes, rechecks, len(office), case.work.groups, self._audit.logprob_tolerance)
         if result is not None:
-            self._conclude(case, result)
-
-    def _conclude(self, case: _Case, result: Resolution) -> None:
-        case.ruled, case.winner = result.ruling, result.winner
-        self._open.pop(case.work.id, None)
-        self.disputes_resolved += 1
-        for validator, finding in result.wrong.items():
+            case.ruled, case.winner = result.ruling, result.winner
+        if (result is not None or self._is_over(case)) and self._open.pop(case.work.id, None):
+            self.disputes_resolved += 1
+        for validator, finding in result.wrong.items() if result is not None else ():
             self._punish(case, validator, finding)
 
     def _punish(self, case: _Case, validator: Address, finding: Finding | None) -> None:

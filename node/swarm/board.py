@@ -7,9 +7,9 @@ to the shelf, what a member may cost to its allowance, and what a message means 
 import math
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -20,13 +20,14 @@ from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
 from node.recent import Recent
-from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, RULES, By, own_budgets
+from node.swarm.counts import Authority, may_say
+from node.swarm.readers import Reader
+from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, own_budgets
 from node.swarm.shelf import MAX_MESSAGES, Shelf
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey
 from protocol.liveness import MAX_MEMBERS
-from protocol.manifest import PolicyStatement
 from protocol.messages import (
     ANY_MESSAGE,
     Carried,
@@ -56,51 +57,6 @@ from protocol.messages import (
 )
 from protocol.statements import Domain, signer_of
 
-ROOM = 8192
-"""Unread messages of one subscriber."""
-ROOM_EACH = 1024
-"""Unread messages of one author: all that the board keeps of a validator. Eight at once would have to flood."""
-
-
-class Reader(Generic[M]):
-    """One subscription, with room for every author: one that floods loses its own messages, not the others'.
-
-    The channel is first in, first out, so its length says which authors are unread.
-
-    by: whose messages are wanted; None: everybody's.
-    """
-
-    def __init__(self, by: Callable[[Address], bool] | None = None) -> None:
-        self._by = by
-        self._send, self.channel = trio.open_memory_channel[Signed[M]](ROOM)
-        self._authors: deque[Address] = deque()
-        self._unread: Counter[Address] = Counter()
-
-    def offer(self, signed: Signed[M]) -> bool:
-        """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
-        if self._by is not None and not self._by(signed.author):
-            return True
-        if len(self._authors) >= ROOM_EACH:  # before that nobody can have filled its room
-            self._note_read()
-        if self._unread[signed.author] >= ROOM_EACH:
-            return False
-        try:
-            self._send.send_nowait(signed)
-        except trio.WouldBlock:
-            return False
-        self._authors.append(signed.author)
-        self._unread[signed.author] += 1
-        return True
-
-    def _note_read(self) -> None:
-        unread = self._send.statistics().current_buffer_used
-        while len(self._authors) > unread:
-            author = self._authors.popleft()
-            self._unread[author] -= 1
-            if not self._unread[author]:
-                del self._unread[author]
-
-
 log = structlog.get_logger()
 
 CATCH_UP_PROTOCOL = "/intellect-node/board/1"
@@ -112,6 +68,9 @@ loses, and whoever was asked may have been away, too."""
 NAMED_PER_SECOND = 500.0
 """Messages of which a question may tell the names, on average: 5 kB/s however large the pool."""
 MAX_CATCH_UP_BYTES = 256 * 1024
+NAME, SHORT = 32, 8
+"""Bytes of a message's name, and of the part of it that stands in a question. Which part is drawn anew for each: two
+messages that agree in one of them are easily made, and the second would never be handed over."""
 MAX_KNOWN = 2 * MAX_MESSAGES + MAX_MEMBERS
 """Names in a question: fewer than a board can keep would bring the others again with every answer."""
 MAX_QUESTION = 10 * MAX_KNOWN + 64
@@ -123,18 +82,11 @@ ASKED = (1.0, 20.0)
 """Answers per second, and in a burst, that one peer gets: it asks each of us at most once in CATCH_UP_EVERY."""
 
 
-class Authority(Protocol):
-    """Who may say what."""
-
-    def is_member(self, address: Address) -> bool: ...
-    def is_validator(self, address: Address) -> bool: ...
-    def is_trainer(self, address: Address) -> bool: ...
-
-
 class CatchUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """known: 8-byte ids of the messages that the asker has, or wants no more."""
+    """known: SHORT bytes of the name of each message that the asker has, or wants no more; at: where in the names."""
 
     known: list[bytes]
+    at: int
 
 
 class Board:
@@ -162,7 +114,7 @@ class Board:
         self._handed, self._patience = Budgets(*HANDED), Budgets(*PATIENCE)
         self._asked = Budgets(*ASKED)
         self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
-        self._readers: dict[type[Message], list[Reader[Any]]] = {}
+        self._readers: dict[type[Message], list[Reader[Signed[Any]]]] = {}
         self.counts: Counter[str] = Counter()
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
@@ -189,7 +141,7 @@ class Board:
 
         A slow reader loses the excess, of each author by itself (`counts["lost"]`).
         """
-        reader = Reader[M](by)
+        reader = Reader[Signed[M]](by)
         for signed in self._shelf.messages(*kinds):
             self._offer(reader, signed)
         for kind in kinds:
@@ -351,11 +303,7 @@ class Board:
     # rights
 
     def _may_say(self, author: Address, kind: type[Message]) -> bool:
-        by, authority = RULES[kind].by, self._authority
-        if by is By.MEMBER:
-            return authority.is_member(author)
-        leads = by is not By.VALIDATOR and authority.is_trainer(author)
-        return leads or (by is not By.TRAINER and authority.is_validator(author))
+        return may_say(self._authority, author, kind)
 
     def _authorise(self, signed: Signed[Message]) -> None:
         message, author = signed.message, signed.author
@@ -365,7 +313,7 @@ class Board:
     def _is_borne_out(self, message: Message, author: Address) -> bool:
         """Whether the signatures and envelopes that a message carries are what they should be."""
         match message:
-            case PolicyAnnounced(statement=PolicyStatement() as statement, signature=signature):
+            case PolicyAnnounced(statement=statement, signature=signature):
                 return signer_of(self._domain, statement.commitment(author), signature) == author
             case RolloutCommitted(commitment=commitment, signature=signature):
                 return signer_of(self._domain, commitment, signature) == author
@@ -417,8 +365,8 @@ class Board:
                     self._readers[kind].remove(reader)
         return True
 
-    def _offer(self, reader: Reader[M], signed: Signed[M]) -> None:
-        if not reader.offer(signed):
+    def _offer(self, reader: Reader[Signed[M]], signed: Signed[M]) -> None:
+        if not reader.offer(signed.author, signed):
             self.counts["lost"] += 1
 
     # catching up
@@ -447,7 +395,8 @@ class Board:
         # What was refused is named, too, or the same peer would hand it over with every answer.
         names = [*self._unwanted(), *self._shelf.names(MAX_KNOWN)]
         # The newest names, where there are too many: old messages are soon forgotten at the other end as well.
-        asked = msgspec.msgpack.encode(CatchUp(names[-MAX_KNOWN:]))
+        at = random.randrange(NAME - SHORT + 1)  # noqa: S311 - a new one for each question is enough
+        asked = msgspec.msgpack.encode(CatchUp([name[at : at + SHORT] for name in names[-MAX_KNOWN:]], at))
         try:
             answer = await self._wire.request(
                 peer, CATCH_UP_PROTOCOL, asked, max_response=2 * MAX_CATCH_UP_BYTES, timeout=CATCH_UP_TIMEOUT
@@ -499,8 +448,11 @@ class Board:
             self.counts["over_budget.asked"] += 1
             return msgspec.msgpack.encode([])
         asked = decode_msgpack(data, CatchUp, limit=MAX_QUESTION, error=MalformedMessage, what="bad catch-up")
-        return msgspec.msgpack.encode(self._shelf.share(set(asked.known[:MAX_KNOWN]), MAX_CATCH_UP_BYTES))
+        if not 0 <= asked.at <= NAME - SHORT:
+            raise MalformedMessage("bad catch-up", "it names a part that no name has")
+        known, part = set(asked.known[:MAX_KNOWN]), slice(asked.at, asked.at + SHORT)
+        return msgspec.msgpack.encode(self._shelf.share(lambda name: name[part] in known, MAX_CATCH_UP_BYTES))
 
 
 def _name(raw: bytes) -> bytes:
-    return blake3(raw).digest(8)
+    return blake3(raw).digest(NAME)

@@ -3,7 +3,7 @@
 Feeds the network with the contacts of the members, so that the chain is the only meeting point that a newcomer needs.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from itertools import islice
 
 import msgspec
@@ -85,6 +85,7 @@ class Membership:
         self.terms.follow(self._want)
         self._dialled: Set[Address] = frozenset()
         self._looked_at = 0.0
+        self._awaited: dict[Address, trio.Event] = {}
         self.evicted = trio.Event()
         for node in self._bootnodes:
             self._dial(node)
@@ -128,7 +129,7 @@ class Membership:
 
     def may_challenge(self, address: Address) -> bool:
         """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
-        return self.is_trainer(address) or self.is_validator(address)
+        return self.in_office(address) or self.is_validator(address)
 
     def must_know(self, address: Address) -> bool:
         """Whether it counts where this is even without a lease: this node, the trainer, a validator."""
@@ -164,6 +165,16 @@ class Membership:
     def is_trainer(self, address: Address) -> bool:
         """Whether it leads, led, or stands by."""
         return self.terms.is_trainer(address)
+
+    def in_office(self, address: Address) -> bool:
+        """Whether it is a trainer now: seated, or leading."""
+        return self.terms.in_office(address)
+
+    def reached(self, disbelieved: Container[Address] = ()) -> int:
+        """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""
+        beats = (self.table.get(one) for one in self._validators if one not in disbelieved)
+        steps = sorted((one.beat.policy_step for one in beats if one is not None and one.beat), reverse=True)
+        return steps[self.quorum - 1] if 0 < self.quorum <= len(steps) else -1
 
     def addresses(self) -> list[Address]:
         """The other members, the ones heard of lately first."""
@@ -314,6 +325,14 @@ class Membership:
             beat = signed.message
             if self.table.beat(signed.author, beat, self._clock()):
                 self.moved(signed.author, beat)
+                if (waiting := self._awaited.pop(signed.author, None)) is not None:
+                    waiting.set()
+
+    async def heard_from(self, node: Address) -> Heartbeat:
+        """The newest heartbeat of a member, once there is one."""
+        while (member := self.table.get(node)) is None or member.beat is None:
+            await self._awaited.setdefault(node, trio.Event()).wait()
+        return member.beat
 
     def moved(self, node: Address, beat: Heartbeat) -> None:
         """Where a member says that it is, in its own signed words. A word older than the last one changes nothing."""

@@ -1,16 +1,21 @@
 """The policy clock: which policy is which step, since when this node knows it, and whether the trainer keeps its word.
 
-A policy's root names its step, so both directions are functions: two announcements that disagree about a root or about
-a step are a lie that the trainer signed twice. Whoever has seen both trusts it no more. Pure: the clock is an argument.
+A policy is followed if its author leads then, and if the policy before it is followed, or the chain names that, or a
+quorum of the validators holds it: so nobody alone moves the clock by more than one step. A policy's root names its
+step, so both directions are functions: two announcements that disagree about a root or about a step are a lie that the
+trainer signed twice. Whoever has seen both trusts it no more. Pure: the clock is an argument.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from node.recent import Recent
+from node.swarm.counts import Admission
+from node.swarm.facts import Fork, PolicyFollowed
 from node.swarm.terms import Terms
+from protocol.identity import Address
 from protocol.messages import PolicyAnnounced, Signed
 
 KNOWN = 4096
@@ -19,14 +24,9 @@ COMPARED = 512
 GRACE_SECONDS = 10.0
 """For so long after a policy was heard of, files that arrive may have been committed to before it: messages of two
 authors overtake each other, and on a busy machine by seconds."""
-
-
-class Fork(msgspec.Struct, frozen=True):
-    """Why a trainer is not believed: two announcements of it that cannot both be true, or a quorum that found a step
-    bad. evidence: the envelopes."""
-
-    what: str
-    evidence: tuple[bytes, ...]
+ANCHOR_SECONDS = 5.0
+"""For so long a node that follows nothing yet waits for a quorum of the validators to say how far the run is. Then it
+takes the leader's word for where it begins: there is nobody else whom it could ask, and it may have come first."""
 
 
 class KnownPolicy(msgspec.Struct, frozen=True):
@@ -41,19 +41,26 @@ class KnownPolicy(msgspec.Struct, frozen=True):
 
 
 class PolicyClock:
-    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: whose word
-    counts, None: everybody's who may announce at all; stated: whether only policies count about which their trainer
-    signed a statement; that of step 0 follows from the start model."""
+    """One per node; everything that asks for a policy's step asks here. clock: monotonic seconds; terms: who leads, and
+    led; reached: the newest step that a quorum of the validators holds, -1 for none; own: this node's address, whose
+    own words it remembers to be true."""
 
-    def __init__(self, clock: Callable[[], float], terms: Terms | None = None, *, stated: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        terms: Terms,
+        reached: Callable[[], int] = lambda: -1,
+        own: Address | None = None,
+    ) -> None:
         self._clock = clock
         self._terms = terms
-        self._stated = stated
-        self.unstated = 0
-        """Announcements that were not followed for want of a statement."""
+        self._reached = reached
+        self._own = own
         self._known: Recent[bytes, KnownPolicy] = Recent(KNOWN)
-        self._by_root: Recent[bytes, Signed[PolicyAnnounced]] = Recent(COMPARED)
-        self._by_step: Recent[int, Signed[PolicyAnnounced]] = Recent(COMPARED)
+        self._by_root: Recent[bytes, PolicyFollowed] = Recent(COMPARED)
+        self._by_step: Recent[int, PolicyFollowed] = Recent(COMPARED)
+        self._taken_back: Recent[bytes, PolicyFollowed] = Recent(COMPARED)
+        """By a term, whose block may be replaced."""
         self._settling: deque[KnownPolicy] = deque()
         self._settled = -1
         self.newest_step = -1
@@ -63,56 +70,108 @@ class PolicyClock:
     @property
     def fork(self) -> Fork | None:
         """Why the trainer that leads now is not believed, None if it is."""
-        if self._terms is None:
-            return next(iter(self.forks.values()), None)
         # By term: a convicted leader's successor starts with a clean name.
         return self.forks.get(self._terms.now.number)
 
-    def announce(self, signed: Signed[PolicyAnnounced]) -> bool:
-        """Note an announcement; whether it is a policy's first. Nothing is noted of a trainer that has lied."""
+    # what is heard
+
+    def admits(self, author: Address, message: PolicyAnnounced) -> Admission:
+        """Whether an announcement counts: it is its author's to say, and no further ahead than others can show."""
+        known_here = self._by_root.get(message.policy_root)
+        if known_here is not None and known_here.author == author:
+            return Admission.COUNTS  # again, or as another step: a lie is looked at whatever its step
+        if message.term > self._terms.now.number:
+            return Admission.HELD  # the chain has not told of that term yet
+        if not self._is_its_authors(author, message):
+            late = self._is_late(message)
+            return Admission.COUNTS if late else Admission.REFUSED
+        return Admission.COUNTS if author == self._own or self._is_reached(message) else Admission.HELD
+
+    def _is_its_authors(self, author: Address, message: PolicyAnnounced) -> bool:
+        named = self._terms.named == (message.step, message.policy_root)
+        return named or self._terms.counts(author, message.term, message.step, message.parent)
+
+    def _is_late(self, message: PolicyAnnounced) -> bool:
+        """Whether it is beyond the end of its term, and came soon after that: it is known as an orphan."""
+        over = self._terms.is_over(message.term, message.step)
+        return over and self._clock() - self._terms.now.at <= GRACE_SECONDS
+
+    def _is_reached(self, message: PolicyAnnounced) -> bool:
+        step = message.step
+        # What the chain has been told of, and what was trained from a followed policy. Another policy than the one that
+        # is followed for the step before it is a break of a rule, which an audit tells, and one step as any.
+        if step == 0 or step in self._by_step or step - 1 in self._by_step or step <= self._reached():
+            return True
+        named = self._terms.named
+        return (named is not None and named[0] == step) or any(
+            term.from_step == step and term.number == message.term for term in self._terms.all() if term.number
+        )
+
+    def anchor(self, held: Collection[tuple[float, PolicyAnnounced]]) -> int | None:
+        """Where a node begins that follows nothing yet and has waited in vain for the validators: the first step of the
+        longest row of the leader's policies, of which each goes on from the one before. held: with when each came."""
+        if self.newest_step >= 0 or not held or self._clock() - min(at for at, _ in held) < ANCHOR_SECONDS:
+            return None
+        known = {message.step: message for _, message in held}
+        lengths: dict[int, int] = {}
+        for step in sorted(known, reverse=True):
+            after = known.get(step + 1)
+            linked = after is not None and after.parent == known[step].policy_root
+            lengths[step] = 1 + lengths[step + 1] if linked else 1
+        return max(lengths, key=lambda step: (lengths[step], step))
+
+    def announce(self, signed: Signed[PolicyAnnounced], *, anchored: bool = False) -> PolicyFollowed | Fork | None:
+        """Follow a policy, if it is admitted and news; a lie of its trainer that came out. Nothing is noted of a
+        trainer that has lied. anchored: it is where this node begins (`anchor`)."""
         message = signed.message
-        if self._stated and message.step > 0 and message.statement is None:
-            self.unstated += 1
-            return False
-        if self._is_forked(message) or not self._counts(signed) or self._contradicts(signed):
-            return False
+        if not anchored and self.admits(signed.author, message) is not Admission.COUNTS:
+            return None
+        if self._is_forked(message):
+            return None
+        followed = PolicyFollowed(signed.author, message, signed.raw)
+        if not self._is_its_authors(signed.author, message):
+            self._by_root.setdefault(message.policy_root, followed)
+            self._taken_back.setdefault(message.policy_root, followed)
+            self._known.setdefault(message.policy_root, KnownPolicy(message.step, self._clock(), self._terms.now.at))
+            return None
+        if (fork := self._contradicts(signed)) is not None:
+            self.forks[message.term] = fork
+            return fork
         if message.policy_root in self._known and not self.is_orphan(message.policy_root):
-            return False
+            return None
         self._known.pop(message.policy_root, None)  # from one state and the same files the next term makes the same
-        self._by_root[message.policy_root] = self._by_step[message.step] = signed
+        self._by_root[message.policy_root] = self._by_step[message.step] = followed
         self.learn(message.step, message.policy_root)
-        return True
+        return followed
 
-    def _counts(self, signed: Signed[PolicyAnnounced]) -> bool:
-        """Whether it is its author's to say. Of a term that the chain has not told yet it is heard again later
-        (`Jury`); what a term said beyond its end is known as an orphan, if it is heard soon after that."""
-        message = signed.message
-        if self._terms is None or self._terms.counts(signed.author, message.term, message.step, message.parent):
-            return True
-        if self._terms.named == (message.step, message.policy_root):
-            return True
-        began = self._terms.now.at
-        if self._terms.is_over(message.term, message.step) and self._clock() - began <= GRACE_SECONDS:
-            self._by_root.setdefault(message.policy_root, signed)
-            self._known.setdefault(message.policy_root, KnownPolicy(message.step, self._clock(), began))
-        return False
-
-    def begin_term(self) -> None:
+    def begin_term(self) -> list[PolicyFollowed]:
         """A term began: what those before it said from its first policy on is orphaned, and of two policies
-        right before that one the other than the taker named."""
-        if self._terms is None:
-            return
+        right before that one the other than the taker named. These, the newest first."""
         now = self._terms.now
-        for step in [step for step in self._by_step if step >= now.from_step - 1]:
-            signed = self._by_step[step]
-            said = signed.message
-            if self._terms.is_over(said.term, step) or (step < now.from_step and self._is_forked(said)):
+        gone: list[PolicyFollowed] = []
+        for step in sorted((step for step in self._by_step if step >= now.from_step - 1), reverse=True):
+            said = self._by_step[step]
+            message = said.message
+            if self._terms.is_over(message.term, step) or (step < now.from_step and self._is_forked(message)):
                 del self._by_step[step]
-                self._orphan(said.policy_root)
+                self._orphan(message.policy_root)
+                self._taken_back[message.policy_root] = said
+                gone.append(said)
+        return gone
+
+    def end_term(self) -> list[PolicyFollowed]:
+        """The block of a term was replaced: what it took back is followed again. These, the oldest first."""
+        found: list[PolicyFollowed] = []
+        for said in sorted(self._taken_back.values(), key=lambda one: one.step):
+            if self._is_its_authors(said.author, said.message):
+                del self._taken_back[said.root]
+                again = self.announce(Signed(said.author, said.message, said.raw))
+                found += [again] if isinstance(again, PolicyFollowed) else []
+        return found
 
     def _is_forked(self, said: PolicyAnnounced) -> bool:
         """Whether who said it is not believed in that term, and no later one goes on from this very policy."""
-        return said.term in self.forks and (self._terms is None or said.policy_root != self._terms.now.parent)
+        return said.term in self.forks and said.policy_root != self._terms.now.parent
 
     def _orphan(self, root: bytes) -> None:
         known = self._known.get(root)
@@ -125,10 +184,6 @@ class PolicyClock:
         # Steps were taken back: staleness must not be measured by policies that are gone.
         self._settled = min(self._settled, self.newest_step)
 
-    def is_orphan(self, root: bytes) -> bool:
-        known = self._known.get(root)
-        return known is not None and known.orphaned_at is not None
-
     def learn(self, step: int, root: bytes, *, outer: bool = False) -> None:
         """Note a policy that nobody announces: the outer state of a round, or its image, which follow from the round
         before."""
@@ -137,21 +192,27 @@ class PolicyClock:
             self._settling.append(known)
             self.newest_step = max(self.newest_step, step)
 
+    # what is known
+
+    def is_orphan(self, root: bytes) -> bool:
+        known = self._known.get(root)
+        return known is not None and known.orphaned_at is not None
+
     def heard_at(self, count: int) -> list[float]:
         """When the newest policies were heard of, ascending by step; no orphans."""
         known = sorted((one.step, one.at) for one in self._known.values() if one.orphaned_at is None)
         return [at for _, at in known[-count:]]
 
     def find(self, root: bytes) -> KnownPolicy | None:
-        """A policy that was announced, None if it was not (or is forgotten)."""
+        """A policy that is or was followed, None if it was not (or is forgotten)."""
         return self._known.get(root)
 
-    def announcement(self, root: bytes) -> Signed[PolicyAnnounced] | None:
+    def announcement(self, root: bytes) -> PolicyFollowed | None:
         """In which a policy was announced, as long as it is kept."""
         return self._by_root.get(root)
 
-    def of_step(self, step: int) -> Signed[PolicyAnnounced] | None:
-        """The announcement of a step's policy, as long as it is kept."""
+    def of_step(self, step: int) -> PolicyFollowed | None:
+        """The followed policy of a step, as long as it is kept."""
         return self._by_step.get(step)
 
     @property
@@ -166,23 +227,19 @@ class PolicyClock:
             self._settled = max(self._settled, self._settling.popleft().step)
         return self._settled
 
-    def _contradicts(self, signed: Signed[PolicyAnnounced]) -> bool:
+    def _contradicts(self, signed: Signed[PolicyAnnounced]) -> Fork | None:
         message = signed.message
-        found: Fork | None = None
         same_root, same_step = self._by_root.get(message.policy_root), self._by_step.get(message.step)
         if same_step is not None and same_step.message.policy_root != message.policy_root:
-            found = Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
-        elif same_step is not None and _state_otherwise(same_step.message, message):
-            found = Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
-        elif same_root is not None and same_root.message.step != message.step:
+            return Fork(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
+        if same_step is not None and _states_otherwise(same_step.message, message):
+            return Fork(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
+        if same_root is not None and same_root.message.step != message.step:
             what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
-            found = Fork(what, (same_root.raw, signed.raw))
-        if found is not None:
-            self.forks[message.term] = found
-        return found is not None
+            return Fork(what, (same_root.raw, signed.raw))
+        return None
 
 
-def _state_otherwise(one: PolicyAnnounced, other: PolicyAnnounced) -> bool:
+def _states_otherwise(one: PolicyAnnounced, other: PolicyAnnounced) -> bool:
     """Whether both state something about one step, and not the same. Of two terms each may."""
-    first, second = one.statement, other.statement
-    return first is not None and second is not None and first.term == second.term and first != second
+    return one.term == other.term and one.statement != other.statement

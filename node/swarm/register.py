@@ -174,6 +174,10 @@ class Register:
         """What a node committed to, as far back as is remembered, oldest first."""
         return list(self._nodes[node].works.values()) if node in self._nodes else []
 
+    def age(self, work: Work) -> int:
+        """Policies that came after that of a work."""
+        return self._policies.newest_step - work.step
+
     def announcement(self, work: Work) -> bytes | None:
         """The envelope in which the trainer announced the work's policy, as long as it is kept."""
         signed = self._policies.announcement(work.commitment.policy_root)

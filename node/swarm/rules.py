@@ -1,11 +1,11 @@
-"""One row per message: who may say it, how many of one author are kept, and how many one may say in a time.
+"""One row per message: how many of one author are kept, and how many one may say in a time. `counts.py` has the other
+half: who may say it, and what it counts for.
 
 The bounds of a message's own fields stand with it (`protocol.messages`), the signatures that it carries in
-`board.py`. Whoever adds a message adds its struct there and its row here.
+`board.py`. Whoever adds a message adds its struct there and its two rows.
 """
 
 from collections.abc import Mapping
-from enum import Enum
 
 import msgspec
 
@@ -38,45 +38,35 @@ from protocol.messages import (
 )
 
 
-class By(Enum):
-    """Who may say a message."""
-
-    MEMBER = "every member"
-    TRAINER = "the trainer"
-    VALIDATOR = "a validator in office"
-    TRAINER_OR_VALIDATOR = "the trainer or a validator in office"
-
-
 class Rule(msgspec.Struct, frozen=True):
     """kept: messages of one author that the shelf keeps; per_second, burst: what one member may say by itself."""
 
-    by: By
     kept: int
     per_second: float
     burst: float
 
 
 RULES: Mapping[type[Message], Rule] = {
-    Heartbeat: Rule(By.MEMBER, 1, 4.0, 40.0),  # one in two seconds, fewer in a large pool; the newest is kept
-    PolicyAnnounced: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a step; a restart says the newest again
-    CheckpointOffered: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a checkpoint; a restart offers those kept again
-    StepReplayed: Rule(By.TRAINER, 64, 1.0, 64.0),  # one a step; a restart says the newest again
-    RolloutCommitted: Rule(By.MEMBER, 256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
-    ValidatorSaid: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # four a second of a busy one
-    VerdictIssued: Rule(By.VALIDATOR, 1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
-    VerdictRechecked: Rule(By.VALIDATOR, 64, 1.0, 64.0),  # one a dispute
-    DueSigned: Rule(By.VALIDATOR, 64, 2.0, 64.0),  # one a step, of 256 accepted works each
-    StepJudged: Rule(By.VALIDATOR, 128, 1.0, 64.0),  # one a step that it drew or that another accused
-    LotsRevealed: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one a window; a restart may tell a few at once
-    DisputeRaised: Rule(By.TRAINER_OR_VALIDATOR, 64, 0.5, 32.0),  # one per file that a liar judged; six signatures
-    CheckRequested: Rule(By.TRAINER, 256, 4.0, 256.0),  # one per file that waits; all at once where a validator fell
-    CertificatesShown: Rule(By.MEMBER, 16, 0.5, 16.0),  # all open epochs in one, now and then until posted
-    EarningsSigned: Rule(By.VALIDATOR, 16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
-    CutSigned: Rule(By.VALIDATOR, 128, 4.0, 64.0),  # two a round, more where validators differ
-    SilenceSigned: Rule(By.VALIDATOR, 4, 0.5, 8.0),  # one a lease that nobody holds any more
-    TaskOffered: Rule(By.TRAINER, 64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
-    TaskClaimed: Rule(By.MEMBER, 64, 2.0, 64.0),  # one a shard, of seconds at least
-    EnvironmentPublished: Rule(By.MEMBER, 16, 0.5, 16.0),  # MOST_OWN of a catalogue, each once a minute
+    Heartbeat: Rule(1, 4.0, 40.0),  # one in two seconds, fewer in a large pool; the newest is kept
+    PolicyAnnounced: Rule(64, 1.0, 64.0),  # one a step; a restart says the newest again
+    CheckpointOffered: Rule(64, 1.0, 64.0),  # one a checkpoint; a restart offers those kept again
+    StepReplayed: Rule(64, 1.0, 64.0),  # one a step; a restart says the newest again
+    RolloutCommitted: Rule(256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
+    ValidatorSaid: Rule(1024, 15.0, 512.0),  # four a second of a busy one
+    VerdictIssued: Rule(1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second
+    VerdictRechecked: Rule(64, 1.0, 64.0),  # one a dispute
+    DueSigned: Rule(64, 2.0, 64.0),  # one a step, of 256 accepted works each
+    StepJudged: Rule(128, 1.0, 64.0),  # one a step that it drew or that another accused
+    LotsRevealed: Rule(16, 0.5, 16.0),  # one a window; a restart may tell a few at once
+    DisputeRaised: Rule(64, 0.5, 32.0),  # one per file that a liar judged; six signatures
+    CheckRequested: Rule(256, 4.0, 256.0),  # one per file that waits; all at once where a validator fell
+    CertificatesShown: Rule(16, 0.5, 16.0),  # all open epochs in one, now and then until posted
+    EarningsSigned: Rule(16, 0.5, 16.0),  # one an epoch, and again now and then until it is posted
+    CutSigned: Rule(128, 4.0, 64.0),  # two a round, more where validators differ
+    SilenceSigned: Rule(4, 0.5, 8.0),  # one a lease that nobody holds any more
+    TaskOffered: Rule(64, 2.0, 64.0),  # MOST_TASKS of the task book, each said again and again
+    TaskClaimed: Rule(64, 2.0, 64.0),  # one a shard, of seconds at least
+    EnvironmentPublished: Rule(16, 0.5, 16.0),  # MOST_OWN of a catalogue, each once a minute
 }
 
 

@@ -6,7 +6,7 @@ however much is kept, but for what reads all of it (`messages`, `share`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import cast
 
@@ -182,10 +182,10 @@ class Shelf:
         own = [*self._let_go, *self._pinned, *(name for name in self._kept if name not in self._pinned)]
         return own[-most:]
 
-    def share(self, known: Container[bytes], room: int) -> list[bytes]:
-        """Envelopes for one who has `known`, oldest first, in `room` bytes: everybody's newest, then everybody's
-        second newest, and so on, so that whoever says much leaves as much room for the others as for itself."""
-        missing = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if name not in known}
+    def share(self, known: Callable[[bytes], bool], room: int) -> list[bytes]:
+        """Envelopes for one who has what is `known`, by name, oldest first, in `room` bytes: everybody's newest, then
+        everybody's second newest, and so on, so that whoever says much leaves as much room for others as for itself."""
+        missing = {name: one for name, one in chain(self._pinned.items(), self._kept.items()) if not known(name)}
         oldest_first = sorted(missing.values(), key=_number)
         # Only where not all fits: the usual answer is a handful of messages.
         if sum(len(one.signed.raw) for one in oldest_first) > room:

@@ -3,16 +3,17 @@
 Counts verdicts per statement; one validator has one word about one. What follows from a quorum is for others.
 """
 
-from collections.abc import Callable
+from collections.abc import Container
 from typing import Any
 
 import msgspec
 
 from node.recent import Recent
+from node.swarm.facts import PolicyFollowed
 from node.swarm.lotbook import LotBook
 from protocol.checks import reason_name
 from protocol.identity import Address
-from protocol.messages import LotsRevealed, PolicyAnnounced, Signed, StepJudged
+from protocol.messages import LotsRevealed, Signed, StepJudged
 from protocol.statements import Outcome
 
 KEPT = 512
@@ -32,41 +33,37 @@ class _Judged(msgspec.Struct, gc=False):
 
 
 class StepBook:
-    """One per node. quorum: validators that must agree; lots: what they pledged."""
+    """One per node. lots: what validators pledged."""
 
-    def __init__(self, quorum: Callable[[], int], lots: LotBook, pool: int) -> None:
-        self._quorum = quorum
+    def __init__(self, lots: LotBook) -> None:
         self._lots = lots
-        self._pool = pool
         self._judged: Recent[bytes, _Judged] = Recent(KEPT)
         self._last: Signed[StepJudged] | None = None
         self.verdicts = 0
-        self.accused: list[Callable[[Signed[StepJudged]], object]] = []
-        """Told of each verdict against a step, the first of its author about it."""
 
-    def stated(self, signed: Signed[PolicyAnnounced]) -> None:
-        """The trainer stated a step, which from now on may be drawn."""
-        statement = signed.message.statement
-        if statement is not None and statement.step > 0:
+    def stated(self, followed: PolicyFollowed) -> None:
+        """A policy is followed, whose step may be drawn from now on."""
+        statement = followed.statement
+        if statement.step > 0:
             self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
 
-    def add(self, signed: Signed[StepJudged]) -> list[Signed[StepJudged]]:
-        """Count a verdict; the verdicts against its step, if they are a quorum now."""
+    def add(self, signed: Signed[StepJudged]) -> bool:
+        """Count a verdict on what was stated; False if its author has spoken of it."""
         statement = signed.message.statement
-        # A verdict may overtake the announcement of what it judges.
         known = self._judged.setdefault(statement.struct_hash, _Judged(statement.step, {}, set()))
         if signed.author in known.by:
-            return []
+            return False
         known.by[signed.author] = signed
         known.owing.discard(signed.author)
         self.verdicts += 1
         if self._last is None or self._last.message.statement.step <= statement.step:
             self._last = signed
-        if signed.message.outcome == Outcome.ACCEPT:
-            return []
-        for tell in self.accused:
-            tell(signed)
-        return known.against if len(known.against) >= self._quorum() else []
+        return True
+
+    def against(self, statement: bytes, disbelieved: Container[Address]) -> list[Signed[StepJudged]]:
+        """The verdicts of believed validators against a step."""
+        found = self._judged.get(statement)
+        return [one for one in found.against if one.author not in disbelieved] if found else []
 
     def revealed(self, signed: Signed[LotsRevealed]) -> None:
         """A secret is known: who drew a step and said nothing of it owes a verdict. It is no fault by itself: a part of

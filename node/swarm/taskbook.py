@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from node.recent import Recent
+from node.swarm.facts import WorkId
 from protocol.checks import Fault, Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address
@@ -27,8 +28,6 @@ EARLY = 64
 """Claims of one node on tasks that this node has not heard of yet."""
 BACKLOG_SECONDS = 20.0
 """A task that is heard of so soon after a start may have leases that were missed: nothing is held against anybody."""
-
-WorkId = bytes
 
 
 class Task(msgspec.Struct):
@@ -59,9 +58,15 @@ class Task(msgspec.Struct):
 
 class TaskBook:
     """One per node. is_silent: whether a member's silence is long enough that others may take its shards over; clock:
-    monotonic seconds."""
+    monotonic seconds; in_office: whether one may offer tasks now."""
 
-    def __init__(self, is_silent: Callable[[Address], bool], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        is_silent: Callable[[Address], bool],
+        clock: Callable[[], float],
+        in_office: Callable[[Address], bool],
+    ) -> None:
+        self._in_office = in_office
         self._is_alive: Callable[[Address], bool] = lambda node: not is_silent(node)
         self._clock = clock
         self._started = clock()
@@ -93,6 +98,14 @@ class TaskBook:
             self._update(task, signed.author)
             self._tell(task)
         return task if new else None
+
+    def look_again(self) -> None:
+        """Somebody took office or left it: a task closes with the office of who offered it."""
+        for task in self._tasks.values():
+            before = task.open
+            self._update(task)
+            if task.open != before:
+                self._tell(task)
 
     def claimed(self, signed: Signed[TaskClaimed]) -> bool:
         """Note a claim; whether its author holds the shard. One on an unknown task waits for the offer."""
@@ -160,9 +173,9 @@ class TaskBook:
             over = (id for id, task in self._tasks.items() if not task.open)
             del self._tasks[next(over, next(iter(self._tasks)))]
 
-    def _update(self, task: Task, author: Address) -> None:
+    def _update(self, task: Task, author: Address | None = None) -> None:
         """author: of the newest word."""
-        waiting = {who: one for who, one in task.offers.items() if one.open}
+        waiting = {who: one for who, one in task.offers.items() if one.open and self._in_office(who)}
         # Nobody's word ends what another one waits for: a standby could close the leader's tasks, or call them done.
         # Of a leader that fell silent its successor's word closes one; it opens it again when it is back.
         task.open = author in waiting or any(map(self._is_alive, waiting))

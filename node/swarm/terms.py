@@ -66,6 +66,10 @@ class Terms:
         """The newest term."""
         return self._terms[-1]
 
+    def all(self) -> tuple[Term, ...]:
+        """Those that are remembered, oldest first."""
+        return tuple(self._terms)
+
     def of(self, step: int) -> Term:
         """The term in which a policy lies, as far as is known."""
         # The oldest that is remembered stands for all that were before it.
@@ -83,7 +87,11 @@ class Terms:
 
     def is_trainer(self, address: Address) -> bool:
         """Whether it leads, led, or stands by: what it said in its term stays said."""
-        return address in self.trainers or any(term.holder == address for term in self._terms)
+        return self.in_office(address) or any(term.holder == address for term in self._terms)
+
+    def in_office(self, address: Address) -> bool:
+        """Whether it has a seat now, or leads: who was dismissed says nothing more but what its term was."""
+        return address in self.trainers or address == self.now.holder
 
     def counts(self, author: Address, number: int, step: int, parent: bytes = b"") -> bool:
         """Whether a word about policy `step` is its author's to say. parent: of the policy, where it is stated: the

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -19,7 +18,8 @@ from node.blobs.errors import StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.recent import Recent
-from node.swarm.policies import COMPARED, Fork, PolicyClock
+from node.swarm.facts import Facts, Fork, LeaderDisbelieved, PolicyFollowed, Undone
+from node.swarm.policies import COMPARED, PolicyClock
 from node.weights.errors import PolicyUnknown, WeightsDiskError
 from node.weights.images import Stopped, build_image, is_sound, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
@@ -28,7 +28,7 @@ from protocol.blobs import BlobInfo, describe
 from protocol.delta import PatchError
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import PolicyAnnounced, Signed
+from protocol.messages import PolicyAnnounced
 from protocol.policy import MAX_MANIFEST_BYTES, MalformedPolicy, PolicyManifest, PolicyPatch, decode_manifest
 
 log = structlog.get_logger()
@@ -59,15 +59,15 @@ Repeat = Callable[[bytes], Awaitable[None]]
 class PolicyFollower:
     """A service: the newest announced policy, always, and older ones on demand.
 
-    sources: whom to ask for what an author announced; max_image_bytes: what the run allows; workshop: a directory of
-    its own on the store's disk; clock: what this node knows of announcements, where somebody else asks as well;
-    records: what outlives a restart; repeat: how an announcement is said again after it; newest: whether to pursue each
-    newest policy, or none but those asked for.
+    facts, clock: which policies are followed; sources: whom to ask for what an author announced; max_image_bytes: what
+    the run allows; workshop: a directory of its own on the store's disk; records: what outlives a restart; repeat: how
+    an announcement is said again after it; newest: whether to pursue each newest policy, or none but those asked for.
     """
 
     def __init__(
         self,
-        announcements: trio.MemoryReceiveChannel[Signed[PolicyAnnounced]],
+        facts: Facts,
+        clock: PolicyClock,
         blobs: Blobs,
         store: BlobStore,
         shelf: PolicyShelf,
@@ -76,13 +76,13 @@ class PolicyFollower:
         max_image_bytes: int,
         *,
         workshop: Path,
-        clock: PolicyClock | None = None,
         records: PolicyRecords | None = None,
         repeat: Repeat | None = None,
         blame: Blame | None = None,
         newest: bool = True,
     ) -> None:
-        self._announcements = announcements
+        self._facts = facts
+        self._clock = clock
         self._blobs = blobs
         self._store = store
         self._shelf = shelf
@@ -94,7 +94,6 @@ class PolicyFollower:
         self._repeat = repeat
         self._blame = blame
         self._newest = newest
-        self._clock = clock or PolicyClock(trio.current_time)
         self._manifests = Recent[bytes, PolicyManifest](2 * IN_FLIGHT)
         self._under_way: dict[bytes, _UnderWay] = {}
         # Bounded, for a trainer may say as many bad things as it likes.
@@ -197,22 +196,11 @@ class PolicyFollower:
     # what to fetch
 
     async def _listen(self) -> None:
-        async for signed in self._announcements:
-            self._note(signed)
-            with suppress(trio.WouldBlock):  # those that came together: only the newest of them is wanted
-                while True:
-                    self._note(self._announcements.receive_nowait())
+        # The clock knows what is the newest: a policy that is taken back only changes that.
+        async for news in self._facts.subscribe(PolicyFollowed, LeaderDisbelieved, Undone):
+            if isinstance(news, LeaderDisbelieved):
+                self._refuse(news.author, news.fork.evidence[-1], news.fork.what)
             self._wanted.set()
-
-    def look_again(self) -> None:
-        """Other announcements may count now."""
-        self._wanted.set()
-
-    def _note(self, signed: Signed[PolicyAnnounced]) -> None:
-        self._clock.announce(signed)
-        fork = self._clock.forks.get(signed.message.term)
-        if fork is not None:
-            self._refuse(signed, fork.what)
 
     async def _keep_newest(self, nursery: trio.Nursery) -> None:
         """Pursue the newest policy, beside at most IN_FLIGHT - 1 that are still on their way."""
@@ -227,7 +215,7 @@ class PolicyFollower:
                 self._pursued.add(step)
                 nursery.start_soon(self._pursue, newest)
 
-    async def _pursue(self, signed: Signed[PolicyAnnounced]) -> None:
+    async def _pursue(self, signed: PolicyFollowed) -> None:
         """Try until it is here, a newer one is, or it turns out that it cannot be."""
         step = signed.message.step
         attempt = 0
@@ -248,7 +236,7 @@ class PolicyFollower:
 
     # one policy
 
-    async def _try(self, signed: Signed[PolicyAnnounced], attempt: int = 0) -> bool:
+    async def _try(self, signed: PolicyFollowed, attempt: int = 0) -> bool:
         """Obtain one policy unless somebody else is about to; False if that failed and may be tried again."""
         message = signed.message
         root = message.policy_root
@@ -264,7 +252,7 @@ class PolicyFollower:
             await self._obtain(signed, attempt)
             return True
         except (MalformedPolicy, PatchError) as error:
-            self._refuse(signed, error.why)
+            self._refuse(signed.author, signed.raw, error.why)
             self._refused[root] = error.why
         except IntellectError as error:
             level = log.warning if isinstance(error, WeightsDiskError | StoreFull) else log.info
@@ -274,13 +262,13 @@ class PolicyFollower:
             mine.done.set()
         return False
 
-    async def _obtain(self, signed: Signed[PolicyAnnounced], attempt: int) -> None:
+    async def _obtain(self, signed: PolicyFollowed, attempt: int) -> None:
         """Fetch, verify and shelve one policy; its image, which may be here under another step, stays meanwhile."""
         manifest = await self._manifest(signed.message, signed.author)
         with self._shelf.pinned([manifest.image_root]):
             await self._obtain_image(signed, manifest, attempt)
 
-    async def _obtain_image(self, signed: Signed[PolicyAnnounced], manifest: PolicyManifest, attempt: int) -> None:
+    async def _obtain_image(self, signed: PolicyFollowed, manifest: PolicyManifest, attempt: int) -> None:
         """The cheapest way first, the next one where that fails; an image that is here costs nothing."""
         message = signed.message
         failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
@@ -293,7 +281,7 @@ class PolicyFollower:
             except IntellectError as error:
                 log.info("policy.way_failed", step=message.step, patches=len(way.patches), why=error.why)
                 if isinstance(error, MalformedPolicy | PatchError):
-                    self._refuse(signed, error.why)
+                    self._refuse(signed.author, signed.raw, error.why)
                 failure = error
                 continue
             root = message.policy_root
@@ -446,15 +434,15 @@ class PolicyFollower:
             if self.root_of(step) not in (None, root) or self.step_of(root) not in (None, step):
                 raise MalformedPolicy("forked policy", f"it builds on another policy of step {step} than was announced")
 
-    def _refuse(self, signed: Signed[PolicyAnnounced], why: str) -> None:
+    def _refuse(self, author: Address, raw: bytes, why: str) -> None:
         """The trainer's signature stands under something that does not hold: said once, however often it is met."""
-        if signed.raw in self._blamed:
+        if raw in self._blamed:
             return
-        self._blamed[signed.raw] = None
+        self._blamed[raw] = None
         self.counts["refused"] += 1
-        log.warning("policy.refused", step=signed.message.step, author=signed.author, why=why)
+        log.warning("policy.refused", author=author, why=why)
         if self._blame is not None:
-            self._blame(signed.author, why)
+            self._blame(author, why)
 
 
 class _UnderWay:

@@ -5,7 +5,6 @@ run says so, or when the patches since the last one have grown to a quarter of i
 """
 
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from node.weights.records import PolicyRecords, next_chain
 from protocol.blobs import BlobInfo
 from protocol.delta import PatchError
 from protocol.manifest import PolicyStatement
-from protocol.messages import PolicyAnnounced, parse_envelope, stated
+from protocol.messages import PolicyAnnounced, parse_envelope
 from protocol.policy import (
     MAX_MANIFEST_BYTES,
     PATCH_SHARE,
@@ -57,7 +56,7 @@ class Publisher:
     """Makes a step of the model known to the swarm, once.
 
     workshop: a directory of its own on the store's disk; records: what `intellect-node weights` reads; shelf: where the
-    caller keeps what was published, and what gives way when the store is full; epoch: the pool's, of this moment.
+    caller keeps what was published, and what gives way when the store is full.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Publisher:
         anchor_every: int = 50,
         records: PolicyRecords | None = None,
         shelf: PolicyShelf | None = None,
-        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store = store
         self._board = board
@@ -83,20 +81,17 @@ class Publisher:
         self._anchor_every = anchor_every
         self._records = records
         self._shelf = shelf
-        self._epoch = epoch
         self._previous: HeldPolicy | None = None
         shutil.rmtree(workshop, ignore_errors=True)  # what a killed predecessor left half-done
         workshop.mkdir(parents=True)
 
-    async def publish(self, step: int, image: Path, word: StepWord | None = None) -> HeldPolicy:
+    async def publish(self, step: int, image: Path, word: StepWord) -> HeldPolicy:
         """Announce the image of `step`. After a restart the journaled announcement is repeated as it was."""
         info, tensors = await self._take_in(step, image)
         with self._kept(info.root):
             return await self._announce(step, info, tensors, word)
 
-    async def _announce(
-        self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], word: StepWord | None
-    ) -> HeldPolicy:
+    async def _announce(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], word: StepWord) -> HeldPolicy:
         slot = _slot(step, word)
         raw = await self._journal.do(self._journal.said, JOURNAL_KIND, slot)
         if raw is None:
@@ -107,7 +102,6 @@ class Publisher:
             await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)
-            raw = self._with_word(raw, word)
         await self._board.post_raw(raw)
         held = await self._held(raw, step, info, manifest)
         patch = manifest.patches[-1].size if manifest.patches else 0
@@ -202,20 +196,19 @@ class Publisher:
             work.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
         return PolicyPatch(step, previous.root, root, blob.root, blob.size)
 
-    async def _announcement(self, manifest: PolicyManifest, word: StepWord | None) -> PolicyAnnounced:
-        if word is not None and word.statement.policy_root != manifest.policy_root:
+    async def _announcement(self, manifest: PolicyManifest, word: StepWord) -> PolicyAnnounced:
+        if word.statement.policy_root != manifest.policy_root:
             raise MalformedPolicy("will not publish this policy", "its image is not what the learner said to have made")
         encoded = encode_manifest(manifest)
         blob = await self._add(encoded)
         return PolicyAnnounced(
             pool=self._pool,
-            step=manifest.step,
-            policy_root=manifest.policy_root,
+            statement=word.statement,
+            signature=word.signature,
+            batch_size=word.batch_size,
             manifest_root=blob.root,
             manifest_size=len(encoded),
             manifest=encoded if len(encoded) <= INLINE_BYTES else b"",
-            epoch=self._epoch(),
-            **({} if word is None else stated(word.statement, word.batch_size, word.signature)),
         )
 
     async def _said_before(
@@ -233,15 +226,6 @@ class Publisher:
             return decode_manifest(encoded)
         return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
 
-    def _with_word(self, raw: bytes, word: StepWord | None) -> bytes:
-        """An announcement of a program that made no statements yet, with one: nobody follows the other any more."""
-        message = self._read(raw)
-        if word is None or message.signature:
-            return raw
-        return self._board.sealed(
-            msgspec.structs.replace(message, **stated(word.statement, word.batch_size, word.signature))
-        )
-
     def _read(self, raw: bytes) -> PolicyAnnounced:
         """An announcement of a trainer's."""
         message = parse_envelope(self._pool, raw).message
@@ -250,10 +234,9 @@ class Publisher:
         return message
 
 
-def _slot(step: int, word: StepWord | None) -> bytes:
+def _slot(step: int, word: StepWord) -> bytes:
     """In the journal. A trainer that leads again may say a step of its earlier term anew."""
-    term = 0 if word is None else word.statement.term
-    return step.to_bytes(8, "big") + (term.to_bytes(4, "big") if term else b"")
+    return step.to_bytes(8, "big") + word.statement.term.to_bytes(4, "big")
 
 
 def _read_manifest(path: Path) -> bytes:

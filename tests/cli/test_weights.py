@@ -15,9 +15,10 @@ from node.blobs.store import BlobStore
 from node.weights.keeper import HeldPolicy
 from node.weights.records import PolicyRecords
 from protocol.identity import NodeKey
-from protocol.messages import PolicyAnnounced, seal
+from protocol.messages import seal
 from protocol.policy import PolicyManifest, describe_tensors, encode_image, image_size, policy_root
 from protocol.statements import Domain
+from tests.words import announced as policy_announced
 
 RUN = b"\x05" * 32
 KEY, DOMAIN = NodeKey.generate(), Domain(1, "0x" + "11" * 20)
@@ -38,8 +39,7 @@ def state(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
             info = await store.add(encode_image(tensors))
             infos = describe_tensors(tensors)
             manifest = PolicyManifest(RUN, step, policy_root(step, infos), infos, info.root, image_size(infos))
-            fields = {"step": step, "policy_root": manifest.policy_root, "manifest_root": b"m" * 32}
-            message = PolicyAnnounced(pool=1, manifest_size=1, **fields)
+            message = policy_announced(step, manifest.policy_root, KEY, DOMAIN, manifest_root=b"m" * 32)
             raw = seal(KEY, DOMAIN, message)
             records.write(HeldPolicy(step, manifest.policy_root, store.path(info.root), manifest, b"m" * 32, raw), 5)
 

@@ -44,7 +44,7 @@ class Chair:
     def bad(self, holder: NodeKey, *, term: int = 0) -> WorkCommitment:
         """What the holder signed by stating a step."""
         roots = (ROOT, b"\x66" * 32, b"\x77" * 32, b"\x88" * 32)
-        return PolicyStatement(self.pool.id, term, 7, *roots).commitment(holder.address)
+        return PolicyStatement(self.pool.id, term, 7, 0, *roots).commitment(holder.address)
 
     def convict(
         self, bad: WorkCommitment, *, term: int = 0, by: list[NodeKey] | None = None, outcome: Outcome = Outcome.REJECT
@@ -220,7 +220,7 @@ def test_a_quorums_proof_against_a_step_takes_the_stake_and_the_term_and_is_made
     world, contracts, leader = pool.world, pool.contracts, pool.node
     other = world.person()
     world.send(contracts.seat_trainers(pool.id, [leader.address, other.address], LEASE, GRACE), pool.manager)
-    statement = PolicyStatement(pool.id, 0, 7, ROOT, b"\x66" * 32, b"\x77" * 32, b"\x88" * 32)
+    statement = PolicyStatement(pool.id, 0, 7, 0, ROOT, b"\x66" * 32, b"\x77" * 32, b"\x88" * 32)
     bad = statement.commitment(leader.address)
     said = [pool.verdict(bad, 2, 30, values=bytes([i]) * 32) for i in range(2)]
     signatures = [sign(key, world.domain, one) for key, one in zip(pool.validators, said, strict=True)]

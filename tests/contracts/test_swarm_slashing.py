@@ -149,7 +149,7 @@ def test_two_statements_of_a_trainer_about_one_step_slash_by_themselves(world: A
     """The Court knows no statements: their form as a commitment is what it is shown."""
 
     def stated(step: int, root: bytes) -> tuple[WorkCommitment, bytes]:
-        statement = PolicyStatement(pool.id, 0, step, bytes(32), root, b"\2" * 32, b"\3" * 32)
+        statement = PolicyStatement(pool.id, 0, step, 0, bytes(32), root, b"\2" * 32, b"\3" * 32)
         commitment = statement.commitment(pool.node.address)
         return commitment, sign(pool.node, world.domain, commitment)
 

@@ -99,9 +99,22 @@ def test_bytes_that_are_none_are_refused_before_anything_is_made_of_them(data: b
 
 def test_the_slot_of_a_statement_is_its_term_and_step_and_its_hash_is_all_of_it() -> None:
     trainer = address_from_bytes(b"\5" * 20)
-    fields: dict[str, Any] = {"pool": POOL, "term": 1, "step": STEP, "parent": b"\1" * 32, "policy_root": b"\2" * 32}
+    fields: dict[str, Any] = {
+        "pool": POOL,
+        "term": 1,
+        "step": STEP,
+        "epoch": 2,
+        "parent": b"\1" * 32,
+        "policy_root": b"\2" * 32,
+    }
     one = PolicyStatement(**fields, batch_root=b"\3" * 32, state_root=b"\4" * 32)
-    for name, other in (("parent", b"\6" * 32), ("policy_root", b"\6" * 32), ("batch_root", RUN), ("state_root", RUN)):
+    for name, other in (
+        ("epoch", 3),
+        ("parent", b"\6" * 32),
+        ("policy_root", b"\6" * 32),
+        ("batch_root", RUN),
+        ("state_root", RUN),
+    ):
         changed = msgspec.structs.replace(one, **{name: other}).commitment(trainer)
         mine = one.commitment(trainer)
         assert (mine.policy_root, mine.index) == (changed.policy_root, changed.index) and work_id(mine) != work_id(

@@ -53,7 +53,9 @@ CERTIFICATE = Certificate(OTHER.address, 3, bytes(32), 640, bytes(65))
 SEAL, EPOCH = Seal(bytes(32), bytes(32)), EpochShown(3, bytes(32), 9)
 EARNED = EarningsSigned(pool=1, earnings=Earnings(1, 3, bytes(32), 9), table=bytes(32), size=9, signature=bytes(65))
 
-STATED = PolicyStatement(1, 0, 5, bytes(32), bytes(32), bytes(32), bytes(32))
+STATED = PolicyStatement(1, 0, 5, 0, bytes(32), bytes(32), bytes(32), bytes(32))
+STATED_ROOTS = ("parent", "policy_root", "batch_root", "state_root")
+POLICY = {"signature": bytes(65), "manifest_root": bytes(32), "manifest_size": 1}
 STEP = StepJudged(
     pool=1, statement=STATED, trainer=OTHER.address, word=bytes(65), outcome=2, reason=30, signature=bytes(65)
 )
@@ -164,8 +166,19 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
         msgspec.structs.replace(BEAT, count=-1),
         msgspec.structs.replace(BEAT, at=-1),
         msgspec.structs.replace(BEAT, interval=float("nan")),
-        PolicyAnnounced(pool=1, step=-1, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1),
-        PolicyAnnounced(pool=1, step=1, policy_root=bytes(31), manifest_root=bytes(32), manifest_size=1),
+        *(
+            PolicyAnnounced(**{"pool": 1, "statement": STATED, **POLICY, **wrong})
+            for wrong in (
+                *({"statement": msgspec.structs.replace(STATED, **{name: bytes(31)})} for name in STATED_ROOTS),
+                *({"statement": msgspec.structs.replace(STATED, **{name: -1})} for name in ("step", "term", "epoch")),
+                {"statement": msgspec.structs.replace(STATED, step=2**63)},
+                {"statement": msgspec.structs.replace(STATED, pool=2)},
+                {"signature": bytes(64)},
+                {"manifest_root": bytes(31)},
+                {"manifest_size": 0},
+                {"batch_size": -1},
+            )
+        ),
         RolloutCommitted(
             pool=1, commitment=WorkCommitment(1, OTHER.address, bytes(32), 0, bytes(32), 1), signature=bytes(65), size=9
         ),

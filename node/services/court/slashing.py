@@ -32,6 +32,7 @@ from node.recent import Recent
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.facts import Certified, RecheckKnown, VerdictKnown
 from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
 from protocol.engines import kind
@@ -41,9 +42,7 @@ from protocol.messages import (
     PolicyAnnounced,
     Signed,
     StepJudged,
-    ValidatorSaid,
     VerdictIssued,
-    VerdictRechecked,
     of_kind,
     open_envelope,
 )
@@ -132,7 +131,7 @@ class Slashing:
             return  # a quorum convicted it
         first, second = (of_kind(one, PolicyAnnounced) for one in opened)
         one, other = first.message.statement, second.message.statement
-        if one is None or other is None or (one.term, one.step) != (other.term, other.step):
+        if (one.term, one.step) != (other.term, other.step):
             log.warning("trainer.fork_not_for_the_chain", why="the two are not signed statements about one step")
             return
         words = one.commitment(first.author), first.message.signature, other.commitment(second.author)
@@ -149,10 +148,10 @@ class Slashing:
 
     async def _collect_certificates(self) -> None:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
-        async for signed in self._station.board.subscribe(ValidatorSaid):
+        async for signed in self._station.jury.facts.subscribe(Certified):
             known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
             refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
-            for one in signed.message.certificates:
+            for one in signed.certificates:
                 said = statement, signature = one.statement(self._station.pool), one.signature
                 # The first word stays to be compared with, unless its signature turns out to be none.
                 before = known.setdefault(one.work, said)
@@ -179,7 +178,7 @@ class Slashing:
     # what a quorum says
 
     async def _collect(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictIssued):
+        async for signed in self._station.jury.facts.subscribe(VerdictKnown):
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
@@ -191,7 +190,7 @@ class Slashing:
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictRechecked):
+        async for signed in self._station.jury.facts.subscribe(RecheckKnown):
             self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:

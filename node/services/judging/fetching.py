@@ -21,13 +21,12 @@ from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
 from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.facts import VerdictWanted, WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.messages import CheckRequested, RolloutCommitted
-from protocol.statements import work_id
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
@@ -126,7 +125,8 @@ class Fetching:
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
-        async for id in self._station.jury.watch():
+        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+            id = touched.work
             work = self._register.get(id)
             if work and id in self._spare.get(work.node, ()) and self._station.jury.ballots.rejecting(id):
                 del self._spare[work.node][id]
@@ -159,7 +159,7 @@ class Fetching:
             rank = sum(place(id, one) < place(id, self._own) for one in self._station.jury.validators())
             spare.due = now + FILL_AFTER + rank * FILL_STEP
         due = spare.due + FILL_PATIENCE if self.queue else spare.due
-        return now >= due and len(self._station.jury.sealing(id)) < self._station.quorum
+        return now >= due and len(self._station.jury.seals.sealing(id)) < self._station.quorum
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
@@ -181,14 +181,8 @@ class Fetching:
         """The trainer waits for a verdict: ours again, or the file on top of the pile.
 
         Where much waits here, a file keeps its place: whoever asks for all of it must not change the order."""
-        async for signed in self._station.board.subscribe(CheckRequested):
-            try:
-                wanted = self._station.board.opened(signed.message.commitment, RolloutCommitted)
-            except ProtocolError as error:
-                log.debug("request.refused", why=error.why)
-                continue
-            self._register.commit(wanted)  # gossip may have lost it
-            work = self._register.get(work_id(wanted.message.commitment))
+        async for wanted in self._station.jury.facts.subscribe(VerdictWanted):
+            work = self._register.get(wanted.work)
             # Bounded: requests go on top of the pile, and the trainer asks for every late file.
             if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
                 continue

@@ -38,6 +38,7 @@ from node.services.training.values import Rows, own_rows
 from node.services.workplace import Workplace
 from node.state.tally import Tally
 from node.swarm.ballots import FileState
+from node.swarm.facts import PolicyFollowed, VerdictKnown
 from node.swarm.register import Work, WorkId
 from node.swarm.standbys import held_back
 from node.tasks.recomputed import Means
@@ -46,7 +47,6 @@ from node.weights.fetch import PolicyFollower
 from protocol.checks import PUBLIC_HEARSAY, Fault, Reason, check_membership
 from protocol.decision import Level, Standing
 from protocol.errors import IntellectError
-from protocol.messages import PolicyAnnounced, VerdictIssued
 from protocol.statements import Outcome
 
 T = TypeVar("T")
@@ -161,14 +161,15 @@ class Validator(Service):
         self.outcomes["skipped"] += 1
 
     async def _follow_policies(self) -> None:
-        async for signed in self._station.board.subscribe(PolicyAnnounced):
-            self.own_lots.policy(signed.message.step)
+        # What is told of a window stays told, so a policy that is taken back changes nothing here.
+        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+            self.own_lots.policy(policy.step)
 
     async def _heed_others(self) -> None:
-        async for signed in self._station.board.subscribe(VerdictIssued):
-            message = signed.message
-            if signed.author != self._station.key.address:
-                self._records.heard(signed.author, message.verdict.node, message.standing, message.verifier)
+        async for said in self._station.jury.facts.subscribe(VerdictKnown):
+            message = said.message
+            if said.author != self._station.key.address:
+                self._records.heard(said.author, message.verdict.node, message.standing, message.verifier)
 
     # judging
 

@@ -135,7 +135,7 @@ class PeerAudit:
         window = window_of(work.step, self._station.run.spec.audit)
         log.warning("validator.contradicted", validator=validator, window=window, what=finding.what)
         self._station.progress.trouble(f"validator {validator} is paid nothing for window {window}: {finding.what}")
-        self._station.jury.withhold(validator, window)
+        self._station.jury.seals.withhold(validator, window)
         return False
 
     def _holders(self, validator: Address) -> list[Address]:

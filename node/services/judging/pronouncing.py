@@ -20,7 +20,7 @@ from blake3 import blake3
 from node.inference.wire import Inspected
 from node.services.judging.lots import Lot
 from node.services.station import Station
-from node.swarm.jury import SEAL_SECONDS
+from node.swarm.seals import SEAL_SECONDS
 from node.swarm.register import Work, WorkId
 from protocol.checks import Fault
 from protocol.identity import Address
@@ -72,7 +72,7 @@ class Pronouncing:
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
-                sealed = jury.sealing(id) | {self._own}
+                sealed = jury.seals.sealing(id) | {self._own}
                 if len(sealed) >= self._station.quorum:
                     over = min(over, trio.current_time() + SEAL_SECONDS)
                     patience.deadline = min(patience.deadline, over)
@@ -85,7 +85,7 @@ class Pronouncing:
         # Not when this verdict was shown but when the time is over: until then a slower one is not late.
         if over < math.inf:
             await trio.sleep_until(over)
-            in_time = jury.has_sealed(id)
+            in_time = jury.seals.has_sealed(id)
             for one in jury.ballots.electorate():
                 self._late[one] = 0 if one in in_time else self._late[one] + 1
 
@@ -95,7 +95,7 @@ class Pronouncing:
         jury = self._station.jury
         shown = jury.ballots.has_spoken(id)
         lacking = self._station.quorum - len(shown)
-        order = sorted({self._own, *jury.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
+        order = sorted({self._own, *jury.seals.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
         # By a hash with the work: speaking early is shared out over all validators.
         return self._own in order[: max(lacking, 0)]
 
@@ -105,7 +105,7 @@ class Pronouncing:
         ballots, quorum = self._station.jury.ballots, self._station.quorum
         if len(sealed) > quorum:
             return True
-        awaited = set(ballots.electorate()) - sealed - self._station.jury.has_sealed(id)
+        awaited = set(ballots.electorate()) - sealed - self._station.jury.seals.has_sealed(id)
         if len(sealed) < quorum:
             return not awaited
         let_pass = ballots.files_let_pass(quorum)

@@ -11,6 +11,7 @@ from node.services.rounds.batches import Batches
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from node.swarm.uses import SeatBook
 from protocol.errors import IntellectError
 
@@ -35,7 +36,8 @@ class SeatTracing(Service):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
             jury = self._station.jury
-            async for id in jury.watch():
+            async for touched in jury.facts.subscribe(WorkTouched):
+                id = touched.work
                 work = jury.register.get(id)
                 if work is not None and jury.ballots.state(id) is FileState.ACCEPTED:
                     self.book.accepted(work)

@@ -19,7 +19,7 @@ from node.training import adoption
 from node.training.spool import Spool
 from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import MAX_CARD_BYTES, CheckpointCard, MalformedManifest, decode_card
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed
+from protocol.messages import CheckpointOffered, Signed
 from protocol.run import RunSpec
 from protocol.statements import Outcome
 
@@ -65,32 +65,26 @@ class Adopting:
     def best(self, beyond: int) -> Signed[CheckpointOffered] | None:
         """The newest offer of a step later than `beyond` that may be gone on from: the leader's first."""
         leader, now = self._station.membership.trainer, self._station.clock.monotonic()
-        offers = [
-            one
-            for one in self._station.board.messages(CheckpointOffered)
-            if one.message.step > beyond
-            and self._refused.get(one.message.root, 0.0) <= now
-            and self._is_sound(one.message.step)
-        ]
-        return max(offers, key=lambda one: (one.message.step, one.author == leader), default=None)
-
-    def _stated(self, step: int) -> Signed[PolicyAnnounced] | None:
-        found = self._station.jury.policies.of_step(step)
-        return found if found is not None and found.message.statement is not None else None
+        offers = self._station.jury.checkpoints.of(leader)
+        for step in sorted((step for step in offers if step > beyond and self._is_sound(step)), reverse=True):
+            for one in offers[step]:
+                if self._refused.get(one.message.root, 0.0) <= now:
+                    return one
+        return None
 
     def _is_sound(self, step: int) -> bool:
         """Whether its state was stated, and not more validators found the step bad than saw it hold: one liar among
         them keeps nobody from standing by."""
-        stated = self._stated(step)
-        if stated is None or stated.message.statement is None:
+        stated = self._station.jury.policies.of_step(step)
+        if stated is None:
             return False
-        said = self._station.jury.steps.judged_by(stated.message.statement.struct_hash).values()
+        said = self._station.jury.steps.judged_by(stated.statement.struct_hash).values()
         against = sum(one.message.outcome != Outcome.ACCEPT for one in said)
         return against <= len(said) - against
 
     async def adopt(self, offer: Signed[CheckpointOffered]) -> bool:
         """Whether the learner holds this state now."""
-        step, stated = offer.message.step, self._stated(offer.message.step)
+        step, stated = offer.message.step, self._station.jury.policies.of_step(offer.message.step)
         if stated is None:
             return False
         roots, run = (stated.message.state_root, stated.message.policy_root), self._station.run.spec

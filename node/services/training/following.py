@@ -11,6 +11,7 @@ from node.recipe.batch_log import Entry
 from node.services.station import Station, manifest_of
 from node.services.training.stating import FETCH_TIMEOUT, make, metrics_of
 from node.state.files import write_whole
+from node.swarm.facts import PolicyFollowed
 from node.training.batch import Batch
 from node.training.spool import Spool
 from protocol.audit import window_of
@@ -18,12 +19,12 @@ from protocol.earnings import of_standing, standing_units
 from protocol.errors import ProtocolError
 from protocol.lots import unpack_groups
 from protocol.manifest import BatchManifest, ComposedBatch, replay_key
-from protocol.messages import PolicyAnnounced, Signed, StepReplayed
+from protocol.messages import PolicyAnnounced, StepReplayed
 
 log = structlog.get_logger()
 
 
-async def stated_manifest(station: Station, signed: Signed[PolicyAnnounced]) -> BatchManifest:
+async def stated_manifest(station: Station, signed: PolicyFollowed) -> BatchManifest:
     """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, is not what was
     signed, or breaks a rule of the run."""
     message = signed.message
@@ -33,7 +34,7 @@ async def stated_manifest(station: Station, signed: Signed[PolicyAnnounced]) -> 
     return manifest
 
 
-async def batch_of(station: Station, signed: Signed[PolicyAnnounced], manifest: BatchManifest) -> Batch:
+async def batch_of(station: Station, signed: PolicyFollowed, manifest: BatchManifest) -> Batch:
     """What that step learnt from; where standbys are paid, with the key of this one's proof. Raises as above."""
     batch = await make(station, manifest.batch, (signed.author,))
     statement = signed.message.statement
@@ -72,7 +73,7 @@ class Compared(msgspec.Struct, frozen=True):
     proof: bytes = b""
 
 
-async def compare(spool: Spool, signed: Signed[PolicyAnnounced]) -> Compared:
+async def compare(spool: Spool, signed: PolicyFollowed) -> Compared:
     """With the policy that this node's learner made. A policy 0 without a statement has its root alone."""
     message, step = signed.message, signed.message.step
     own = await trio.to_thread.run_sync(metrics_of, spool, step)

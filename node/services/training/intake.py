@@ -25,6 +25,7 @@ from node.services.training.journeys import Journeys
 from node.services.training.sources import origins_of
 from node.services.training.values import Believed, OwnLook, Values
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from protocol.disputes import UNDECIDED
 from protocol.errors import IntellectError
@@ -120,7 +121,8 @@ class Intake:
         self._open[work.id] = work
 
     async def _follow_jury(self) -> None:
-        async for id in self._station.jury.watch():
+        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+            id = touched.work
             work = self._register.get(id)
             # The jury tells of results of tasks as well; their owners read these.
             if work is not None and work.is_sampled:

@@ -49,18 +49,16 @@ async def make(station: Station, composed: ComposedBatch, holders: Sequence[Addr
         return await trio.to_thread.run_sync(made)
 
 
-async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> StepWord | None:
-    """About the step that led to policy `step`; None where the learner did not say what it computed."""
+async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> StepWord:
+    """About the step that led to policy `step`."""
     metrics = await trio.to_thread.run_sync(metrics_of, spool, step)
-    if "state_root" not in metrics:
-        return None
     parent, batch = bytes(32), BlobInfo(bytes(32), 0, 0, ())
     if step > 0:
         parent, encoded = await trio.to_thread.run_sync(_manifest, spool, step, metrics, term)
         batch = await station.blobs.add(encoded)
         log.info("manifest.made", step=step - 1, bytes=len(encoded))
     policy, state = (bytes.fromhex(str(metrics[name])) for name in ("policy_root", "state_root"))
-    statement = PolicyStatement(station.pool, term, step, parent, policy, batch.root, state)
+    statement = PolicyStatement(station.pool, term, step, station.time.epoch(), parent, policy, batch.root, state)
     signature = sign(station.key, station.domain, statement.commitment(station.key.address))
     return StepWord(statement, batch.size, signature)
 

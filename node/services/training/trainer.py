@@ -43,7 +43,7 @@ from node.services.training.journeys import Journeys
 from node.services.training.stating import make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
-from node.swarm.register import WorkId
+from node.swarm.facts import PolicyFollowed, WorkId
 from node.training import adoption
 from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
@@ -55,7 +55,6 @@ from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
 from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import FED, BatchManifest, ComposedBatch, decode_composed, encode_manifest
-from protocol.messages import PolicyAnnounced, Signed
 
 log = structlog.get_logger()
 POLL = 0.05
@@ -173,7 +172,6 @@ class Trainer(Service):
             anchor_every=station.run.spec.weights.anchor_every,
             records=place.records,
             shelf=station.shelf,
-            epoch=station.time.epoch,
         )
         observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
@@ -395,7 +393,7 @@ class Trainer(Service):
             await trio.sleep(POLL)
         return None
 
-    async def _compare(self, step: int, signed: Signed[PolicyAnnounced], *, taken: bool = False) -> HeldPolicy | None:
+    async def _compare(self, step: int, signed: PolicyFollowed, *, taken: bool = False) -> HeldPolicy | None:
         """taken: over from a checkpoint, which counts for no replay."""
         found = await compare(self._spool, signed)
         self.compared += not taken
@@ -598,7 +596,7 @@ class Trainer(Service):
             self._pool.settle(keys)
             await self._settle([_key_name(key) for key in keys], step)
 
-    async def _manifest(self, signed: Signed[PolicyAnnounced]) -> BatchManifest:
+    async def _manifest(self, signed: PolicyFollowed) -> BatchManifest:
         """Raises IntellectError. Notes in what the leader computes otherwise."""
         root = signed.message.batch_root
         if self._class_of is None or self._class_of[0] != root:
@@ -618,7 +616,7 @@ class Trainer(Service):
         """Hand the learner what another trainer composed; False where that is not announced, or cannot be had now, or
         gives other bits here."""
         signed = self._station.jury.policies.of_step(step + 1)
-        if signed is None or signed.message.statement is None:
+        if signed is None:
             return False
         try:
             manifest = await self._manifest(signed)

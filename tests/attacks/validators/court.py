@@ -30,13 +30,13 @@ from protocol.checks import Fault, Reason
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.lots import LotPledge
-from protocol.manifest import PolicyStatement
-from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, stated
+from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted
 from protocol.rollout import Report, ReportHeader, ReportRow, encode_report
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Domain, Outcome, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
 from tests.memory_network import MemoryHub, MemoryNetwork
+from tests.words import announced as policy_announced
 
 GROUPS, SIZE = 16, 4
 TRAINER, WORKER, OTHER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3))
@@ -66,9 +66,7 @@ def announcement(
     term: int = 0,
 ) -> PolicyAnnounced:
     """With the trainer's statement. root: of the policy."""
-    statement = PolicyStatement(pool, term, step, bytes(32), root, bytes(32), state)
-    word = stated(statement, 9, sign(key, domain, statement.commitment(key.address)))
-    return PolicyAnnounced(pool=pool, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **word)
+    return policy_announced(step, root, key, domain, pool=pool, term=term, state=state, batch_size=9)
 
 
 def policy_root(step: int) -> bytes:

@@ -38,13 +38,14 @@ from protocol.earnings import standing_units
 from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
 from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest, replay_key, replay_proof
-from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed, stated
+from protocol.messages import CheckpointOffered, StepJudged, StepReplayed
 from protocol.run import RunSpec, encode_run
 from protocol.statements import Accepted, Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.memory_network import MemoryHub
 from tests.node.audit.test_audits import Desk, gradient, hidden
 from tests.node.training.forks import Forking
+from tests.words import stating
 
 ROOT = bytes(32)
 THREAD = trio.CapacityLimiter(1)
@@ -140,18 +141,11 @@ class Bench:
 
     async def announce(self, step: int) -> None:
         word = await word_on(self.trainer.station, self.desk.spool, step)
-        assert word is not None
         await self.state(word.statement, word.batch_size)
 
     async def state(self, statement: PolicyStatement, batch_size: int) -> None:
-        signature = sign(TRAINER, self.trainer.station.domain, statement.commitment(TRAINER.address))
-        said = stated(statement, batch_size, signature)
-        root, empty = statement.policy_root, bytes(32)
-        await self.trainer.board.post(
-            PolicyAnnounced(
-                pool=POOL, step=statement.step, policy_root=root, manifest_root=empty, manifest_size=1, **said
-            )
-        )
+        domain = self.trainer.station.domain
+        await self.trainer.board.post(stating(statement, TRAINER, domain, batch_size=batch_size))
 
     async def invent(self, step: int) -> None:
         """A policy of which only the statement is there."""
@@ -160,7 +154,7 @@ class Bench:
         before = policies.of_step(step - 1)
         assert before is not None
         root = bytes([step]) * 32
-        await self.state(PolicyStatement(POOL, 0, step, before.message.policy_root, root, root, root), 1)
+        await self.state(PolicyStatement(POOL, 0, step, 0, before.message.policy_root, root, root, root), 1)
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):
@@ -326,7 +320,6 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
         await trio.sleep(0.5)
         assert not bench.said(), "the control: no lot draws a step here"
         word = await word_on(bench.trainer.station, trained.spool, 2)
-        assert word is not None
         path = bench.store.path(word.statement.batch_root)
         manifest = decode_manifest(path.read_bytes())  # noqa: ASYNC240
         severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)

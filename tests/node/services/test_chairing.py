@@ -232,7 +232,7 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
 
 def judged(by: NodeKey, outcome: Outcome = Outcome.REJECT, holder: NodeKey = A) -> StepJudged:
     """A verdict on the step that led to policy 6."""
-    statement = PolicyStatement(7, 0, 6, ROOT, bytes(32), bytes(32), bytes(32))
+    statement = PolicyStatement(7, 0, 6, 0, ROOT, bytes(32), bytes(32), bytes(32))
     reason = Reason.DISTANCE if outcome else Reason.NONE
     word = sign(holder, DOMAIN, statement.commitment(holder.address))
     said = (statement, holder.address, word, int(outcome), int(reason), b"")

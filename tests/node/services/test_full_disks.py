@@ -12,12 +12,12 @@ from node.processes.forkserver import Anew
 from node.services.auditing import Auditing
 from node.services.judging.judge import OwnTrouble, Validator, _here
 from node.services.rounds.judging import Looks
-from node.swarm.policies import PolicyClock
 from protocol.identity import NodeKey
 from protocol.manifest import PolicyStatement
-from protocol.messages import PolicyAnnounced, Signed, stated
-from protocol.statements import sign
+from protocol.messages import PolicyAnnounced, Signed
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, Court, policy_root
+from tests.words import policies as policies_of
+from tests.words import stating
 
 OWN = NodeKey(b"\1" * 32).address
 
@@ -28,11 +28,8 @@ async def full(*_: Any, **__: Any) -> Any:
 
 
 def announced(step: int) -> PolicyAnnounced:
-    said = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), b"m" * 32, bytes(32))
-    word = stated(said, 1, sign(TRAINER, DOMAIN, said.commitment(TRAINER.address)))
-    return PolicyAnnounced(
-        pool=POOL, step=step, policy_root=policy_root(step), manifest_root=bytes(32), manifest_size=1, **word
-    )
+    said = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), b"m" * 32, bytes(32))
+    return stating(said, TRAINER, DOMAIN, batch_size=1)
 
 
 async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributions(tmp_path: Path) -> None:
@@ -42,7 +39,7 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
 
     rounds: Any = SimpleNamespace(jobs=SimpleNamespace(ask=checked), own_bytes=0, spool=SimpleNamespace(root=tmp_path))
     station: Any = SimpleNamespace(
-        jury=SimpleNamespace(policies=PolicyClock(lambda: 0.0), validators=list), key=SimpleNamespace(address=OWN)
+        jury=SimpleNamespace(policies=policies_of(TRAINER.address), validators=list), key=SimpleNamespace(address=OWN)
     )
     batches: Any = SimpleNamespace(of=full)
     order: Any = SimpleNamespace(node=OWN, file_root=bytes(32), policy_root=bytes(32))

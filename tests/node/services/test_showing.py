@@ -5,21 +5,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from node.blobs.store import BlobStore
 from node.services import showing
 from node.services.showing import STANDS_STILL, Showing
-from node.swarm.policies import PolicyClock
 from node.swarm.standbys import BEHIND, TIME
 from node.swarm.terms import Terms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, decode_card, encode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed
+from protocol.messages import CheckpointOffered, Signed
 from tests.attacks.validators.court import court_run
+from tests.words import announced as policy_announced
+from tests.words import policies as policies_of
 
 KEY = NodeKey(b"\1" * 32)
 
@@ -33,7 +33,7 @@ class Place:
         self.said: list[CheckpointOffered] = []
         self.now = 0.0
         self.troubles: list[str] = []
-        self.clock = PolicyClock(lambda: 0.0)
+        self.clock = policies_of(KEY.address)
         self.terms = Terms(KEY.address, lambda: 0.0)
         station = SimpleNamespace(
             pool=1,
@@ -64,11 +64,7 @@ class Place:
         folder.rmdir()
 
     def announce(self, step: int, batch_root: bytes) -> None:
-        said: dict[str, Any] = {"parent": bytes(32), "state_root": bytes(32), "signature": bytes(65)}
-        message = PolicyAnnounced(
-            pool=1, step=step, policy_root=bytes([step]) * 32, manifest_root=bytes(32), manifest_size=1,
-            batch_root=batch_root, **said,
-        )  # fmt: skip
+        message = policy_announced(step, bytes([step]) * 32, batch=batch_root)
         self.clock.announce(Signed(KEY.address, message, b""))
 
     async def fill(self, roots: Sequence[bytes], size: int) -> set[bytes]:
@@ -201,7 +197,7 @@ async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_n
             bytes(20), bytes(32), 1, 0, root, 1, 0, 50, (UsedReport(bytes(20), root, 50, b"\1"),), b"\1", b"\0"
         )
         place.spool.works_path(1).write_bytes(encode_manifest(ComposedBatch(bytes(32), 1, 1, (work,))))
-        place.clock = PolicyClock(lambda: 0.0)
+        place.clock = policies_of(KEY.address)
         place.showing._station.jury.policies = place.clock
         place.announce(2, manifest)
         await place.showing.look()

@@ -26,7 +26,6 @@ from protocol.messages import (
     VerdictIssued,
     VerdictRechecked,
     signed,
-    stated,
 )
 from protocol.statements import Accepted, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
@@ -44,6 +43,7 @@ from tests.attacks.validators.court import (
     root_of,
     truth,
 )
+from tests.words import stating
 
 LIAR = VALIDATORS[0]
 EVERYBODY = (len(VALIDATORS) + 1) * TURN
@@ -156,7 +156,7 @@ class Bench:
 
     async def judge_step(self, key: Any, outcome: int, reason: int = 0, step: int = 3) -> None:
         """Of a step that the trainer stated."""
-        statement = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), bytes(32), b"\1" * 32)
+        statement = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), bytes(32), b"\1" * 32)
         word = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
         draft = StepJudged(statement, TRAINER.address, word, outcome, reason, b"", pool=POOL, detail=f"seen by {key}")
         signature = sign(key, DOMAIN, draft.verdict)
@@ -298,11 +298,8 @@ async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_
 @pytest.mark.parametrize("step", [3, 4], ids=["one step", "two steps"])
 async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(autojump_clock: Any, step: int) -> None:
     def announced(step: int, state: bytes) -> PolicyAnnounced:
-        statement = PolicyStatement(POOL, 0, step, policy_root(step - 1), policy_root(step), bytes(32), state)
-        signature = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
-        root = policy_root(step)
-        said = {"pool": POOL, "step": step, "policy_root": root, "manifest_root": bytes(32), "manifest_size": 1}
-        return PolicyAnnounced(**said, **stated(statement, 9, signature))
+        statement = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), bytes(32), state)
+        return stating(statement, TRAINER, DOMAIN, batch_size=9)
 
     bench = Bench()
     async with trio.open_nursery() as nursery:

@@ -24,10 +24,11 @@ from protocol.manifest import (
     encode_manifest,
     work_order,
 )
-from protocol.messages import DueSigned, PolicyAnnounced, StepJudged, stated
-from protocol.statements import Outcome, sign
+from protocol.messages import DueSigned, StepJudged
+from protocol.statements import Outcome
 from tests.attacks.validators.court import DOMAIN, OTHER, POOL, TRAINER, WORKER, Court, policy_root
 from tests.node.services.tasking.town import at_once
+from tests.words import stating
 
 
 async def test_validators_name_each_accepted_work_once_and_all_come_to_the_same_due(autojump_clock: Any) -> None:
@@ -80,11 +81,8 @@ class Leader:
         manifest = encode_manifest(BatchManifest(batch, 0, self._parent, bytes(32), arithmetic))
         root, policy = describe(manifest).root, policy_root(step)
         self.manifests[root] = manifest
-        said = PolicyStatement(POOL, 0, step, self._parent, policy, root, bytes(32))
-        word = stated(said, len(manifest), sign(TRAINER, DOMAIN, said.commitment(TRAINER.address)))
-        await court.trainer.board.post(
-            PolicyAnnounced(pool=POOL, step=step, policy_root=policy, manifest_root=root, manifest_size=1, **word)
-        )
+        said = PolicyStatement(POOL, 0, step, 0, self._parent, policy, root, bytes(32))
+        await court.trainer.board.post(stating(said, TRAINER, DOMAIN, batch_size=len(manifest), manifest_root=root))
         self._parent = policy
         await trio.sleep(2)
         await self.commit(step)

@@ -25,6 +25,7 @@ from protocol.messages import (
 )
 from protocol.statements import Domain, Verdict, WorkCommitment, sign
 from tests.memory_network import MemoryHub, MemoryNetwork
+from tests.words import announced as policy_announced
 
 TRAINER, WORKER, VALIDATOR, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)
@@ -85,7 +86,7 @@ def judged(key: NodeKey) -> VerdictIssued:
     return signed(VerdictIssued(pool=1, verdict=verdict, signature=b""), key, DOMAIN)
 
 
-POLICY = PolicyAnnounced(pool=1, step=0, policy_root=bytes(32), manifest_root=bytes(32), manifest_size=1)
+POLICY = policy_announced(0, bytes(32), TRAINER, DOMAIN)
 
 
 @pytest.mark.parametrize("message", ["beat", "claim", "offer"])
@@ -205,7 +206,7 @@ async def test_a_latecomer_learns_the_newest_policy_while_the_trainer_is_down(au
         trainer, worker, late = await swarm(nursery, hub, TRAINER, WORKER, VALIDATOR)
         hub.isolate(VALIDATOR.address)
         for step in range(12):
-            await trainer.board.post(msgspec.structs.replace(POLICY, step=step, policy_root=bytes([step]) * 32))
+            await trainer.board.post(policy_announced(step, bytes([step]) * 32, TRAINER, DOMAIN))
         await trio.sleep(1)
         hub.heal()
         hub.isolate(TRAINER.address)
@@ -267,6 +268,6 @@ async def test_the_living_validators_are_those_that_the_pool_names_and_that_are_
 
 
 def test_a_question_can_name_all_that_a_board_keeps() -> None:
-    names = [number.to_bytes(8) for number in range(MAX_MEMBERS + MAX_MESSAGES + MAX_PINNED)]
+    names = [number.to_bytes(board_module.SHORT) for number in range(MAX_MEMBERS + MAX_MESSAGES + MAX_PINNED)]
     assert len(names) <= board_module.MAX_KNOWN
-    assert len(msgspec.msgpack.encode(board_module.CatchUp(names))) <= board_module.MAX_QUESTION
+    assert len(msgspec.msgpack.encode(board_module.CatchUp(names, board_module.NAME))) <= board_module.MAX_QUESTION

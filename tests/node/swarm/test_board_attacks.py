@@ -203,16 +203,44 @@ async def test_a_newcomer_is_told_the_honest_although_one_flooded(autojump_clock
     await say(nodes["worker"], *honest)
     await say(nodes["flooder"], *sealed(nodes["flooder"], *(committed(FLOODER, n) for n in range(BURST))))
     monkeypatch.setattr(board_module, "MAX_CATCH_UP_BYTES", 24 * len(honest[0]))
-    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([])))
+    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([], 0)))
     told = msgspec.msgpack.decode(answer, type=list[bytes])
     assert {*honest} < {*told} and sum(map(len, told)) <= board_module.MAX_CATCH_UP_BYTES
-    known = [board_module._name(raw) for raw in told]
-    answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp(known)))
-    assert not {*told} & {*msgspec.msgpack.decode(answer, type=list[bytes])}
+    for at in (0, 7, board_module.NAME - board_module.SHORT):
+        known = [board_module._name(raw)[at : at + board_module.SHORT] for raw in told]
+        answer = await trainer.board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp(known, at)))
+        assert not {*told} & {*msgspec.msgpack.decode(answer, type=list[bytes])}
+
+
+@pytest.mark.parametrize("at", [-1, board_module.NAME - board_module.SHORT + 1, 2**40])
+async def test_a_question_names_a_part_that_names_have(at: int, autojump_clock, nodes) -> None:
+    with pytest.raises(MalformedMessage):
+        await nodes["trainer"].board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(CatchUp([], at)))
+
+
+async def test_of_two_messages_whose_names_agree_in_a_part_both_are_kept_and_handed_over(
+    autojump_clock, nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight equal bytes are some hours of a few cores; what was made to look alike is evidence that nobody hands on."""
+    true = board_module._name
+    monkeypatch.setattr(board_module, "_name", lambda raw: bytes(board_module.SHORT) + true(raw)[board_module.SHORT :])
+    board = nodes["worker"].board
+    for number in range(2):
+        await board.post(committed(WORKER, number))
+    asked = CatchUp([board_module._name(board.messages(RolloutCommitted)[0].raw)[:8]], 0)
+    assert (
+        board_module.msgspec.msgpack.decode(
+            await board._answer_catch_up(STRANGER.address, msgspec.msgpack.encode(asked))
+        )
+        == []
+    ), "the control: in that part both are one"
+    other = CatchUp([board_module._name(board.messages(RolloutCommitted)[0].raw)[9:17]], 9)
+    answer = await board._answer_catch_up(FLOODER.address, msgspec.msgpack.encode(other))
+    assert len(msgspec.msgpack.decode(answer)) == 1
 
 
 async def test_a_peer_is_answered_only_so_often(autojump_clock, nodes) -> None:
-    board, asked = nodes["trainer"].board, msgspec.msgpack.encode(CatchUp([]))
+    board, asked = nodes["trainer"].board, msgspec.msgpack.encode(CatchUp([], 0))
     await nodes["trainer"].board.post(POLICY)
     answers = [await board._answer_catch_up(FLOODER.address, asked) for _ in range(100)]
     empty = msgspec.msgpack.encode([])

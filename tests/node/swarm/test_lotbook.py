@@ -3,14 +3,15 @@
 import msgspec
 
 from node.swarm.lotbook import OVERDUE_WINDOWS, BrokenPromise, LotBook
-from node.swarm.policies import PolicyClock
 from node.swarm.register import Work
 from protocol.audit import RATE_ONE, AuditSpec
 from protocol.identity import NodeKey
 from protocol.lots import LotPledge, drawn_groups, pack_groups, secret_hash, window_secret
-from protocol.messages import Heartbeat, LotsRevealed, PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
+from protocol.messages import Heartbeat, LotsRevealed, RolloutCommitted, Signed, VerdictIssued
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
 from protocol.statements import Outcome, Verdict, WorkCommitment, work_id
+from tests.words import announced as policy_announced
+from tests.words import policies as policies_of
 
 VALIDATOR, WORKER, OTHER = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
 GROUPS = 16
@@ -62,13 +63,13 @@ class Book(LotBook):
     """A book with the clock and the works that belong to it."""
 
     def __init__(self, newest: int) -> None:
-        self.clock = PolicyClock(lambda: 0.0)
+        self.clock = policies_of(OTHER)
         super().__init__(RUN, 1, self.clock)
         for step in range(newest + 1):
             self.policy(step)
 
     def policy(self, step: int) -> None:
-        message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
+        message = policy_announced(step, policy(step))
         self.clock.announce(Signed(OTHER, message, b""))
 
     def judge(self, step: int, file: bytes, groups: tuple[int, ...]) -> BrokenPromise | None:

@@ -2,8 +2,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.swarm import board as board_module
-from node.swarm.board import Reader
+from node.swarm import readers
+from node.swarm.readers import Reader
 from protocol.identity import Address, NodeKey
 from protocol.messages import LotsRevealed, Signed
 
@@ -15,30 +15,30 @@ def told(author: Address, window: int = 0) -> Signed[LotsRevealed]:
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Reader[LotsRevealed]:
-    monkeypatch.setattr(board_module, "ROOM", 10)
-    monkeypatch.setattr(board_module, "ROOM_EACH", 4)
-    return Reader[LotsRevealed]()
+def reader(monkeypatch: pytest.MonkeyPatch) -> Reader[Signed[LotsRevealed]]:
+    monkeypatch.setattr(readers, "ROOM", 10)
+    monkeypatch.setattr(readers, "ROOM_EACH", 4)
+    return Reader[Signed[LotsRevealed]]()
 
 
 async def test_a_flood_pushes_nobody_elses_messages_out_of_a_slow_subscribers_channel(reader) -> None:
-    heard = [reader.offer(told(FLOODER)) for _ in range(100)]
+    heard = [reader.offer(FLOODER, told(FLOODER)) for _ in range(100)]
     assert heard == [True] * 4 + [False] * 96
-    assert all(reader.offer(told(HONEST)) for _ in range(4))
-    assert reader.offer(told(OTHER)) and reader.offer(told(OTHER))
-    assert not reader.offer(told(OTHER))  # the control: the channel is full, whoever it is
+    assert all(reader.offer(HONEST, told(HONEST)) for _ in range(4))
+    assert reader.offer(OTHER, told(OTHER)) and reader.offer(OTHER, told(OTHER))
+    assert not reader.offer(OTHER, told(OTHER))  # the control: the channel is full, whoever it is
 
 
 async def test_what_was_read_makes_room_again(reader) -> None:
     for window in range(3):
         for _ in range(3):
-            assert reader.offer(told(FLOODER, window)) and reader.offer(told(HONEST, window))
+            assert reader.offer(FLOODER, told(FLOODER, window)) and reader.offer(HONEST, told(HONEST, window))
         for _ in range(6):
             assert (await reader.channel.receive()).message.window == window
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reader.channel.receive)
         await trio.testing.wait_all_tasks_blocked()
-        assert [reader.offer(told(FLOODER)) for _ in range(6)] == [True] * 5 + [
+        assert [reader.offer(FLOODER, told(FLOODER)) for _ in range(6)] == [True] * 5 + [
             False
         ]  # one went straight to its reader
 
@@ -46,20 +46,20 @@ async def test_what_was_read_makes_room_again(reader) -> None:
 async def test_a_reader_that_went_away_is_noticed(reader) -> None:
     reader.channel.close()
     with pytest.raises(trio.BrokenResourceError):
-        reader.offer(told(HONEST))
+        reader.offer(HONEST, told(HONEST))
 
 
 async def test_who_wants_only_some_authors_is_not_woken_for_the_others() -> None:
-    reader = Reader[LotsRevealed](HONEST.__eq__)
-    assert reader.offer(told(FLOODER)) and reader.offer(told(HONEST))
+    reader = Reader[Signed[LotsRevealed]](HONEST.__eq__)
+    assert reader.offer(FLOODER, told(FLOODER)) and reader.offer(HONEST, told(HONEST))
     assert (await reader.channel.receive()).author == HONEST
     assert reader.channel.statistics().current_buffer_used == 0
 
 
 async def test_what_one_author_may_leave_unread_is_bounded_however_much_was_read_before() -> None:
-    reader = Reader[LotsRevealed]()
-    for _ in range(3 * board_module.ROOM_EACH):
-        assert reader.offer(told(FLOODER))
+    reader = Reader[Signed[LotsRevealed]]()
+    for _ in range(3 * readers.ROOM_EACH):
+        assert reader.offer(FLOODER, told(FLOODER))
         await reader.channel.receive()
-    heard = [reader.offer(told(FLOODER)) for _ in range(board_module.ROOM_EACH + 5)]
-    assert heard == [True] * board_module.ROOM_EACH + [False] * 5
+    heard = [reader.offer(FLOODER, told(FLOODER)) for _ in range(readers.ROOM_EACH + 5)]
+    assert heard == [True] * readers.ROOM_EACH + [False] * 5

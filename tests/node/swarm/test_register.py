@@ -1,19 +1,24 @@
 """Work is known by everything that was signed; ages and gaps are counted from what was heard; a newcomer holds nothing
 against anybody."""
 
-import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.swarm.policies import GRACE_SECONDS, PolicyClock
+from node.swarm.counts import Admission
+from node.swarm.facts import Fork
+from node.swarm.policies import ANCHOR_SECONDS, GRACE_SECONDS, PolicyClock
 from node.swarm.register import BACKLOG_SECONDS, EARLY, EARLY_SECONDS, POLICIES_BACK, Register, Work
 from node.swarm.taskbook import TaskBook
+from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.earnings import most_files
-from protocol.identity import NodeKey
+from protocol.identity import Address, NodeKey
 from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed
 from protocol.run import EnvironmentSpec, Recipe, RunSpec
 from protocol.statements import WorkCommitment, work_id
+from tests.words import announced as policy_announced
+from tests.words import policies as policies_of
 
 NODE, OTHER, TRAINER = (NodeKey(bytes([n]) * 32).address for n in (5, 6, 7))
 RUN = RunSpec(name="t", environment=EnvironmentSpec(name="sort"), recipe=Recipe(max_staleness=2))
@@ -34,7 +39,7 @@ def policy(step: int) -> bytes:
 
 def announced(step: int, root: bytes | None = None) -> Signed[PolicyAnnounced]:
     root = root or policy(step)
-    message = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1)
+    message = policy_announced(step, root)
     return Signed(TRAINER, message, b"announced %d " % step + root)
 
 
@@ -51,8 +56,10 @@ class Heard:
 
     def __init__(self, steps: int, listened: float = BACKLOG_SECONDS + 1) -> None:
         self.clock = Clock()
-        self.policies = PolicyClock(self.clock)
-        self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
+        self.policies = policies_of(TRAINER, self.clock)
+        self.register = Register(
+            RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock, lambda node: True)
+        )
         self.clock.now += listened
         for step in range(steps):
             self.announce(step)
@@ -279,7 +286,7 @@ def test_whatever_is_committed_the_tables_agree_and_the_first_entry_stays(events
 
 
 def test_unchanged_weights_at_another_step_are_another_policy_and_no_lie() -> None:
-    policies = PolicyClock(Clock())
+    policies = policies_of(TRAINER, Clock())
     assert policies.announce(announced(1)) and policies.announce(announced(2))
     assert not policies.announce(announced(1)), "a repetition"
     assert policies.fork is None and policies.newest_step == 2
@@ -287,19 +294,52 @@ def test_unchanged_weights_at_another_step_are_another_policy_and_no_lie() -> No
 
 def test_two_policies_for_a_step_or_two_steps_for_a_policy_are_a_lie_that_is_shown_by_both_envelopes() -> None:
     for lie in (announced(3, policy(99)), announced(4, policy(3))):
-        policies = PolicyClock(Clock())
+        policies = policies_of(TRAINER, Clock())
         policies.announce(announced(3))
-        assert not policies.announce(lie)
+        assert isinstance(policies.announce(lie), Fork)
         assert policies.fork is not None and policies.fork.evidence == (announced(3).raw, lie.raw)
         assert not policies.announce(announced(5)) and policies.newest_step == 3, "it is trusted no more"
         known = policies.find(policy(3))
         assert known is not None and known.step == 3
 
 
-def test_a_policy_without_a_statement_is_not_followed_where_statements_are_due_but_the_first_one_is() -> None:
-    policies = PolicyClock(lambda: 0.0, stated=True)
-    assert policies.announce(announced(0)) and not policies.announce(announced(1))
-    assert (policies.newest_step, policies.unstated, policies.of_step(1)) == (0, 1, None)
-    word = {"parent": bytes(32), "batch_root": bytes(32), "state_root": bytes(32), "signature": bytes(65)}
-    told = msgspec.structs.replace(announced(1).message, **word)
-    assert policies.announce(Signed(TRAINER, told, b"")) and policies.newest_step == 1, "said again with one"
+def test_one_policy_is_counted_in_one_epoch_a_second_one_is_a_lie() -> None:
+    policies = policies_of(TRAINER, Clock())
+    policies.announce(announced(3))
+    again = Signed(TRAINER, policy_announced(3, policy(3), epoch=1), b"again")
+    assert isinstance(policies.announce(again), Fork) and policies.newest_step == 3
+
+
+class Far:
+    """A clock whose validators hold `reached`, and a trainer that says what it likes."""
+
+    def __init__(self, reached: int = -1) -> None:
+        self.reached, self.clock = reached, Clock()
+        self.policies = PolicyClock(self.clock, Terms(TRAINER, self.clock), lambda: self.reached)
+
+    def say(self, step: int, *, by: Address = TRAINER, parent: int = 0) -> bool:
+        message = policy_announced(step, policy(step), parent=policy(parent or step - 1) if step else bytes(32))
+        return self.policies.announce(Signed(by, message, b"far")) is not None
+
+
+@pytest.mark.parametrize("step", [2, 7, 2**40, 2**63 - 1])
+def test_nobody_alone_moves_the_clock_by_more_than_one_step(step: int) -> None:
+    far = Far()
+    assert far.say(0) and not far.say(step) and far.policies.newest_step == 0
+    assert far.policies.admits(TRAINER, policy_announced(step, policy(step))) is Admission.HELD
+    assert far.say(1) and far.policies.newest_step == 1
+    if step > 2:
+        far.reached = step
+        assert far.say(step) and far.policies.newest_step == step, "a quorum of the validators holds it"
+
+
+def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_that_its_leader_tells() -> None:
+    far, row = Far(), (2**40, 70, 71, 72)
+    said = [policy_announced(step, policy(step), parent=policy(step - 1)) for step in row]
+    held = [(far.clock.now, one) for one in said]
+    assert far.policies.anchor(held) is None, "it waits for them"
+    far.clock.now += ANCHOR_SECONDS
+    assert far.policies.anchor(held) == 70
+    first = Signed(TRAINER, said[1], b"first")
+    assert far.policies.announce(first, anchored=True) and far.say(71) and not far.say(2**40)
+    assert far.policies.anchor(held) is None, "it has begun"

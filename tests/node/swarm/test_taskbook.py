@@ -21,7 +21,7 @@ class Heard:
     def __init__(self) -> None:
         self.now = 100.0
         self.silent: set[Address] = set()
-        self.book = TaskBook(lambda node: node in self.silent, lambda: self.now)
+        self.book = TaskBook(lambda node: node in self.silent, lambda: self.now, lambda node: True)
         self.now += BACKLOG_SECONDS
 
     def offer(

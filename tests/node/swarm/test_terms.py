@@ -5,10 +5,12 @@ from typing import Any
 import msgspec
 
 from contracts.bindings import ChairInfo, TermTaken
+from node.swarm.facts import PolicyFollowed
 from node.swarm.policies import GRACE_SECONDS, PolicyClock
 from node.swarm.terms import FOREVER, Terms
 from protocol.identity import Address
-from protocol.messages import PolicyAnnounced, Signed
+from protocol.messages import Signed
+from tests.words import announced as policy_announced
 
 A, B, C = (Address("0x" + digit * 40) for digit in "abc")
 NOBODY = Address("0x" + "9" * 40)
@@ -23,15 +25,14 @@ class Scene:
         self.terms = Terms(NOBODY, lambda: self.time)
         self.terms.take(0, A, 0, bytes(32), 200)
         self.terms.seat((A, B, C), 200, 30)
-        self.clock = PolicyClock(lambda: self.time, self.terms)
+        self.clock = PolicyClock(lambda: self.time, self.terms, lambda: 2**62)
         self.terms.follow(self.clock.begin_term)
 
     def say(self, by: Address, term: int, step: int, root: bytes | None = None, **more: Any) -> bool:
         root = root or ROOTS[step]
-        message = PolicyAnnounced(pool=1, step=step, policy_root=root, manifest_root=root, manifest_size=1, term=term)
-        changed = {name: value for name, value in more.items()}
-        message = PolicyAnnounced(**{**{f: getattr(message, f) for f in message.__struct_fields__}, **changed})
-        return self.clock.announce(Signed(by, message, bytes([term, step]) + root))
+        message = policy_announced(step, root, term=term, **more)
+        found = self.clock.announce(Signed(by, message, bytes([term, step]) + root))
+        return isinstance(found, PolicyFollowed)
 
     def lead_to(self, step: int) -> None:
         for one in range(step + 1):
@@ -246,7 +247,7 @@ async def test_until_the_first_policy_of_a_term_a_visitor_has_the_one_that_its_h
     scene, late = Scene(), Told((A, 0), (B, 4), (C, 9))
     late.terms_taken[-1] = msgspec.structs.replace(late.terms_taken[-1], parent=ROOTS[8])
     scene.terms = Terms(NOBODY, lambda: scene.time)
-    scene.clock = PolicyClock(lambda: scene.time, scene.terms)
+    scene.clock = PolicyClock(lambda: scene.time, scene.terms, lambda: 2**62)
     await scene.terms.ask_who_leads(late, 1)
     assert not scene.say(B, 1, 7) and not scene.say(B, 1, 8, ROOTS[30])
     assert scene.say(B, 1, 8) and scene.clock.newest_step == 8

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from benchmarks.droppers import Swarm
-from node.swarm.policies import PolicyClock
 from node.swarm.register import Register, Work
 from node.swarm.taskbook import TaskBook
 from node.swarm.uses import LATE, MOST_BITS, SeatBook, UseBook
@@ -15,7 +14,8 @@ from protocol.identity import Address, address_bytes
 from protocol.manifest import ComposedBatch, UsedReport, UsedWork, work_order
 from protocol.messages import DueSigned
 from protocol.seats import share
-from tests.node.swarm.test_register import NODE, OTHER, RUN, Clock, announced, committed
+from tests.node.swarm.test_register import NODE, OTHER, RUN, TRAINER, Clock, announced, committed
+from tests.words import policies as policies_of
 
 JUDGES = (Address("0x" + "a1" * 20), Address("0x" + "a2" * 20))
 USED, FLAT = (b"\1", b"\0"), (b"\0", b"\1")
@@ -26,8 +26,10 @@ class Bench:
 
     def __init__(self, keep_surplus: bool = False, max_staleness: int = 2) -> None:
         self.clock = Clock()
-        self.policies = PolicyClock(self.clock)
-        self.register = Register(RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock))
+        self.policies = policies_of(TRAINER, self.clock)
+        self.register = Register(
+            RUN, self.policies, self.clock, TaskBook(lambda node: False, self.clock, lambda node: True)
+        )
         self.unusable: set[bytes] = set()
         self.validators: tuple[Address, ...] = JUDGES
         self.keep_surplus, self.max_staleness = keep_surplus, max_staleness

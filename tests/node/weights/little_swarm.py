@@ -14,9 +14,11 @@ from node.weights.keeper import PolicyShelf
 from node.weights.publish import Publisher, StepWord
 from node.weights.records import PolicyRecords
 from protocol.identity import Address, NodeKey
-from protocol.messages import Message, Signed, open_envelope, seal
-from protocol.policy import bf16_bits, encode_image
-from protocol.statements import Domain
+from protocol.manifest import PolicyStatement
+from protocol.messages import Message, open_envelope, seal
+from protocol.policy import bf16_bits, describe_tensors, encode_image, policy_root
+from protocol.statements import Domain, sign
+from tests.words import Ear
 
 DOMAIN = Domain(31337, "0x" + "11" * 20)
 POOL = 3
@@ -30,17 +32,17 @@ class Wire:
     def __init__(self) -> None:
         self.stores: dict[Address, BlobStore] = {}
         self.log: list[tuple[Address, Address, bytes]] = []
-        self.channels: list[trio.MemorySendChannel[Signed]] = []
+        self.ears: list[Ear] = []
         self.held_back: dict[bytes, trio.Event] = {}
 
     def say(self, raw: bytes) -> None:
-        for channel in self.channels:
-            channel.send_nowait(open_envelope(DOMAIN, POOL, raw))
+        for ear in self.ears:
+            ear.hear(open_envelope(DOMAIN, POOL, raw))
 
-    def listen(self) -> trio.MemoryReceiveChannel[Signed]:
-        send, receive = trio.open_memory_channel[Signed](100)
-        self.channels.append(send)
-        return receive
+    def listen(self, trainer: Address) -> Ear:
+        ear = Ear(trainer)
+        self.ears.append(ear)
+        return ear
 
 
 class Door:
@@ -65,6 +67,15 @@ class Door:
                 raise BlobTooLarge(root, len(data), max_size)
             await self._store.add(data)
         return self._store.path(root)
+
+
+def word_of(
+    key: NodeKey, step: int, tensors: dict[str, np.ndarray], domain: Domain = DOMAIN, pool: int = POOL
+) -> StepWord:
+    """What a trainer states of a step that has no batch."""
+    root = policy_root(step, describe_tensors(tensors))
+    statement = PolicyStatement(pool, 0, step, 0, bytes(32), root, bytes(32), bytes(32))
+    return StepWord(statement, 0, sign(key, domain, statement.commitment(key.address)))
 
 
 class FakeBoard:
@@ -106,6 +117,7 @@ class Origin:
         wire.stores[key.address] = self.store
 
     async def publish(self, step: int, tensors: dict[str, np.ndarray], word: StepWord | None = None):
+        word = word or word_of(self.key, step, tensors)
         path = self.directory / f"policy-{step}.safetensors"
         path.write_bytes(encode_image(tensors))
         held = await self.publisher.publish(step, path, word)
@@ -124,8 +136,10 @@ class Peer:
         self.blamed: list[str] = []
         self.repeated: list[bytes] = []
         self.door = Door(wire, self.key.address, self.store)
+        ear = wire.listen(trainer)
         self.follower = PolicyFollower(
-            wire.listen(),
+            ear.facts,
+            ear.policies,
             self.door,
             self.store,
             self.shelf,

@@ -26,7 +26,8 @@ async def main(directory: Path, announcements: list[Path]) -> None:
     wire = Wire()
     key = NodeKey.generate()
     wire.stores[key.address] = BlobStore(directory / "origin" / "blobs", QUOTA)
-    follower = Peer(wire, directory / "follower", key.address)
+    trainer = open_envelope(DOMAIN, POOL, announcements[0].read_bytes()).author
+    follower = Peer(wire, directory / "follower", trainer)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.follower.run)
         for path in announcements:

@@ -19,7 +19,8 @@ from protocol.messages import PolicyAnnounced
 from protocol.policy import encode_image
 from protocol.statements import Domain
 from tests.memory_network import MemoryHub, MemoryNetwork
-from tests.node.weights.little_swarm import POOL, QUOTA, RUN_ROOT, until
+from tests.node.weights.little_swarm import POOL, QUOTA, RUN_ROOT, until, word_of
+from tests.words import Ear
 
 TRAINER, FIRST, SECOND, LATE = (NodeKey(bytes([n]) * 32) for n in (11, 12, 13, 14))
 EVERYBODY = (TRAINER, FIRST, SECOND, LATE)
@@ -38,10 +39,12 @@ class Node:
         self.exchange = BlobExchange(self.network, self.store)
         self.shelf = PolicyShelf(4, self.store)
         self.scope = trio.CancelScope()
+        self.ear = Ear(TRAINER.address)
 
     def _follower(self) -> PolicyFollower:
         return PolicyFollower(
-            self.board.subscribe(PolicyAnnounced),
+            self.ear.facts,
+            self.ear.policies,
             self.exchange,
             self.store,
             self.shelf,
@@ -60,9 +63,14 @@ class Node:
                 for key in EVERYBODY:
                     self.membership.joined(key.address, f"/ip4/127.0.0.1/tcp/1/p2p/{key.peer_id}")
                 nursery.start_soon(self.board.run)
+                nursery.start_soon(self._listen)
                 if follow:
                     nursery.start_soon(self._follower().run)
                 task_status.started()
+
+    async def _listen(self) -> None:
+        async for signed in self.board.subscribe(PolicyAnnounced):
+            self.ear.hear(signed)
 
     def holds(self, step: int) -> bool:
         return self.shelf.newest is not None and self.shelf.newest.step == step
@@ -82,8 +90,9 @@ async def test_a_newcomer_catches_up_though_the_trainer_is_gone_and_the_others_r
         for node in followers:
             await nursery.start(node.run)
         for step in range(4):
-            (tmp_path / "image").write_bytes(encode_image(run.step()))
-            held = await publisher.publish(step, tmp_path / "image")
+            tensors = run.step()
+            (tmp_path / "image").write_bytes(encode_image(tensors))
+            held = await publisher.publish(step, tmp_path / "image", word_of(TRAINER, step, tensors, DOMAIN, POOL))
             await until(lambda step=step: all(node.holds(step) for node in followers))
         for node in (trainer, *followers):
             node.scope.cancel()

@@ -25,7 +25,7 @@ from node.tasks.records import TaskFolder, folder_of
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
 from protocol.identity import Address, NodeKey
-from protocol.messages import PolicyAnnounced, TaskOffered
+from protocol.messages import TaskOffered
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -52,6 +52,7 @@ from tests.attacks.validators.court import (
     court_run,
 )
 from tests.memory_network import MemoryHub
+from tests.words import announced as policy_announced
 
 POLICY = bytes([7]) * 32
 WORKERS = tuple(NodeKey(bytes([n]) * 32) for n in (2, 3, 4))
@@ -260,7 +261,7 @@ class Town:
             nursery.start_soon(self._validator(number).run)
         await trio.sleep(3)
         await self.trainer.board.post(
-            PolicyAnnounced(pool=POOL, step=0, policy_root=POLICY, manifest_root=bytes(32), manifest_size=1)
+            policy_announced(0, POLICY, self.trainer.key, self.trainer.station.domain, pool=POOL)
         )
         held: Any = SimpleNamespace(root=POLICY, step=0, manifest=SimpleNamespace(image_root=POLICY))
         self.trainer.station.shelf._held[0] = held

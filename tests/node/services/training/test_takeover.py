@@ -41,7 +41,7 @@ from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest, replay_key, replay_proof
-from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed, stated
+from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -316,9 +316,15 @@ class Desk:
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
         root = self.made[step] = word.statement.policy_root
-        said = stated(word.statement, word.batch_size, word.signature)
         await self.station.board.post(
-            PolicyAnnounced(pool=POOL, step=step, policy_root=root, manifest_root=bytes(32), manifest_size=1, **said)
+            PolicyAnnounced(
+                pool=POOL,
+                statement=word.statement,
+                signature=word.signature,
+                batch_size=word.batch_size,
+                manifest_root=bytes(32),
+                manifest_size=1,
+            )
         )
         return SimpleNamespace(step=step, root=root)
 

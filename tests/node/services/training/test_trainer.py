@@ -24,7 +24,7 @@ from node.services.training.trainer import StepMetrics, Trainer
 from node.state.files import write_whole
 from node.state.journal import Journal
 from node.swarm.ballots import FileState
-from node.swarm.policies import PolicyClock
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Register
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
@@ -36,7 +36,7 @@ from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.lots import pack_groups
 from protocol.manifest import Arithmetic, PolicyStatement, decode_manifest, lot_of
-from protocol.messages import PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
+from protocol.messages import RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
     Report,
@@ -52,6 +52,8 @@ from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec, encode_r
 from protocol.sections import Filters
 from protocol.statements import Domain, Outcome, Verdict, WorkCommitment, signer_of, work_id
 from protocol.values import mean_logprobs, reward_tags
+from tests.words import announced as policy_announced
+from tests.words import policies as policies_of
 
 WORKER = address_from_bytes(b"\x05" * 20)
 VALIDATOR = address_from_bytes(b"\x06" * 20)
@@ -87,7 +89,7 @@ class Swarm:
         self._votes: dict[bytes, VerdictIssued] = {}
         self._watchers: list[trio.MemorySendChannel[bytes]] = []
         self.distrust = False
-        self.policies = PolicyClock(trio.current_time)
+        self.policies = policies_of(WORKER, trio.current_time)
         self.register: Register
 
     @property
@@ -100,15 +102,20 @@ class Swarm:
     def accepting(self, root: bytes) -> dict[Address, VerdictIssued]:
         return {VALIDATOR: self._votes[root]} if root in self._votes else {}
 
-    def watch(self):
+    @property
+    def facts(self) -> "Swarm":
+        return self
+
+    def subscribe(self, *kinds: type):
         send, receive = trio.open_memory_channel(100)
         self._watchers.append(send)
         return receive
 
     def start_again(self, run: RunSpec) -> None:
         """The trainer starts: what was said is told again, its own announcements among it."""
-        self.policies = PolicyClock(trio.current_time)
-        self.register = Register(run, self.policies, trio.current_time, TaskBook(lambda node: False, trio.current_time))
+        self.policies = policies_of(WORKER, trio.current_time)
+        tasks = TaskBook(lambda node: False, trio.current_time, lambda node: True)
+        self.register = Register(run, self.policies, trio.current_time, tasks)
         for step in self._announced:
             self.announce(step)
         for signed in self._said:
@@ -117,8 +124,7 @@ class Swarm:
     def announce(self, step: int) -> None:
         if step not in self._announced:
             self._announced.append(step)
-        message = PolicyAnnounced(pool=1, step=step, policy_root=policy(step), manifest_root=bytes(32), manifest_size=1)
-        self.policies.announce(Signed(WORKER, message, b""))
+        self.policies.announce(Signed(WORKER, policy_announced(step, policy(step)), b""))
         self.register.look_again()
         self._tell()
 
@@ -129,7 +135,7 @@ class Swarm:
     def _tell(self) -> None:
         for channel in self._watchers:
             for id in self._votes:
-                channel.send_nowait(id)
+                channel.send_nowait(WorkTouched(VALIDATOR, id))
 
     async def add(self, data: bytes) -> BlobInfo:
         info = describe(data)
@@ -335,7 +341,7 @@ async def test_from_what_a_trainer_states_anybody_makes_the_batch_that_it_learnt
     def blob(root: bytes) -> bytes:
         return (house.folder / "blobs" / root.hex()).read_bytes()
 
-    assert house.words[0].statement == PolicyStatement(1, 0, 0, bytes(32), policy(0), bytes(32), state(0))
+    assert house.words[0].statement == PolicyStatement(1, 0, 0, 0, bytes(32), policy(0), bytes(32), state(0))
     for step in range(2):
         statement, signature = house.words[step + 1].statement, house.words[step + 1].signature
         assert (statement.step, statement.parent, statement.policy_root) == (step + 1, policy(step), policy(step + 1))

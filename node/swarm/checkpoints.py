@@ -1,0 +1,30 @@
+"""Who offers the state of which followed policy. All offers stay: the bytes say which are true, not who came last."""
+
+from node.recent import Recent
+from node.swarm.counts import CHECKPOINTS
+from protocol.identity import Address
+from protocol.messages import CheckpointOffered, Signed
+
+
+class Checkpoints:
+    """One per node."""
+
+    def __init__(self) -> None:
+        self._offered: Recent[tuple[int, int], dict[Address, Signed[CheckpointOffered]]] = Recent(CHECKPOINTS)
+        """By term and step; of each author one, the first."""
+
+    def offered(self, signed: Signed[CheckpointOffered]) -> bool:
+        """Whether it is news. What is offered is of a followed policy (`counts.py`)."""
+        of = self._offered.setdefault((signed.message.term, signed.message.step), {})
+        return of.setdefault(signed.author, signed) is signed
+
+    def forget(self, term: int, step: int) -> None:
+        """That policy is none any more."""
+        self._offered.pop((term, step), None)
+
+    def of(self, first: Address) -> dict[int, list[Signed[CheckpointOffered]]]:
+        """By step: the offers, that of `first` before others'."""
+        found: dict[int, list[Signed[CheckpointOffered]]] = {}
+        for (_, step), offers in self._offered.items():
+            found.setdefault(step, []).extend(offers.values())
+        return {step: sorted(offers, key=lambda one: one.author != first) for step, offers in found.items()}

@@ -1,0 +1,201 @@
+"""What a word counts for: one row per message, beside the bounds of `rules.py`.
+
+A signature says who spoke, and no more. A row says whether its author may speak of this *now*, how far ahead of what is
+known it may speak, what makes two words of one author the same, what a second and different one is, and what it may
+move. The board asks a row for the office, so that nothing is kept or handed on which nobody may say; `PoolState` asks
+for the rest before a book hears of it.
+
+Three things hold for every row, so none has a column for them. No single author moves a pool's clock. A second word is
+evidence or ignored, and replaces the first only where its author numbers what it says. Absence is never a fact: who did
+not speak is on no side, is never at fault for it, and does not lower the number that decides.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from protocol.identity import Address
+from protocol.messages import (
+    CertificatesShown,
+    CheckpointOffered,
+    CheckRequested,
+    CutSigned,
+    DisputeRaised,
+    DueSigned,
+    EarningsSigned,
+    EnvironmentPublished,
+    Heartbeat,
+    LotsRevealed,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    SilenceSigned,
+    StepJudged,
+    StepReplayed,
+    TaskClaimed,
+    TaskOffered,
+    ValidatorSaid,
+    VerdictIssued,
+    VerdictRechecked,
+)
+
+
+class Office(Enum):
+    """Who may say a message."""
+
+    MEMBER = "every member"
+    LEADER = "who leads, led or stands by: its term says whether it counts"
+    TRAINER = "a trainer in office: seated, or leading"
+    VALIDATOR = "a validator in office"
+    TRAINER_OR_VALIDATOR = "a trainer or a validator in office"
+
+
+class Authority(Protocol):
+    """Who holds which office, by the chain."""
+
+    def is_member(self, address: Address) -> bool: ...
+    def is_validator(self, address: Address) -> bool: ...
+    def is_trainer(self, address: Address) -> bool: ...
+    def in_office(self, address: Address) -> bool: ...
+
+
+def may_say(authority: Authority, author: Address, kind: type[Message]) -> bool:
+    """Whether an author holds an office now that a message asks for."""
+    match COUNTS[kind].by:
+        case Office.MEMBER:
+            return authority.is_member(author)
+        case Office.LEADER:
+            return authority.is_trainer(author)
+        case Office.TRAINER:
+            return authority.in_office(author)
+        case Office.VALIDATOR:
+            return authority.is_validator(author)
+        case Office.TRAINER_OR_VALIDATOR:
+            return authority.in_office(author) or authority.is_validator(author)
+
+
+class Admission(Enum):
+    """Whether a word counts by now."""
+
+    COUNTS = "it counts"
+    HELD = "it may count later: it speaks of what is not known here yet"
+    REFUSED = "it never will"
+
+
+class Second(Enum):
+    """What a second word of one author about the same thing is, if it differs."""
+
+    EVIDENCE = "both stay: they convict their author"
+    IGNORED = "the first one stands"
+    NUMBERED = "the one with the higher number stands, which its author gave it"
+
+
+class Moves(Enum):
+    """What an author's words can change for others, however many it says."""
+
+    OWN = "what is its author's own: its place, its work, its tasks, what it holds"
+    STEP = "the newest step, by one"
+    LOOK = "one look of those in office, within its author's budget"
+    QUORUM = "together with a quorum of the office"
+    MAJORITY = "together with more than half of the office, and two at least"
+
+
+class Known(Protocol):
+    """The part of a pool's state by which a horizon is measured."""
+
+    def admits_policy(self, author: Address, message: PolicyAnnounced) -> Admission: ...
+    def is_followed(self, term: int, step: int) -> bool | None:
+        """None: not yet."""
+        ...
+
+    def is_stated(self, message: StepJudged) -> bool | None: ...
+    def is_running(self, term: int, until: int) -> bool | None: ...
+
+    @property
+    def newest(self) -> int: ...
+
+
+Horizon = Callable[[Known, Address, Any], Admission]
+AHEAD = 1
+"""Steps by which a word may overtake the announcement of what it speaks of."""
+CHECKPOINTS = 64
+"""Steps back for which a checkpoint is kept in mind."""
+
+
+class Count(msgspec.Struct, frozen=True):
+    """by: who may say it; identity: the fields that make two words of one author the same; second, moves: see there;
+    horizon: how far its author may speak."""
+
+    by: Office
+    identity: tuple[str, ...]
+    second: Second
+    moves: Moves
+    horizon: Horizon
+
+
+def _always(known: Known, author: Address, message: Message) -> Admission:
+    """It speaks of nothing that others number, or the book that hears it has the bound (register, leases, ballots)."""
+    return Admission.COUNTS
+
+
+def _told(so: bool | None) -> Admission:
+    """None: it is not known yet."""
+    return Admission.HELD if so is None else Admission.COUNTS if so else Admission.REFUSED
+
+
+def _policy(known: Known, author: Address, message: PolicyAnnounced) -> Admission:
+    """The policy before it is followed, or the chain or a quorum of the validators reach it."""
+    return known.admits_policy(author, message)
+
+
+def _checkpoint(known: Known, author: Address, message: CheckpointOffered) -> Admission:
+    if message.step <= known.newest - CHECKPOINTS:
+        return Admission.REFUSED
+    return _told(known.is_followed(message.term, message.step))
+
+
+def _objection(known: Known, author: Address, message: StepReplayed) -> Admission:
+    return _told(known.is_followed(message.term, message.step))
+
+
+def _due(known: Known, author: Address, message: DueSigned) -> Admission:
+    """Of the newest policy or the one before it: what is named later was not due then."""
+    if message.step > known.newest:
+        return Admission.HELD
+    return Admission.COUNTS if message.step >= known.newest - AHEAD else Admission.REFUSED
+
+
+def _step(known: Known, author: Address, message: StepJudged) -> Admission:
+    return _told(known.is_stated(message))
+
+
+def _silence(known: Known, author: Address, message: SilenceSigned) -> Admission:
+    return _told(known.is_running(message.term, message.until))
+
+
+COUNTS: Mapping[type[Message], Count] = {
+    Heartbeat: Count(Office.MEMBER, ("boot", "count"), Second.NUMBERED, Moves.OWN, _always),
+    PolicyAnnounced: Count(Office.LEADER, ("statement",), Second.EVIDENCE, Moves.STEP, _policy),
+    CheckpointOffered: Count(
+        Office.TRAINER, ("term", "step", "root"), Second.IGNORED, Moves.OWN, _checkpoint
+    ),  # all are tried, the leader's first
+    StepReplayed: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, _objection),
+    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, _always),  # by slot: `Register`
+    ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, _always),  # seals: the first binds
+    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, _always),
+    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, _always),
+    DueSigned: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, _due),
+    StepJudged: Count(Office.VALIDATOR, ("statement",), Second.IGNORED, Moves.QUORUM, _step),
+    LotsRevealed: Count(Office.VALIDATOR, ("window",), Second.EVIDENCE, Moves.OWN, _always),  # against its pledge
+    DisputeRaised: Count(Office.TRAINER_OR_VALIDATOR, ("work",), Second.IGNORED, Moves.LOOK, _always),
+    CheckRequested: Count(Office.TRAINER, ("work",), Second.IGNORED, Moves.LOOK, _always),
+    CertificatesShown: Count(Office.MEMBER, ("epoch", "root"), Second.IGNORED, Moves.OWN, _always),
+    EarningsSigned: Count(Office.VALIDATOR, ("root",), Second.IGNORED, Moves.QUORUM, _always),
+    CutSigned: Count(Office.VALIDATOR, ("round", "ballot", "closed"), Second.EVIDENCE, Moves.QUORUM, _always),
+    SilenceSigned: Count(Office.VALIDATOR, ("term", "until"), Second.IGNORED, Moves.QUORUM, _silence),
+    TaskOffered: Count(Office.TRAINER, ("spec",), Second.NUMBERED, Moves.OWN, _always),
+    TaskClaimed: Count(Office.MEMBER, ("task", "shard"), Second.IGNORED, Moves.OWN, _always),
+    EnvironmentPublished: Count(Office.MEMBER, ("root",), Second.IGNORED, Moves.OWN, _always),
+}

@@ -1,0 +1,52 @@
+"""A subscription with room for every author: one that floods loses its own news, not the others'."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import trio
+
+from protocol.identity import Address
+
+T = TypeVar("T")
+ROOM = 8192
+"""Unread news of one subscriber."""
+ROOM_EACH = 1024
+"""Unread news of one author: all that the board keeps of a validator. Eight at once would have to flood."""
+
+
+class Reader(Generic[T]):
+    """The channel is first in, first out, so its length says which authors are unread.
+
+    by: whose news are wanted; None: everybody's.
+    """
+
+    def __init__(self, by: Callable[[Address], bool] | None = None) -> None:
+        self._by = by
+        self._send, self.channel = trio.open_memory_channel[T](ROOM)
+        self._authors: deque[Address] = deque()
+        self._unread: Counter[Address] = Counter()
+
+    def offer(self, author: Address, news: T) -> bool:
+        """False if there is no room for it. Raises BrokenResourceError when nobody reads any more."""
+        if self._by is not None and not self._by(author):
+            return True
+        if len(self._authors) >= ROOM_EACH:  # before that nobody can have filled its room
+            self._note_read()
+        if self._unread[author] >= ROOM_EACH:
+            return False
+        try:
+            self._send.send_nowait(news)
+        except trio.WouldBlock:
+            return False
+        self._authors.append(author)
+        self._unread[author] += 1
+        return True
+
+    def _note_read(self) -> None:
+        unread = self._send.statistics().current_buffer_used
+        while len(self._authors) > unread:
+            author = self._authors.popleft()
+            self._unread[author] -= 1
+            if not self._unread[author]:
+                del self._unread[author]

@@ -1,0 +1,230 @@
+"""Seals: when each validator had its verdict on a work, when it showed it, and whether it is paid for it.
+
+A verdict is sealed first and shown later, so that nobody copies it. Whoever seals and does not show is not counted on
+for a while, nor paid. Pure: the clock is an argument.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import islice
+
+import msgspec
+
+from node.recent import Recent
+from node.swarm.ballots import Ballots
+from node.swarm.facts import WorkId
+from node.swarm.lotbook import LotBook
+from node.swarm.register import Register, Work
+from protocol.identity import Address
+from protocol.messages import Seal, Signed, VerdictIssued, seal_of
+from protocol.statements import work_id
+
+WITHHELD = 1024
+"""Windows of validators that are not paid for, the newest; and works of one window whose verdict one took back."""
+TURNED = 64
+"""Windows in which one validator took verdicts back, the newest."""
+SEALS = 4096
+"""Works that one validator has sealed a verdict on and that are remembered. It loses its pay for those forgotten."""
+SEAL_SECONDS = 3.0
+"""So long a verdict that the quorum has sealed waits for slower validators."""
+OPENING_GRACE = 5.0
+"""Seconds that a verdict may travel after its time to be shown."""
+UNOPENED, UNOPENED_SECONDS = 4, 600.0
+"""Seals of this time that a validator may leave unopened. One that has seen others' verdicts could show its own only
+where they agree: with more it is neither awaited nor paid. A restart with many seals costs an honest one ten minutes'
+pay at most; verdicts that it shows late count. One that let a single seal's time pass is not counted on for as long."""
+
+
+class _Seal(msgspec.Struct):
+    """A verdict's way to be shown. seal: empty where it was shown without one, and not as the last that was awaited;
+    at: when the seal came, or the verdict without one; shown: when the verdict did."""
+
+    seal: bytes
+    at: float
+    shown: float = math.inf
+
+
+class _Sealer(msgspec.Struct):
+    """One validator's seals by work. unopened: when those came whose verdicts are not shown, oldest first; late: when
+    the first came that was not opened in its time, of the last UNOPENED_SECONDS."""
+
+    seals: Recent[WorkId, _Seal]
+    unopened: Recent[WorkId, float]
+    late: float = -math.inf
+
+
+class Seals:
+    """One per node. quorum: of those in office; is_one: whether only one validator is; patience: seconds that a seal
+    may stay closed; windows: of lots."""
+
+    def __init__(
+        self,
+        register: Register,
+        ballots: Ballots,
+        quorum: Callable[[], int],
+        is_one: Callable[[], bool],
+        patience: float,
+        windows: LotBook,
+        clock: Callable[[], float],
+    ) -> None:
+        self._windows = windows
+        self._withheld: Recent[tuple[Address, int], None] = Recent(WITHHELD)
+        self._turned: dict[Address, Recent[int, Recent[WorkId, None]]] = {}
+        """By validator and window that this may cost it: works of which it took its word back."""
+        self._register = register
+        self._ballots = ballots
+        self._quorum = quorum
+        self._is_one = is_one
+        self._clock = clock
+        self._patience = patience
+        self._opening = patience + OPENING_GRACE
+        self._sealers: dict[Address, _Sealer] = {}
+        self._moment = -math.inf
+
+    def sealed(self, author: Address, said: Seal) -> None:
+        """A validator has its verdict on a work."""
+        fresh, sealer = self._sealed(author, said.work, said.seal), self._sealers[author]
+        # Gossip may bring the verdict before its seal: that one is not left unopened.
+        if fresh and sealer.seals[said.work].shown == math.inf:
+            sealer.unopened[said.work] = self._clock()
+
+    def shown(self, signed: Signed[VerdictIssued]) -> None:
+        """A validator shows its verdict."""
+        id = work_id(signed.message.verdict)
+        # The last that was awaited: shown before the others' it is as good as sealed.
+        is_last = len({signed.author, *self.sealing(id)}) >= self._quorum()
+        self._sealed(signed.author, id, seal_of(signed.message, signed.author) if is_last else b"")
+        self._is_late(signed.author)  # noted while it can be seen
+        sealer = self._sealers[signed.author]
+        sealer.unopened.pop(id, None)
+        sealer.seals[id].shown = min(sealer.seals[id].shown, self._next_moment())
+
+    def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
+        """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
+        that its author will show."""
+        sealer = self._sealers.setdefault(author, _Sealer(Recent(SEALS), Recent(SEALS)))
+        known = sealer.seals.get(id)
+        if known is None:
+            sealer.seals[id] = _Seal(seal, self._next_moment())
+        # The first seal binds. A second one would let its author choose, after it has seen the others.
+        elif known.seal:
+            return False
+        else:  # gossip may bring the verdict before its seal
+            known.seal = seal
+        return True
+
+    def _next_moment(self) -> float:
+        """By the clock, and later than the last one: what is read one after the other came so."""
+        # Seals and verdicts that come within one tick of the clock still have an order, and all of them must be
+        # comparable.
+        self._moment = max(self._clock(), math.nextafter(self._moment, math.inf))
+        return self._moment
+
+    def sealing(self, id: WorkId) -> set[Address]:
+        """Who has shown a verdict on a work, or sealed one and may be counted on to show it."""
+        late = {author for author in self._sealers if self._is_late(author)}
+        # A seal whose time is over is nobody's promise any more.
+        since = self._clock() - self._opening
+        awaited = {author for author, one in self._sealers.items() if one.unopened.get(id, since) > since}
+        return awaited - late | self._ballots.has_spoken(id)
+
+    def has_sealed(self, id: WorkId) -> set[Address]:
+        """Who has shown or sealed a verdict on a work, counted on or not."""
+        return {author for author, one in self._sealers.items() if id in one.seals} | self._ballots.has_spoken(id)
+
+    def _is_late(self, validator: Address) -> bool:
+        """Whether a validator let the time of a seal pass a while ago. To open it then changes nothing: it could let
+        one pass after the other."""
+        leaves, now, sealer = self.leaves_unopened(validator), self._clock(), self._sealers[validator]
+        oldest = next(iter(sealer.unopened.values()), now)
+        if now - oldest >= self._opening and now - sealer.late > UNOPENED_SECONDS:
+            sealer.late = oldest
+        return leaves or now - sealer.late <= UNOPENED_SECONDS
+
+    def _lets_pass(self, validator: Address, work: Work, way: _Seal) -> bool:
+        """Whether others counted on a validator that let the time pass to show its verdict on a work. Not once they
+        could have noticed, and not if it sealed before there was the work: else it could help a copier for long."""
+        if not self._is_late(validator) or min(way.shown, self._clock()) - way.at < self._opening:
+            return False
+        late = self._sealers[validator].late
+        return max(late, work.at) <= way.at <= late + self._opening
+
+    def leaves_unopened(self, validator: Address) -> bool:
+        """Whether a validator does not show what it sealed."""
+        sealer = self._sealers.get(validator)
+        if sealer is None:
+            return False
+        now = self._clock()
+        while sealer.unopened and now - next(iter(sealer.unopened.values())) > UNOPENED_SECONDS:
+            sealer.unopened.popitem(last=False)
+        # Oldest first, so the fifth tells whether more than four are overdue, however many there are.
+        overdue = list(islice(sealer.unopened.values(), UNOPENED + 1))
+        full = len(sealer.unopened) >= SEALS  # newer ones would push out those that are overdue
+        return full or (len(overdue) > UNOPENED and now - overdue[-1] > self._opening)
+
+    def is_behind(self, validator: Address) -> bool:
+        """Whether a validator may be one that shows what it likes of what it sealed: of more files than it has shown
+        since, or of too many, a quorum has shown its verdicts for a while. It waits for its pay until it is not."""
+        sealer, now = self._sealers.get(validator), self._clock()
+        oldest = list(islice(sealer.unopened.items(), 4 * UNOPENED)) if sealer else []
+        overdue = [at for id, at in oldest if now > self._shown_by(id, at)]
+        if not sealer or not overdue:
+            return False
+        shown = sum(way.at >= overdue[0] and way.shown < math.inf for way in sealer.seals.values())
+        return len(overdue) > min(shown, UNOPENED)
+
+    def _shown_by(self, id: WorkId, sealed_at: float) -> float:
+        """When the verdict behind a seal should have come: soon after a quorum showed theirs, as nobody waits then."""
+        spoken = self._ballots.has_spoken(id)
+        ways = (one.seals[id] for author, one in self._sealers.items() if author in spoken and id in one.seals)
+        shown = sorted(way.shown for way in ways)[self._quorum() - 1 :]
+        return max(shown[0], sealed_at) + SEAL_SECONDS + OPENING_GRACE if shown else sealed_at + self._opening
+
+    def was_sealed(self, id: WorkId, validator: Address) -> bool:
+        """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was
+        shown that had to be, or in the place of those who sealed and did not show; otherwise it may have copied it. And
+        it did not show its own before it had to, to a copier or at the cost of whoever seals next."""
+        if self._is_one():
+            return True  # there is nobody to copy from
+        said, work = self._ballots.verdict_of(id, validator), self._register.get(id)
+        ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
+        own = ways.pop(validator, None)
+        # What was shown must be what was sealed, or the seal bound its author to nothing.
+        if said is None or work is None or own is None or seal_of(said.message, validator) != own.seal:
+            return False
+        quorum, every = self._quorum(), [own, *ways.values()]
+
+        def had_to(way: _Seal) -> bool:
+            """Show, since a quorum had sealed, or nobody else for long."""
+            return way.shown - way.at >= self._patience / 2 or sum(one.at <= way.shown for one in every) >= quorum
+
+        before = {author: way for author, way in ways.items() if way.at < own.at}
+        missing = {author for author, way in before.items() if self._lets_pass(author, work, way)}
+        showed = {author for author, way in before.items() if way.shown < math.inf} - missing
+        stands_in = missing and len(showed) < quorum
+        first = not any(way.shown < own.at and had_to(way) for way in ways.values())
+        return had_to(own) and bool(first or stands_in)
+
+    def withhold(self, validator: Address, window: int) -> None:
+        """This node has seen a validator say what is not so: nothing that it judged in this window is paid here."""
+        self._withheld[validator, window] = None
+
+    def is_withheld(self, validator: Address, work: Work) -> bool:
+        """Whether this node has seen that a validator is not to be paid for a work, whatever it says of it."""
+        return (validator, self._windows.window_of(work)) in self._withheld
+
+    def note_turn(self, work: Work, validator: Address) -> None:
+        """A validator spoke of a work: it may have taken its word back."""
+        if self._ballots.has_turned(work.id, validator):
+            windows = self._turned.setdefault(validator, Recent(TURNED))
+            for window in {self._windows.window_of(work), self._windows.current_window}:
+                windows.setdefault(window, Recent(WITHHELD))[work.id] = None
+
+    def turned(self, validator: Address) -> set[int]:
+        """Windows for which a validator is not paid yet: of works whose verdict it took back in a second look that
+        nobody asked for, and in which it did. Messages overtake each other: the dispute may be told yet."""
+        windows = self._turned.get(validator, {})
+        for works in windows.values():
+            while works and not self._ballots.has_turned(next(iter(works)), validator):
+                works.popitem(last=False)  # it was asked, or this is long ago
+        return {window for window, works in windows.items() if works}
