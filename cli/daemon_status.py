@@ -326,8 +326,7 @@ class AuditPart(msgspec.Struct, frozen=True):
 
 class ChairPart(msgspec.Struct, frozen=True):
     """Who leads, and how far this node's own replay is. until: end of the lease, unix seconds; standbys: in the order
-    of their turn; apart: what came out otherwise than its leader stated, empty if nothing did; told: proofs of replayed
-    steps; windows, certified: of policies with such proofs, and those of them that a quorum certified for pay."""
+    of their turn; apart: what came out otherwise than its leader stated, empty if nothing did."""
 
     term: int = 0
     holder: str = ""
@@ -340,9 +339,6 @@ class ChairPart(msgspec.Struct, frozen=True):
     replayed: int = 0
     equal: int = 0
     apart: str = ""
-    told: int = 0
-    windows: int = 0
-    certified: int = 0
 
 
 class SlashPart(msgspec.Struct, frozen=True):
