@@ -293,7 +293,7 @@ class WorkerUsesPart(msgspec.Struct, frozen=True):
 
 
 class UsesPart(msgspec.Struct, frozen=True):
-    """dropped: workers whose due files the trainer leaves out, all or a part."""
+    """dropped: workers whose due files the trainer leaves out again and again."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
