@@ -1,11 +1,11 @@
-"""How soon is a trainer told that drops a part of a worker's files, and is an honest one ever?
+"""How soon is a trainer told that drops a worker, and is an honest one ever?
 
     python -m benchmarks.droppers [--honest 150] [--policies 150] [--seeds 0,1] [--quick] [--json FILE]
 
 Simulated without a network, with the product's pool, order of works, and counts of six workers that make two files a
 policy each. Lag is by how much longer some workers' files take to reach the trainer than the validators, at the most,
-in policies' times. Honest: the most bits of evidence against a trainer that drops nobody, and how often one was said to
-drop somebody all the same. Then it uses each fourth or second file of one worker, from policy 30 on: policies until
+in policies' times. Honest: the most works of one worker that were passed over in a row by a trainer that drops nobody,
+and how often one was said to drop somebody all the same. Then it drops one worker, from policy 30 on: policies until
 that is told, "-" for not at all.
 """
 
@@ -38,7 +38,6 @@ LAGS: Mapping[str, dict[str, Any]] = {
     "0.5, a third": {"lags": [0.02, 0.1, 0.5] * 2},
     "1.0, a third": {"lags": [0.02, 0.1, 1.0] * 2},
     "1.0, all alike": {"lags": [1.0] * 6},
-    "0.5, one makes eight at once": {"lags": [0.5, 0.1, 0.25] * 2, "bursts": True},
     "0.02, one is always last": {"lags": [0.02] * 6, "held": 0.4},
 }
 
@@ -56,8 +55,7 @@ class Swarm:
     """Workers that make files as they can, validators, and the product's pool and book. lags: of each worker's files on
     their way to the trainer, at the most, in policies' times; surplus: files that are made for each that a batch takes;
     held: how long after a policy the next batch is composed, by which time all workers but the last have made theirs;
-    turns: whether starving workers come first; every: of the files of whom it drops the trainer uses each so many-th;
-    bursts: the first worker makes eight files at once at every fourth policy, which share their lag.
+    turns: whether starving workers come first.
     """
 
     def __init__(
@@ -68,11 +66,8 @@ class Swarm:
         keep: bool = True,
         held: float = 0.0,
         turns: bool = True,
-        every: int = 0,
-        bursts: bool = False,
     ) -> None:
-        self.held, self.turns, self.every, self.bursts = held, turns, every, bursts
-        self._turn = 0
+        self.held, self.turns = held, turns
         self.used: dict[int, set[bytes]] = {}
         self.random = random.Random(seed)  # noqa: S311 - nothing is secret here
         self.now = 0.0
@@ -109,13 +104,8 @@ class Swarm:
             self.book.heard(one, DueSigned(pool=1, step=step, works=works))
             self.now = heard
         accepted = sorted((self._at(number), number, index) for index in (0, 1) for number in range(len(self.nodes)))
-        if self.bursts:
-            one = [(accepted[0][0], 0, index) for index in range(8)] if step % 4 == 0 else []
-            accepted = sorted([*one, *(file for file in accepted if file[1])])
-        indices = dict.fromkeys(range(len(self.nodes)), 0)
-        for at, number, _ in accepted:
-            self._make(at, step, number, indices[number])
-            indices[number] += 1
+        for at, number, index in accepted:
+            self._make(at, step, number, index)
         if self.held:
             self.now += self.held
             selection = self._compose(step + 1, drops)
@@ -145,9 +135,7 @@ class Swarm:
         commitment = WorkCommitment(1, self.nodes[number], _announced(step).message.policy_root, index, root, 1)
         id = work_id(commitment)
         self.works[id], self.steps[id] = commitment, step
-        lag = self.random.random() if number or not self.bursts or not index else self._lag
-        self._lag = lag
-        self._coming.append((at + lag * self.lags[number], id))
+        self._coming.append((at + self.random.random() * self.lags[number], id))
         work: Any = SimpleNamespace(id=id, node=commitment.node, step=step, task=None, commitment=commitment)
         began, self.now = self.now, at
         self.book.accepted(work)
@@ -155,17 +143,13 @@ class Swarm:
 
     def _arrive(self, drops: Sequence[Address]) -> None:
         for _, id in [one for one in self._coming if one[0] <= self.now]:
-            if self.works[id].node not in drops or self._has_its_turn():
+            if self.works[id].node not in drops:
                 commitment, step = self.works[id], self.steps[id]
                 samples = (Sample(1, 0.0, 0.0, True), Sample(1, 1.0, 1.0, True))
                 lot = lot_of(1, commitment.policy_root, commitment.node, commitment.index)
                 origin = Origin(commitment, 9, b"", bytes(32), 1)
                 self.pool.add([Group((id, 0), step, (1, 2), samples, order=(step, lot), origin=origin)])
         self._coming = [one for one in self._coming if one[0] > self.now]
-
-    def _has_its_turn(self) -> bool:
-        self._turn += 1
-        return bool(self.every) and self._turn % self.every == 0
 
     def _used(self, id: bytes) -> UsedWork:
         of = self.works[id]
@@ -176,18 +160,17 @@ class Swarm:
         )  # fmt: skip
 
 
-def honest(seed: int, policies: int, how: Mapping[str, Any]) -> dict[str, Any]:
-    """The most bits against it, and policies at which somebody was said to be dropped."""
-    swarm, bits, told = Swarm(seed, **how), 0.0, 0
-    for _ in range(policies):
-        told += bool(swarm.policy())
-        bits = max([bits, *(share.bits for share in swarm.book._shares.values())])
-    return {"bits": round(bits, 1), "told": told}
+def honest(seed: int, policies: int, how: Mapping[str, Any]) -> dict[str, int]:
+    """The most works of one worker that were passed over in a row, and policies at which somebody was said to be
+    dropped."""
+    swarm = Swarm(seed, **how)
+    told = sum(bool(swarm.policy()) for _ in range(policies))
+    return {"in_a_row": swarm.book.longest, "told": told}
 
 
-def until_told(seed: int, policies: int, how: Mapping[str, Any], every: int) -> int | None:
+def until_told(seed: int, policies: int, how: Mapping[str, Any]) -> int | None:
     """Policies from the first file that is dropped."""
-    swarm = Swarm(seed, every=every, **how)
+    swarm = Swarm(seed, **how)
     for _ in range(BEFORE):
         swarm.policy()
     victim = swarm.nodes[VICTIM]
@@ -204,17 +187,16 @@ def main() -> None:
     lags = dict(list(LAGS.items())[:1]) if given.quick else LAGS
     least, most = (40, 40) if given.quick else (given.honest, given.policies)
     rows: list[dict[str, Any]] = []
-    print(f"{'lag':30} files made  bits  told honest  each fourth  each second")
+    print(f"{'lag':30} files made  in a row  told honest  told of the dropped one after")
     for name, how in lags.items():
         for surplus in SURPLUS:
             made = {**how, "surplus": surplus}
             calm = [honest(seed, least, made) for seed in seeds]
-            row: dict[str, Any] = {"lag": name, "surplus": surplus, "honest": calm}
-            row |= {str(every): [until_told(seed, most, made, every) for seed in seeds] for every in (4, 2)}
-            rows.append(row)
-            found = [", ".join("-" if one is None else str(one) for one in row[every]) for every in ("4", "2")]
-            bits, told = max(one["bits"] for one in calm), sum(one["told"] for one in calm)
-            print(f"{name:30} {surplus:10g}  {bits:4.1f}  {told:11}  {found[0]:>11}  {found[1]:>11}", flush=True)
+            after = [until_told(seed, most, made) for seed in seeds]
+            rows.append({"lag": name, "surplus": surplus, "honest": calm, "dropped": after})
+            found = ", ".join("-" if one is None else str(one) for one in after)
+            row, told = max(one["in_a_row"] for one in calm), sum(one["told"] for one in calm)
+            print(f"{name:30} {surplus:10g}  {row:8}  {told:11}  {found:>29}", flush=True)
     save(given.json, rows)
 
 

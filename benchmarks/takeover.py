@@ -52,7 +52,7 @@ LEADER, STANDBY = "trainer", "standby"
 CALM = "calm"
 
 
-ADDED = ("DueSigned", "StepReplayed", "StepJudged", "CheckpointOffered", "SilenceSigned")
+ADDED = ("DueSigned", "StepObjected", "StepJudged", "CheckpointOffered", "SilenceSigned")
 """Kinds of message that came with audits, standbys and the chair."""
 STATEMENT = 240
 """Bytes of an announcement that are the statement's."""

@@ -272,7 +272,7 @@ class AuditedPart(msgspec.Struct, frozen=True):
 
 
 class TrustPart(msgspec.Struct, frozen=True):
-    """Whether this node takes its trainer's word, and why not; refused: words of members that count for nothing, by message and
+    """Whether this node takes its trainer's word, and why not; refused: words that count for nothing, by message and
     why."""
 
     trusted: bool = True
@@ -294,7 +294,7 @@ class WorkerUsesPart(msgspec.Struct, frozen=True):
 
 
 class UsesPart(msgspec.Struct, frozen=True):
-    """dropped: workers whose due files the trainer leaves out, all or a part."""
+    """dropped: workers whose due files the trainer leaves out again and again."""
 
     workers: dict[str, WorkerUsesPart] = {}
     unread_manifests: int = 0
@@ -327,8 +327,7 @@ class AuditPart(msgspec.Struct, frozen=True):
 
 class ChairPart(msgspec.Struct, frozen=True):
     """Who leads, and how far this node's own replay is. until: end of the lease, unix seconds; standbys: in the order
-    of their turn; apart: what came out otherwise than its leader stated, empty if nothing did; told: proofs of replayed
-    steps; windows, certified: of policies with such proofs, and those of them that a quorum certified for pay."""
+    of their turn; apart: what came out otherwise than its leader stated, empty if nothing did."""
 
     term: int = 0
     holder: str = ""
@@ -341,9 +340,6 @@ class ChairPart(msgspec.Struct, frozen=True):
     replayed: int = 0
     equal: int = 0
     apart: str = ""
-    told: int = 0
-    windows: int = 0
-    certified: int = 0
 
 
 class SlashPart(msgspec.Struct, frozen=True):

@@ -153,9 +153,7 @@ def _chair(status: DaemonStatus) -> Iterator[str]:
     if not chair.leads and status.node.address in chair.standbys:
         place = chair.standbys.index(status.node.address) + 1
         apart = f"; apart: {chair.apart}" if chair.apart else ""
-        paid = f"; windows certified for pay: {chair.certified} of {chair.windows}"
-        told = f", told {chair.told}{paid}" if chair.told else ""
-        yield f"standby {place} of {len(chair.standbys)}: replayed {chair.replayed}, equal {chair.equal}{told}{apart}"
+        yield f"standby {place} of {len(chair.standbys)}: replayed {chair.replayed}, equal {chair.equal}{apart}"
 
 
 def wanted(status: DaemonStatus) -> Lines:

@@ -19,7 +19,6 @@ from protocol.run import RunSpec
 from protocol.statements import Accepted, Rechecked, Verdict, WorkCommitment, work_id
 
 EMPTY_ROOT = bytes(32)
-_STANDING = keccak(b"intellect-node standing v1")
 # Far beyond what a node makes in an epoch; it bounds how many signatures a stranger's blob makes us check.
 MAX_WORKS = 65_536
 """Works of one node in one epoch that a blob may name."""
@@ -78,17 +77,6 @@ def contribution_units(run: RunSpec, learnt: int) -> int:
     """What a contribution to a round is paid. learnt: tokens of text, or rollouts: of these as much as a policy that is
     learnt from so many."""
     return min(int(run.pay.training * learnt * run.rollout.max_output_tokens), 2**32 - 1) if run.seats else learnt
-
-
-def of_standing(run: RunSpec, pool: int, standby: Address, window: int, epoch: int) -> Accepted:
-    """A window of policies that a standby replayed. The id names no units: a window is one work."""
-    work = work_id(WorkCommitment(pool, standby, _STANDING, window, _STANDING, 0, epoch))
-    return Accepted(pool, standby, epoch, work, standing_units(run))
-
-
-def standing_units(run: RunSpec) -> int:
-    """What a standby is paid for a window."""
-    return min(int(run.audit.window * run.pay.standing * policy_units(run)), 2**32 - 1)
 
 
 def most_files(run: RunSpec) -> int:

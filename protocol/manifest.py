@@ -14,7 +14,7 @@ from eth_hash.auto import keccak
 
 from protocol.codec import decode_msgpack
 from protocol.errors import ProtocolError
-from protocol.identity import Address, address_bytes, address_from_bytes
+from protocol.identity import Address, address_from_bytes
 from protocol.lots import MAX_GROUPS
 from protocol.rollout import MAX_FILE_BYTES, MAX_REPORT_BYTES
 from protocol.statements import WorkCommitment, work_id
@@ -35,7 +35,6 @@ FED = 3
 """Batches without a work of a worker after which its next one goes first."""
 _ARITHMETIC = "intellect-node arithmetic v1"
 _STATE = "intellect-node state v1"
-_REPLAY = "intellect-node replay proof v1"
 _LOT = "intellect-node order of works v1"
 _SLOT = b"intellect-node policy statement v1"
 _STATEMENT = keccak(
@@ -371,23 +370,6 @@ def state_root(step: int, updates: int, consumed: Mapping[str, int], digests: It
     hasher.update(msgspec.msgpack.encode(sorted(consumed.items())))
     for name, digest in digests:
         hasher.update(len(name.encode()).to_bytes(4, "little") + name.encode() + digest)
-    return hasher.digest()
-
-
-def replay_key(statement: bytes, standby: Address) -> bytes:
-    """Under which a standby's proof that it holds the state of a statement (its hash) is made: another one's proof, or
-    that of another step, is under another key."""
-    return blake3(statement + address_bytes(standby), derive_key_context=_REPLAY).digest()
-
-
-def replay_proof(key: bytes, tensors: Iterable[tuple[str, int, Iterable[memoryview]]], threads: int = 1) -> bytes:
-    """32 bytes that only who holds a whole state can make. tensors: (name, size, bytes in parts) of weights and
-    moments, in order; the digests of a state root do not help, since every block here is hashed under the key."""
-    hasher = blake3(key=key, max_threads=threads)
-    for name, size, parts in tensors:
-        hasher.update(len(name.encode()).to_bytes(4, "little") + name.encode() + size.to_bytes(8, "little"))
-        for part in parts:
-            hasher.update(part)
     return hasher.digest()
 
 

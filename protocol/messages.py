@@ -223,17 +223,14 @@ class CheckpointOffered(_Message, frozen=True):
         return None if 0 <= self.term < 2**32 and 0 < self.step < 2**63 else "a number is out of range"
 
 
-class StepReplayed(_Message, frozen=True):
-    """A standby replayed the step that led to policy `step`. proof: 32 bytes (`manifest.replay_proof`) of the state
-    that this term's leader stated, which whoever audits the step can make, too; empty: it came to another state."""
+class StepObjected(_Message, frozen=True):
+    """A standby came to another state than this term's leader stated, in the step that led to policy `step`."""
 
     term: int
     step: int
-    proof: bytes
 
     def fault(self) -> str | None:
-        fine = len(self.proof) in (0, 32) and 0 <= self.term < 2**32 and 0 < self.step < 2**63
-        return None if fine else "the proof is not 32 bytes, or a number is out of range"
+        return None if 0 <= self.term < 2**32 and 0 < self.step < 2**63 else "a number is out of range"
 
 
 class RolloutCommitted(_Message, frozen=True):
@@ -600,7 +597,7 @@ Message = (
     Heartbeat
     | PolicyAnnounced
     | CheckpointOffered
-    | StepReplayed
+    | StepObjected
     | RolloutCommitted
     | ValidatorSaid
     | VerdictIssued

@@ -145,21 +145,19 @@ class Pay(Section, frozen=True):
 
     judging: units per output token of a group that a validator recomputed; judged_share: of one file at most this
     share of the groups is paid for, however many a validator looks at; training: units of a published policy, per
-    output token that its step can have at most, or of a trainer's contribution to a round, likewise; standing: of
-    that, the share for a standby that replayed a policy's step. 0 pays nothing.
+    output token that its step can have at most, or of a trainer's contribution to a round, likewise. 0 pays
+    nothing.
     """
 
     judging: float = 0.25
     judged_share: float = 0.5
     training: float = 0.1
-    standing: float = 0.5
 
     def rules(self) -> list[Rule]:
         return [
             ("pay.judging", 0 <= self.judging <= 1, "must be 0 to 1: judging costs less than generating"),
             ("pay.judged_share", 0 <= self.judged_share <= 1, "must be 0 to 1"),
             ("pay.training", 0 <= self.training <= 64, "must be 0 to 64 units per token of a step"),
-            ("pay.standing", 0 <= self.standing <= 1, "must be 0 to 1: replaying costs what the step cost"),
         ]
 
 

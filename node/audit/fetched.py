@@ -66,19 +66,8 @@ def audit_fetched(spool: Spool, order: StepOrder) -> Audit:
     settings = settings_for(order.claims[order.step].arithmetic)
     with replaying(spool, settings, _Fetched) as replayer:
         replayer.order = order
-        if order.base > order.step:
-            return _proofs(replayer, order)
         batch = partial(_batch, run, order)
-        return StepAudit(run, replayer, order.base, order.step, order.claims, batch, order.beyond, order.keys).run()
-
-
-def _proofs(replayer: Replayer, order: StepOrder) -> Audit:
-    """Of the stated state as a checkpoint holds it; no step is looked at. Raises MissingState."""
-    began = time.monotonic()
-    replayer.place(order.base)
-    found = {name: replayer.proof(key) for name, key in order.keys.items()}
-    own, claimed = replayer.arithmetic().name, order.claims[order.step].arithmetic.name
-    return Audit(order.step, own, claimed, (), (), {"proofs": round(time.monotonic() - began, 4)}, found)
+        return StepAudit(run, replayer, order.base, order.step, order.claims, batch, order.beyond).run()
 
 
 class _Fetched(Replayer):
@@ -128,8 +117,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 def _audit(spool: Spool) -> None:
     order = msgspec.msgpack.decode((spool.root / ORDER).read_bytes(), type=StepOrder)
-    if not order.keys:  # standbys' pay has a date
-        stand_back()
+    stand_back()
     if order.memory:
         # Over its bound it fails and says nothing, and the rest of this machine goes on.
         resource.setrlimit(resource.RLIMIT_DATA, (order.memory, order.memory))

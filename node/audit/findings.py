@@ -62,8 +62,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """own, claimed: names of the classes; differences: between them; seconds: by test, and of the claimed step; proofs:
-    of the stated state after it, by the names of the keys that were given, empty where that is not here."""
+    """own, claimed: names of the classes; differences: between them; seconds: by test, and of the claimed step."""
 
     step: int
     own: str
@@ -71,7 +70,6 @@ class Audit(msgspec.Struct, frozen=True):
     differences: tuple[str, ...]
     findings: tuple[Finding, ...]
     seconds: dict[str, float]
-    proofs: dict[str, bytes] = {}
 
     @property
     def broken(self) -> tuple[Finding, ...]:

@@ -20,9 +20,8 @@ ORDER, RESULT = "order.msgpack", "result.msgpack"
 class StepOrder(msgspec.Struct, frozen=True):
     """claims: of the steps from `base` to `step`, and on to the checkpoint `beyond` it, if that is not 0; manifests: by
     step; policies: announced roots, by step; blobs: files and reports, by root (hex); checkpoints: (card, tensors of
-    each rank), by step; memory: bytes that the child may have, 0 for no bound; keys: of standbys' proofs that are to be
-    made (`manifest.replay_key`), by address. One whose base is behind its step asks for these alone. Paths: of files
-    whose bytes nobody has looked at beyond their root."""
+    each rank), by step; memory: bytes that the child may have, 0 for no bound. Paths: of files whose
+    bytes nobody has looked at beyond their root."""
 
     run_root: bytes
     pool: int
@@ -35,7 +34,6 @@ class StepOrder(msgspec.Struct, frozen=True):
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]]
     memory: int = 0
     beyond: int = 0
-    keys: Mapping[str, bytes] = {}
 
 
 class Ruling(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from protocol.run import RunSpec
 
 class StepAudit:
     """claims: of the steps from the checkpoint `base` to `step`, and on to `beyond`; batch: makes that of a step, and
-    raises ProtocolError where a rule is broken; beyond: see `checkpoint_beyond`; keys: see `StepOrder`."""
+    raises ProtocolError where a rule is broken; beyond: see `checkpoint_beyond`."""
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class StepAudit:
         claims: Mapping[int, Claim],
         batch: Callable[[int], Batch],
         beyond: int = 0,
-        keys: Mapping[str, bytes] = {},
     ) -> None:
         self._run = run
         self._replayer = replayer
@@ -41,8 +40,6 @@ class StepAudit:
         self._claims, self._claim = claims, claims[step]
         self._batch = batch
         self._beyond = beyond
-        self._keys = keys
-        self._proofs: dict[str, bytes] = {}
         self._findings: list[Finding] = []
         self._seconds: dict[str, float] = {}
         own = replayer.arithmetic()
@@ -57,7 +54,7 @@ class StepAudit:
                 self._test(before, batches[self._step])
         name = self._claim.arithmetic.name
         found = tuple(self._findings)
-        return Audit(self._step, self._own.name, name, self._differences, found, self._seconds, self._proofs)
+        return Audit(self._step, self._own.name, name, self._differences, found, self._seconds)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -177,20 +174,11 @@ class StepAudit:
             return self._say("identity", Says.BROKEN, "the checkpoint after the step is not the state that was claimed")
         if roots.policy_root != self._claim.policy_root:
             return self._say("identity", Says.BROKEN, "the published policy is not the rounding of the state's weights")
-        self._prove()
         return self._replayer.state(self._step + 1)
-
-    def _prove(self) -> None:
-        """What standbys tell of the state that is held now, which is the stated one."""
-        # Once: the claimed state and a replay that comes to it have the same proofs.
-        if not self._proofs and self._keys:
-            with self._timed("proofs"):
-                self._proofs = {name: self._replayer.proof(key) for name, key in self._keys.items()}
 
     def _compare(self, found: Replayed, before: State, after: State | None) -> None:
         """Bit for bit in one class. In another one distance decides, where both sides compute in float32."""
         if found.state_root == self._claim.state_root and found.policy_root == self._claim.policy_root:
-            self._prove()
             return self._say("replay", Says.HOLDS, "the replay has the same state root and the same policy root")
         apart = {"distance": distance(self._replayer.state(self._step + 1), after, before)} if after else {}
         if not apart and not self._differences and self._both_float32 and self._beyond:

@@ -3,13 +3,13 @@
 A step is drawn by the secret that draws groups, so nobody knows beforehand who looks at what, and everybody can repeat
 the draw. What an audit takes is fetched from whoever has it; a child of low priority, bounded in time and memory,
 replays it. A verdict is in the journal before it is said. What cannot be decided is counted, and accuses nobody. Nodes
-without lots audit by hand only. What standbys are paid by is looked at beside all that, at once: their pay has a date.
+without lots audit by hand only.
 """
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -34,23 +34,16 @@ from node.services.tracing import Tracing
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Workplace
 from node.state.files import write_whole
-from node.swarm.standbys import Drawn, StandbyBook, held_back
+from node.swarm.facts import ObjectionRaised, PolicyFollowed, StepAccused
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
-from protocol.earnings import of_standing, standing_units
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.lots import LotPledge
-from protocol.manifest import (
-    MAX_MANIFEST_BYTES,
-    BatchManifest,
-    PolicyStatement,
-    decode_manifest,
-    replay_key,
-)
-from protocol.messages import MAX_DETAIL, CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepReplayed, of_kind
-from protocol.statements import Accepted, Outcome, sign, work_id
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, PolicyStatement, decode_manifest
+from protocol.messages import MAX_DETAIL, CheckpointOffered, Signed, StepJudged
+from protocol.statements import Outcome, sign, work_id
 
 log = structlog.get_logger()
 KIND = "step-verdict"
@@ -60,8 +53,6 @@ FETCH_TIMEOUT = 60.0
 POLL = 0.5
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
-SHOWN_PATIENCE = 2.0
-"""Likewise where it was held back: it was written long before."""
 FETCHERS = 8
 """Files and reports on their way at once."""
 NEXT_PATIENCE = 300.0
@@ -70,6 +61,8 @@ MOST_BYTES = 4 << 30
 """Of files and reports of one audit."""
 WAITING = 16
 _Found = tuple[Ruling | None, Audit | None]
+State = tuple[str, tuple[str, ...]]
+"""Paths of a checkpoint's card and of its files."""
 REFUTED = 2
 """Accusations of one member that this validator could not follow, after which it follows no more of them."""
 
@@ -89,40 +82,22 @@ class _Wanted(msgspec.Struct, frozen=True):
     accuser: Address | None = None
 
 
-class _Desk:
-    """Where one child at a time replays."""
-
-    def __init__(self, directory: Path) -> None:
-        self.spool = Spool(directory)
-        self.one = trio.Lock()
-
-
 class Auditing(Service):
-    """lots: this validator's, None for nodes that audit by hand only; directory: for the children; certify: is given
-    what standbys have earned, and when that was to be known, unix seconds."""
+    """lots: this validator's, None for nodes that audit by hand only; directory: for the children."""
 
     name = "auditing"
 
-    def __init__(
-        self,
-        station: Station,
-        lots: OwnLots | None,
-        directory: Path,
-        starter: Starter,
-        certify: Callable[[Accepted, float], object] = lambda _, at: None,
-    ) -> None:
-        self._certify = certify
-        self._standbys = StandbyBook(station.run.spec, station.jury.policies, station.membership.terms)
+    def __init__(self, station: Station, lots: OwnLots | None, directory: Path, starter: Starter) -> None:
         self._station = station
         self._lots = lots
-        # Two, since standbys' pay has a deadline and must not wait behind a long audit.
-        self._desk, self._standing_desk = _Desk(directory), _Desk(directory / "standing")
+        self._spool = Spool(directory)
+        self._replaying = trio.Lock()
+        """One child at a time: there is one directory, and its bound of memory is for one."""
         self._starter = starter
         self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
-        self._send_drawn, self._drawn = trio.open_memory_channel[tuple[Drawn, float]](WAITING)
         self._begun: Recent[bytes, None] = Recent(1024)
         self._send_dropped, self._dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](WAITING)
-        # Two desks may come to one step at a time, and the journal is asked and written in two visits.
+        # An audit and a count may come to one step at a time, and the journal is asked and written in two visits.
         self._speaking = trio.Lock()
         self._refuted: Counter[Address] = Counter()
         self.counts: Counter[str] = Counter()
@@ -133,8 +108,7 @@ class Auditing(Service):
         # Judging and tracing run already: they come before this service in `ROLES`.
         judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
         lots = judging.own_lots if judging is not None else None
-        certify = place.certifying.replayed if lots is not None else lambda _, at: None
-        found = cls(place.station, lots, place.directory / "audit", place.starter, certify)
+        found = cls(place.station, lots, place.directory / "audit", place.starter)
         tracing = next((one for one in place.crew.services if isinstance(one, Tracing)), None)
         if tracing is not None and lots is not None:
             tracing.on_dropped.append(found.drops)
@@ -143,12 +117,11 @@ class Auditing(Service):
         return found
 
     async def run(self) -> None:
-        self._station.jury.steps.accused.append(self._on_accused)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_accusations)
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
-                nursery.start_soon(self._hear_standbys)
-                nursery.start_soon(self._pay_standbys)
+                nursery.start_soon(self._hear_objections)
                 nursery.start_soon(self._say_dropped)
             async for wanted in self._wanted:
                 await self._judge(wanted)
@@ -157,9 +130,7 @@ class Auditing(Service):
         rate = self._station.jury.lots.steps_rate(self._station.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
-        proofs = {name: self.counts[f"proofs_{name}"] for name in ("late", "right", "wrong")}
-        own = {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided, "proofs": proofs}
-        return {"auditing": own}
+        return {"auditing": {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}}
 
     def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""
@@ -175,60 +146,33 @@ class Auditing(Service):
     # which steps
 
     async def _draw(self, lots: OwnLots) -> None:
-        async for signed in self._station.board.subscribe(PolicyAnnounced):
+        # A policy that is taken back is not audited any more: `_tried` finds that it is not announced here.
+        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
             while not lots.pledges:  # noqa: ASYNC110 - they are made at the start
                 await trio.sleep(0.1)
-            statement = signed.message.statement
-            if statement is None or statement.step < 1:
+            if policy.step < 1:
                 continue
-            pledge = lots.draws_step(statement.struct_hash, statement.step)
-            if pledge is not None or self._is_severed(signed):
-                self._want(_Wanted(statement, pledge))
+            pledge = lots.draws_step(policy.statement.struct_hash, policy.step)
+            if pledge is not None or self._is_severed(policy):
+                self._want(_Wanted(policy.statement, pledge))
 
-    def _is_severed(self, signed: Signed[PolicyAnnounced]) -> bool:
-        """Whether it goes on from another policy than the one that was announced before it. Its manifest breaks a rule
+    def _is_severed(self, policy: PolicyFollowed) -> bool:
+        """Whether it goes on from another policy than the one that is followed before it. Its manifest breaks a rule
         then, which one lot in eight would tell; every step after it is as its own parent and state say."""
-        policies, step = self._station.jury.policies, signed.message.step
-        policies.announce(signed)  # the jury may not have got that far
-        followed, before = policies.of_step(step), policies.of_step(step - 1)
-        if followed is None or followed.message != signed.message:
-            return False  # a standby's invention: it would crowd out the others that wait
-        return before is not None and before.message.policy_root != signed.message.parent
+        before = self._station.jury.policies.of_step(policy.step - 1)
+        return before is not None and before.root != policy.message.parent
 
-    async def _hear_standbys(self) -> None:
-        """All validators audit the same policy of a window, so that a quorum may come to what a standby told; and a
-        step that a standby came out of otherwise."""
-        policies, paid = self._station.jury.policies, standing_units(self._station.run.spec) > 0
-        async for signed in self._station.board.subscribe(PolicyAnnounced, CheckpointOffered, StepReplayed):
-            if isinstance(signed.message, PolicyAnnounced):
-                policies.announce(of_kind(signed, PolicyAnnounced))  # the jury may not have got that far
-            elif isinstance(signed.message, CheckpointOffered):
-                self._standbys.offered(signed.message.step)
-            elif signed.message.proof:
-                self.counts["proofs_late"] += not self._standbys.told(of_kind(signed, StepReplayed))
-            else:
-                self._on_objection(signed.author, of_kind(signed, StepReplayed).message)
-            for drawn in self._standbys.draw() if paid else ():
-                if self._station.jury.lots.steps_rate(self._station.key.address):
-                    self._send_in_time(drawn)
+    async def _hear_objections(self) -> None:
+        async for one in self._station.jury.facts.subscribe(ObjectionRaised):
+            announced = self._station.jury.policies.of_step(one.message.step)
+            if announced is not None and announced.author != one.author:
+                self._look_into(announced.statement, one.author)
 
-    def _send_in_time(self, drawn: Drawn) -> None:
-        try:
-            self._send_drawn.send_nowait((drawn, self._station.time.now()))
-        except trio.WouldBlock:
-            self.counts["skipped"] += 1
-
-    def _on_accused(self, signed: Signed[StepJudged]) -> None:
+    async def _hear_accusations(self) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
-        if signed.message.reason != Reason.LEFT_OUT:  # no replay tells that: each validator counts for itself
-            self._look_into(signed.message.statement, signed.author)
-
-    def _on_objection(self, standby: Address, said: StepReplayed) -> None:
-        announced = self._station.jury.policies.of_step(said.step)
-        if announced is None or announced.author == standby or announced.message.term != said.term:
-            return
-        if standby in self._station.membership.terms.trainers and announced.message.statement is not None:
-            self._look_into(announced.message.statement, standby)
+        async for one in self._station.jury.facts.subscribe(StepAccused):
+            if one.message.reason != Reason.LEFT_OUT:  # no replay tells that: each validator counts for itself
+                self._look_into(one.message.statement, one.author)
 
     def _look_into(self, statement: PolicyStatement, accuser: Address) -> None:
         """One that accuses in vain is heeded a few times."""
@@ -276,10 +220,10 @@ class Auditing(Service):
         # The same signed word again: it may have been lost, and a new one could differ.
         if known is not None:
             return await self._station.board.post_raw(known)
-        found = await self._tried(wanted.statement, lambda: self._audited(wanted.statement, NEXT_PATIENCE))
+        found = await self._tried(wanted.statement)
         return await self._conclude(wanted, *found) if found is not None else None
 
-    async def _tried(self, statement: PolicyStatement, look: Callable[[], Awaitable[_Found]]) -> _Found | None:
+    async def _tried(self, statement: PolicyStatement) -> _Found | None:
         """What an audit finds; None, and why, where it cannot be made."""
         if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
             return None
@@ -287,7 +231,7 @@ class Auditing(Service):
             # An accuser names the statement. What is replayed must be the one that was announced here.
             if self._statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
-            return await look()
+            return await self._audited(statement, NEXT_PATIENCE)
         except (IntellectError, OSError) as error:  # a full disk passes
             why = error.why if isinstance(error, IntellectError) else str(error)
             self.counts["undecided"] += 1
@@ -304,49 +248,6 @@ class Auditing(Service):
             return self._want_earlier(audit)
         self.counts["held" if ruled.outcome == Outcome.ACCEPT else "bad"] += 1
         return await self._say(wanted, ruled, audit.own if audit else "")
-
-    # what standbys are paid by
-
-    async def _pay_standbys(self) -> None:
-        async for drawn, at in self._drawn:
-            found = await self._tried(drawn.statement, lambda drawn=drawn: self._stood(drawn))
-            if found is not None and found[1] is not None:
-                self._pay(drawn, found[1], at)
-                log.info("standing.audited", step=drawn.statement.step, seconds=self._station.time.now() - at)
-
-    async def _stood(self, drawn: Drawn) -> _Found:
-        """With the proofs that those who replayed the drawn policy told: from its checkpoint, where that is offered,
-        else from a replay, which is an audit as any."""
-        step = drawn.statement.step - 1
-        keys: dict[str, bytes] = {one: replay_key(drawn.statement.struct_hash, one) for one in drawn.told}
-        await wait_until(lambda: step + 1 in self._offered(), SHOWN_PATIENCE, POLL)
-        wanted, name = _Wanted(drawn.statement), drawn.statement.struct_hash
-        if step + 1 in self._offered():
-            with suppress(IntellectError):  # what cannot be had can be made
-                found = await self._look_at_state(step, keys)
-                # The state alone tells nothing of the step, which is audited as any that is drawn.
-                self._want(wanted)
-                return found
-        ruled, audit = await self._look(step, keys=keys, desk=self._standing_desk)
-        if ruled is None:
-            self._want(wanted)  # which has the time to wait for more
-        # This replay was an audit of the step, too: what it found is said, and no second one is made.
-        elif name not in self._begun:
-            self._begun[name] = None
-            await self._conclude(wanted, ruled, audit)
-        return ruled, audit
-
-    def _pay(self, drawn: Drawn, audit: Audit, at: float) -> None:
-        """Certify the window of each standby that told what came out here. An audit that did not come to the stated
-        state tells of nobody's."""
-        for standby, told in drawn.told.items() if audit.proofs else ():
-            right = audit.proofs.get(standby) == told
-            self.counts["proofs_right" if right else "proofs_wrong"] += 1
-            if right:
-                spec, pool = self._station.run.spec, self._station.pool
-                self._certify(of_standing(spec, pool, standby, drawn.window, drawn.epoch), at)
-            else:
-                log.warning("standby.told_another_state", standby=standby, step=drawn.statement.step)
 
     async def _say(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
         """Unless something is said of the step already: two words on one are two lies."""
@@ -394,44 +295,29 @@ class Auditing(Service):
     async def _audited(self, statement: PolicyStatement, patience: float = 0.0) -> _Found:
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
         patience: seconds for a later checkpoint, where it takes that."""
-        step, back = statement.step - 1, held_back(self._station.run.spec, self._station.membership.terms)
-        await wait_until(lambda: self._station.jury.policies.newest_step >= statement.step + back, patience, POLL)
+        step = statement.step - 1
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await wait_until(lambda: step + 1 in self._offered(), SHOWN_PATIENCE if back else CHECKPOINT_PATIENCE, POLL)
+        await wait_until(lambda: self._offers(step + 1), CHECKPOINT_PATIENCE, POLL)
         ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
-            await wait_until(lambda: any(at > step for at in self._offered()), patience, POLL)
+            await wait_until(lambda: any(at > step and self._offers(at) for at in self._offered()), patience, POLL)
             if beyond := checkpoint_beyond(step, self._offered()):
                 ruled, audit = await self._look(step, beyond)
         return ruled, audit
 
-    async def _look(
-        self, step: int, beyond: int = 0, keys: Mapping[str, bytes] = {}, desk: _Desk | None = None
-    ) -> _Found:
-        desk = desk or self._desk
-        async with desk.one:
+    async def _look(self, step: int, beyond: int = 0) -> _Found:
+        async with self._replaying:
             with ExitStack() as held:
                 order, named = await self._gather(step, beyond, held)
-                order = msgspec.structs.replace(order, keys=keys)
                 fault = self._misnamed(named)
                 if fault is not None:
                     return Ruling(Outcome.REJECT, Reason.RULE, fault), None
-                audit = await self._replay(order, desk.spool)
+                audit = await self._replay(order)
         return ruling(audit), audit
 
-    async def _look_at_state(self, step: int, keys: Mapping[str, bytes]) -> _Found:
-        """The proofs alone, from the checkpoint after a step."""
-        async with self._standing_desk.one:
-            with ExitStack() as held:
-                _, named = await self._fetch_manifest(step, held)
-                states = {step + 1: await self._fetch_state(self._offered()[step + 1], held)}
-                claims, where = {step: self._claim(step, named)}, (self._station.run.root, self._station.pool)
-                order = StepOrder(*where, step, step + 1, claims, {}, {}, {}, states, 2 * self._memory, keys=keys)
-                return None, await self._replay(order, self._standing_desk.spool)
-
-    async def _replay(self, order: StepOrder, spool: Spool) -> Audit:
+    async def _replay(self, order: StepOrder) -> Audit:
         """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
-        run = self._station.run
+        run, spool = self._station.run, self._spool
         await trio.to_thread.run_sync(spool.prepare, run.encoded, run.assets)
         # The directory is used again: an older result would be read where this child writes none.
         (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
@@ -449,31 +335,34 @@ class Auditing(Service):
                 await end_child(child)
         found = await trio.to_thread.run_sync(read_result, spool.root)
         if found is None:
-            raise Unavailable(await trio.to_thread.run_sync(self._given_up, spool))
+            raise Unavailable(await trio.to_thread.run_sync(self._given_up))
         return found
 
-    def _given_up(self, spool: Spool) -> str:
+    def _given_up(self) -> str:
         try:
-            return str(msgspec.json.decode(spool.error_path.read_bytes(), type=dict[str, str])["why"])
+            return str(msgspec.json.decode(self._spool.error_path.read_bytes(), type=dict[str, str])["why"])
         except (OSError, KeyError, *UNREADABLE):
             return f"the replay did not end within {AUDIT_SECONDS:g} s, or not with the memory that it may have"
 
     # what an audit takes
 
-    def _announced(self, step: int) -> Signed[PolicyAnnounced]:
+    def _announced(self, step: int) -> PolicyFollowed:
         found = self._station.jury.policies.of_step(step)
         if found is None:
             raise Unavailable(f"this node has not heard of policy {step}, or has forgotten it")
         return found
 
     def _statement(self, step: int) -> PolicyStatement:
-        statement = self._announced(step).message.statement
-        if statement is None:
-            raise Unavailable(f"policy {step} was announced without a statement")
-        return statement
+        return self._announced(step).statement
 
-    def _offered(self) -> dict[int, CheckpointOffered]:
-        return {one.message.step: one.message for one in self._station.board.messages(CheckpointOffered)}
+    def _offered(self) -> dict[int, list[Signed[CheckpointOffered]]]:
+        """By step, the leader's first. Whoever else has a state offers it too; the bytes say whether it is that."""
+        return self._station.jury.checkpoints.of(self._station.membership.trainer)
+
+    def _offers(self, step: int) -> bool:
+        """Whether the leader offers the state of a step: nobody else's word ends the wait for it."""
+        leader = self._station.membership.trainer
+        return any(one.author == leader for one in self._offered().get(step, ()))
 
     async def _fetch(self, root: bytes, size: int, held: ExitStack, first: Iterable[Address] = ()) -> Path:
         # Before it is fetched: the store may make room at any moment.
@@ -485,16 +374,16 @@ class Auditing(Service):
     async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
         IntellectError."""
-        offered = self._offered()
-        base = max((at for at in offered if at <= step), default=0)
-        if step - base > MOST_REPLAYED:
-            raise Unavailable(f"the newest checkpoint before step {step} is of step {base}")
+        base, states = await self._fetch_base(step, held)
         manifests: dict[int, str] = {}
         named: dict[int, BatchManifest] = {}
         for at in range(base, beyond or step + 1):
             manifests[at], named[at] = await self._fetch_manifest(at, held)
         blobs = await self._fetch_blobs(list(named.values()), held)
-        states = {at: await self._fetch_state(offered[at], held) for at in (base, step + 1, beyond) if at in offered}
+        for at in (step + 1, beyond):
+            # Without the state after a step less is told; that one cannot be had ends no audit.
+            if at and (state := await self._fetch_state(at, held)) is not None:
+                states[at] = state
         claims = {at: self._claim(at, named[at]) for at in named}
         clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
@@ -538,18 +427,35 @@ class Auditing(Service):
             raise failed[0]
         return found
 
-    async def _fetch_state(self, offer: CheckpointOffered, held: ExitStack) -> tuple[str, tuple[str, ...]]:
+    async def _fetch_base(self, step: int, held: ExitStack) -> tuple[int, dict[int, State]]:
+        """The state from which a step is replayed: the newest that can be had, the leader's before others'. Policy 0's
+        follows from the model. Raises Unavailable."""
+        offered = [at for at in self._offered() if at <= step]
+        for at in sorted(offered, key=lambda at: (self._offers(at), at), reverse=True):
+            if step - at <= MOST_REPLAYED and (state := await self._fetch_state(at, held)) is not None:
+                return at, {at: state}
+        if step > MOST_REPLAYED:
+            raise Unavailable(f"no checkpoint of the {MOST_REPLAYED} steps before step {step} can be had")
+        return 0, {}
+
+    async def _fetch_state(self, step: int, held: ExitStack) -> State | None:
+        """Of a step, from the first of those who offer it that has it; None where nobody has."""
         spec = self._station.run.spec
-        path, _, files = await fetch_checkpoint(lambda root, size: self._fetch(root, size, held), offer, spec)
-        return str(path), tuple(map(str, files))
+        for offer in self._offered().get(step, ()):
+            try:
+                path, _, files = await fetch_checkpoint(
+                    lambda root, size: self._fetch(root, size, held), offer.message, spec
+                )
+                return str(path), tuple(map(str, files))
+            except IntellectError as error:
+                log.info("checkpoint.not_had", step=step, by=offer.author, why=error.why)
+        return None
 
     def _claim(self, step: int, manifest: BatchManifest) -> Claim:
         """What was stated of the step, and by which arithmetic; the state before policy 0 follows from the model."""
         before, after = self._announced(step), self._statement(step + 1)
-        stated = before.message.statement
-        state = stated.state_root if stated is not None else manifest.state
-        parent = before.message.policy_root
-        return Claim(step, parent, state, after.policy_root, after.state_root, manifest.arithmetic)
+        stated = before.message.state_root
+        return Claim(step, before.root, stated, after.policy_root, after.state_root, manifest.arithmetic)
 
     def _misnamed(self, manifest: BatchManifest) -> str | None:
         """A report that is not the one that its author's verdict names, as far as this node heard that."""

@@ -85,7 +85,6 @@ class Certifying(Service):
         self._steps = self._most_steps
         self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
         self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
-        self._standing: list[tuple[Accepted, float]] = []
         self.certified = 0
         station.jury.register.follow(self._wait_for)
 
@@ -111,8 +110,7 @@ class Certifying(Service):
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
-        replayed, self._standing = self._standing, []
-        await self._sign([(one, None) for one in found + self._trained()] + replayed)
+        await self._sign([(one, None) for one in found + self._trained()])
         await self._sign([(one.statement, one.at) for one in self._to_be_paid()])
 
     def claims(self) -> list[list[Claim]]:
@@ -125,12 +123,6 @@ class Certifying(Service):
         """Nothing speaks against these."""
         for claim in claims:
             self._shown.setdefault(claim.validator, Recent(WAITING))[claim.work.id] = claim
-
-    def replayed(self, statement: Accepted, at: float) -> None:
-        """An audit came to the state that a standby told of a window's drawn policy. at: when the lot was told, unix
-        seconds: all that counts was said by then, so an audit may take its time as long as no table covers the epoch.
-        """
-        self._standing.append((statement, at))
 
     async def answer(self, lacking: Sequence[Accepted]) -> None:
         """A node shows works without this validator's certificate: say it again, or sign what was accepted before a

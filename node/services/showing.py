@@ -17,7 +17,6 @@ from node.services.base import Service
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
-from node.swarm.standbys import audited_back, held_back
 from node.training.spool import Spool
 from protocol.blobs import BlobInfo
 from protocol.errors import IntellectError
@@ -28,8 +27,8 @@ log = structlog.get_logger()
 POLL = 0.5
 SHARE = 2
 """Checkpoints take one part in so many of the store: the rest is for policies, which nobody can do without."""
-STANDS_STILL = 300.0
-"""Seconds after which a checkpoint that is held back is offered all the same."""
+BEHIND = 4
+"""Policies that come while an auditor, which does one audit after the other, fetches what the next one takes."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -53,8 +52,6 @@ class Showing(Service):
         self._workshop = workshop
         self._offered: dict[int, int] = {}
         """Step -> bytes of its checkpoint; 0 for one that found no room."""
-        self._unsaid: dict[int, tuple[BlobInfo, float]] = {}
-        """Those that are not told of yet, and since when they could be."""
         self._gone: set[int] = set()
         """Those that the learner has deleted, and audits may need."""
         self._pinned: dict[tuple[str, int], tuple[bytes, ...]] = {}
@@ -73,28 +70,19 @@ class Showing(Service):
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
-        newest, held = self._station.jury.policies.newest_step, self._held_back
+        newest = self._station.jury.policies.newest_step
         for step in self._gone & set(kept):
             self._let_go(step)  # made anew, in a later term
         self._gone |= self._offered.keys() - set(kept)
-        audited = newest - audited_back(self._station.run.spec, self._station.membership.terms)
         for step in sorted(self._gone):
             # What is audited is replayed from the last one before it.
-            if min((at for at, size in self._offered.items() if size and at > step), default=newest + 1) <= audited:
+            later = min((at for at, size in self._offered.items() if size and at > step), default=newest + 1)
+            if later <= newest - BEHIND:
                 self._let_go(step)
         for step in kept:
             if step not in self._offered:
                 await self._offer(step)
-        over = newest >= self._station.run.spec.recipe.steps
-        for step, (named, since) in list(self._unsaid.items()):
-            # A swarm that stands still must not keep a standby from its state.
-            if over or step + held <= newest or self._station.clock.monotonic() - since > STANDS_STILL:
-                await self._say(step, named)
         await self._keep_what_replays(min(self._offered, default=0))
-
-    @property
-    def _held_back(self) -> int:
-        return held_back(self._station.run.spec, self._station.membership.terms)
 
     def status(self) -> dict[str, Any]:
         shown = {str(step): size for step, size in sorted(self._offered.items()) if size}
@@ -125,14 +113,11 @@ class Showing(Service):
             return
         self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
         self._offered[step] = size
-        self._unsaid[step] = named, self._station.clock.monotonic()
-        if not self._held_back:
-            await self._say(step, named)
+        await self._say(step, named)
 
     def _let_go(self, step: int) -> None:
         del self._offered[step]
         self._gone.discard(step)
-        self._unsaid.pop(step, None)
         self._unpin("checkpoint", step)
 
     def _make_room(self, size: int) -> None:
@@ -146,7 +131,6 @@ class Showing(Service):
                 self._station.progress.trouble(f"checkpoint {step} is let go: {why}: give it more disk, or write fewer")
 
     async def _say(self, step: int, named: BlobInfo) -> None:
-        del self._unsaid[step]
         term = self._station.membership.terms.of(step).number
         said = CheckpointOffered(pool=self._station.pool, term=term, step=step, root=named.root, size=named.size)
         await self._station.board.post(said)

@@ -33,7 +33,7 @@ from protocol.messages import (
     RolloutCommitted,
     SilenceSigned,
     StepJudged,
-    StepReplayed,
+    StepObjected,
     TaskClaimed,
     TaskOffered,
     ValidatorSaid,
@@ -156,7 +156,7 @@ def _checkpoint(known: Known, author: Address, message: CheckpointOffered) -> Ad
     return _told(known.is_followed(message.term, message.step))
 
 
-def _objection(known: Known, author: Address, message: StepReplayed) -> Admission:
+def _objection(known: Known, author: Address, message: StepObjected) -> Admission:
     return _told(known.is_followed(message.term, message.step))
 
 
@@ -181,7 +181,7 @@ COUNTS: Mapping[type[Message], Count] = {
     CheckpointOffered: Count(
         Office.TRAINER, ("term", "step", "root"), Second.IGNORED, Moves.OWN, _checkpoint
     ),  # all are tried, the leader's first
-    StepReplayed: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, _objection),
+    StepObjected: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, _objection),
     RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, _always),  # by slot: `Register`
     ValidatorSaid: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, _always),  # seals: the first binds
     VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, _always),

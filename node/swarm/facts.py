@@ -28,7 +28,7 @@ from protocol.messages import (
     PolicyAnnounced,
     SilenceSigned,
     StepJudged,
-    StepReplayed,
+    StepObjected,
     VerdictIssued,
     VerdictRechecked,
 )
@@ -112,10 +112,10 @@ class CheckpointOf(Fact, frozen=True):
     lasting: ClassVar[bool] = True
 
 
-class StepObjected(Fact, frozen=True):
+class ObjectionRaised(Fact, frozen=True):
     """A standby came to another state than the followed policy's."""
 
-    message: StepReplayed
+    message: StepObjected
 
 
 class StepAccused(Fact, frozen=True):

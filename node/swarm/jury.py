@@ -35,7 +35,7 @@ from protocol.messages import (
     Signed,
     SilenceSigned,
     StepJudged,
-    StepReplayed,
+    StepObjected,
     TaskClaimed,
     TaskOffered,
     ValidatorSaid,
@@ -92,7 +92,7 @@ class Jury:
         """Listen until cancelled."""
         await self._recall()
         lines = (
-            self._board.subscribe(PolicyAnnounced, TaskOffered, CheckpointOffered, StepReplayed),
+            self._board.subscribe(PolicyAnnounced, TaskOffered, CheckpointOffered, StepObjected),
             self._board.subscribe(TaskClaimed, RolloutCommitted, CertificatesShown, CheckRequested),
             self._board.subscribe(Heartbeat),
             # In the order in which they came: a seal that is read after another's verdict looks like a copier's.

@@ -29,7 +29,7 @@ from protocol.messages import (
     Seal,
     SilenceSigned,
     StepJudged,
-    StepReplayed,
+    StepObjected,
     TaskClaimed,
     TaskOffered,
     ValidatorSaid,
@@ -50,7 +50,7 @@ RULES: Mapping[type[Message], Rule] = {
     Heartbeat: Rule(1, 4.0, 40.0),  # one in two seconds, fewer in a large pool; the newest is kept
     PolicyAnnounced: Rule(64, 1.0, 64.0),  # one a step; a restart says the newest again
     CheckpointOffered: Rule(64, 1.0, 64.0),  # one a checkpoint; a restart offers those kept again
-    StepReplayed: Rule(64, 1.0, 64.0),  # one a step; a restart says the newest again
+    StepObjected: Rule(16, 0.5, 16.0),  # one in a term: who objects follows no further
     RolloutCommitted: Rule(256, 2.0, 128.0),  # a few dozen in 240 s; a restart says the last 16 again
     ValidatorSaid: Rule(1024, 15.0, 512.0),  # four a second of a busy one
     VerdictIssued: Rule(1024, 15.0, 512.0),  # everybody's files: of a hundred workers twelve a second

@@ -3,12 +3,9 @@
 A work is due for a step if a quorum of validators signed that they held it accepted when they heard of the policy
 before (`DueSigned`): the trainer composes a batch one step ahead. What is due, fresher than something that was used,
 and not used, was left out: manifest and cuts show it to anybody. One such work is no fault, since a file may be lost on
-its way to the trainer. So many of one worker, batch after batch, are (`dropped`), and so is a share of its works that
-is far above other workers'. Pure.
+its way to the trainer. So many of one worker, batch after batch, are (`dropped`). Pure.
 """
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -31,20 +28,6 @@ TOLD = 16
 IN_A_ROW, BATCHES = 4, 3
 """Due works of one worker that a trainer passes over, and in so many batches, with none of its works used in between,
 until validators say that it drops that worker."""
-LATE = 2
-"""Batches after which a work that was passed over, and still is not used, counts as passed over."""
-HONEST = 0.15
-"""Of a worker's due works that share an honest trainer passes over at the most, where files reach it within half of a
-policy's time."""
-OTHERS, LENIENCE, FEWEST = 5, 1.5, 8
-"""Or so many times the share that a fifth of the other workers have: what hits many is no choice. Of workers that were
-in so many batches; a share is a mean over the last REMEMBERED."""
-REMEMBERED = 32
-BITS = 16.0
-"""Evidence that a trainer drops a part of a worker's works. An honest one comes to it once in 2^16 batches or more for
-each worker: each batch is a bet on its share that is fair if HONEST is the mean, however works of one batch hang
-together. What is above this by MOST_BITS is not counted."""
-MOST_BITS = 8.0
 MARGIN = 4
 """One part in so many of the time between two policies, or MOST_MARGIN seconds: a work that was accepted so shortly
 before a policy is named at the next one. The trainer composes a batch at the same moment, and must have fetched it."""
@@ -86,32 +69,6 @@ class _Passed(msgspec.Struct, gc=False):
 
     works: Recent[WorkId, None]
     batches: Recent[int, None]
-
-
-class _Met(msgspec.Struct, gc=False):
-    """A work that a batch used, or could have."""
-
-    node: Address
-    used: bool
-
-
-class _Share(msgspec.Struct, gc=False):
-    """Of one worker: the mean share of works that were passed over, in how many batches; the evidence, and the shares'
-    sum and number since there was none."""
-
-    mean: float = 0.0
-    batches: int = 0
-    bits: float = 0.0
-    passed: float = 0.0
-    since: int = 0
-
-    def add(self, passed: float, honest: float) -> None:
-        """honest: the share that is none's fault. Twice as much of the rest is what a trainer that drops half uses."""
-        self.batches += 1
-        self.mean += (passed - self.mean) / min(self.batches, REMEMBERED)
-        gained = self.bits + passed * math.log2((1 + honest) / (2 * honest)) - (1 - passed)
-        self.bits = min(max(gained, 0.0), BITS + MOST_BITS)
-        self.since, self.passed = (self.since + 1, self.passed + passed) if self.bits else (0, 0.0)
 
 
 class _Waiting(msgspec.Struct, frozen=True):
@@ -156,10 +113,6 @@ class UseBook:
         self._passed: Recent[Address, _Passed] = Recent(MOST_WORKERS)
         self._fed: Recent[Address, int] = Recent(MOST_WORKERS, refresh=True)
         """The newest step whose batch named a work of a worker."""
-        self._met: Recent[WorkId, _Met] = Recent(KEPT)
-        self._open: defaultdict[int, list[WorkId]] = defaultdict(list)
-        """Step -> works that its batch met first, of the last LATE batches."""
-        self._shares: Recent[Address, _Share] = Recent(MOST_WORKERS)
         self._first: int | None = None
         """The first step of which a manifest was seen."""
         self.longest = 0
@@ -203,15 +156,11 @@ class UseBook:
         """A manifest of the trainer's; each once, in the order of steps."""
         for used in batch.works:
             self._used(used.name(pool), used)
-            if self._is_member(used.author):
-                self._meet(batch.step, used.name(pool), used.author, used=True)
         # It asks `_fed`, which must not know this batch before the works that were passed over are noted.
         starving = self._starving(batch.step)
         # Works are in order, so the first of each worker remains.
         ahead = {used.author: used.name(pool) for used in reversed(batch.works) if starving(used.author)}
         self._pass_over(pool, batch, set(ahead.values()), starving)
-        for step in sorted(step for step in self._open if step <= batch.step - LATE):
-            self._weigh(self._open.pop(step))
         for used in batch.works:
             self._fed[used.author] = batch.step
         # Not what came first because its worker is starving: older than all others, it would make those look left out.
@@ -257,32 +206,6 @@ class UseBook:
                 passed = self._passed.setdefault(one.node, _Passed(Recent(KEPT_PASSED), Recent(KEPT_PASSED)))
                 passed.works[id] = passed.batches[batch.step] = None
                 self.longest = max(self.longest, len(passed.works))
-                self._meet(batch.step, id, one.node, used=False)
-
-    def _meet(self, step: int, id: WorkId, node: Address, *, used: bool) -> None:
-        met = self._met.get(id)
-        if met is None:
-            self._met[id] = _Met(node, used)
-            self._open[step].append(id)
-        else:
-            met.used |= used
-
-    def _weigh(self, ids: Iterable[WorkId]) -> None:
-        """The share of each worker's works of one batch that were passed over, beside the other workers'."""
-        passed: defaultdict[Address, list[bool]] = defaultdict(list)
-        for met in (self._met[id] for id in ids if id in self._met):
-            passed[met.node].append(not met.used)
-        known = {node: share.mean for node, share in self._shares.items() if share.batches >= FEWEST}
-        in_order = sorted(known, key=lambda node: -known[node])
-        for node, found in passed.items():
-            others = len(in_order) - (node in known)
-            if others == 0 and node in known:
-                continue  # with one worker there is nothing to choose from
-            place = max(math.ceil(others / OTHERS) - 1, 0)
-            beside = [one for one in in_order[: place + 2] if one != node]
-            usual = known[beside[place]] if beside else 0.0
-            share = self._shares.setdefault(node, _Share())
-            share.add(sum(found) / len(found), min(max(HONEST, LENIENCE * usual), 0.9))
 
     def _starving(self, step: int) -> Callable[[Address], bool]:
         """Of which workers the last batches before a step named nothing; of none for who has not seen them all, and
@@ -292,25 +215,17 @@ class UseBook:
         return lambda who: seen and self._fed.get(who, -1) < step - FED
 
     def dropped(self) -> Mapping[Address, str]:
-        """Workers that this trainer drops, wholly or in part, and how, in words. One whose works come too late now and
-        then is none of them: others of it are used in between."""
-        wholly = {
+        """Workers that this trainer drops, and how, in words. One whose works come too late now and then is none of
+        them: others of it are used in between."""
+        return {
             node: f"{len(one.works)} of {node} in a row"
             for node, one in self._passed.items()
             if len(one.works) >= IN_A_ROW and len(one.batches) >= BATCHES
         }
-        partly = {
-            node: f"{share.passed / share.since:.0%} of {node} in {share.since} batches"
-            for node, share in self._shares.items()
-            if share.bits >= BITS
-        }
-        return partly | wholly
 
     def begin_term(self) -> None:
         """Another one leads, which starts with a clean record."""
         self._passed.clear()
-        self._shares.clear()
-        self._open.clear()
 
     def _used(self, id: WorkId, used: UsedWork) -> None:
         self._passed.pop(used.author, None)
@@ -340,11 +255,9 @@ class UseBook:
 
     def status(self) -> dict[str, Any]:
         """workers: by address; left_out: the newest works, with the validators whose cuts show it; passed_over: due
-        works in a row, by worker, and longest, the most of them; passed_share: of all of a worker's, lately; dropped:
-        workers for which either is too many."""
+        works in a row, by worker, and longest, the most of them; dropped: workers for which that is too many."""
         passed = {node: len(one.works) for node, one in self._passed.items()}
-        shares = {node: round(one.mean, 3) for node, one in self._shares.items()}
-        told = {"passed_over": passed, "longest": self.longest, "passed_share": shares, "dropped": list(self.dropped())}
+        told = {"passed_over": passed, "longest": self.longest, "dropped": list(self.dropped())}
         workers = {node: msgspec.structs.asdict(uses) for node, uses in self.workers.items()}
         left_out = [msgspec.structs.asdict(one) for one in self._left.values()]
         return {"workers": workers, "left_out": left_out, **told}

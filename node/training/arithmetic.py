@@ -17,7 +17,7 @@ from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import whole
 from node.training.world import World, compute_dtype
-from protocol.manifest import Arithmetic, replay_proof, state_root
+from protocol.manifest import Arithmetic, state_root
 
 LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
 """Variables that make the libraries below torch use fewer instructions than the processor has."""
@@ -59,12 +59,6 @@ def state_root_of(learner: Learner, world: World, step: int, consumed: Mapping[s
     # The condition stands behind the loop: all ranks take part in gathering each tensor, and the first alone hashes it.
     digests = ((name, digest(tensor)) for name, tensor in _tensors(learner) if world.first)
     return state_root(step, learner.updates, consumed, digests)
-
-
-def replay_proof_of(learner: Learner, world: World, key: bytes) -> bytes:
-    """That this learner holds its state. All ranks take part; only the first one's counts."""
-    each = ((name, tensor.nbytes, stretches(tensor)) for name, tensor in _tensors(learner) if world.first)
-    return replay_proof(key, each, _threads(world.device))
 
 
 def digest(tensor: Tensor) -> bytes:

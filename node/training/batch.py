@@ -22,14 +22,12 @@ MAX_HEADER_BYTES = 1 << 24
 class BatchHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """step: the rollout step that the batch is for (it turns policy `step` into policy `step + 1`).
 
-    files: names of the groups (or whole rollout files) in it, by root: none is ever learnt from twice; replay_key: of
-    the proof that the learner is to tell of the state after it (`protocol.manifest`), in hex, empty for none.
+    files: names of the groups (or whole rollout files) in it, by root: none is ever learnt from twice.
     """
 
     step: int
     files: tuple[str, ...] = ()
     version: int = 2
-    replay_key: str = ""
 
 
 class BatchRow(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node.training.arithmetic import SLOTS, replay_proof_of
+from node.training.arithmetic import SLOTS
 from node.training.batch import Batch
 from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
@@ -73,10 +73,6 @@ class Replayer(Trainer):
         """Of what the learner holds, which is of `step`."""
         image = stream_image(self._learner.shapes, self._learner.tensors())
         return Replayed(policy_root(step, image.tensors), self._state_root(step))
-
-    def proof(self, key: bytes) -> bytes:
-        """That this replayer holds its state, under a standby's key."""
-        return replay_proof_of(self._learner, self._world, key)
 
     def arithmetic(self) -> Arithmetic:
         return self._arithmetic(1)

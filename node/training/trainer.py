@@ -37,7 +37,7 @@ from node.inference.start_weights import StartWeights  # noqa: E402
 from node.inference.torch_engine import build_model, image_names  # noqa: E402
 from node.state.files import whole_file, write_whole  # noqa: E402
 from node.training.adoption import AdoptionOrder, read_order, refuse  # noqa: E402
-from node.training.arithmetic import SLOTS, arithmetic_of, replay_proof_of, state_root_of  # noqa: E402
+from node.training.arithmetic import SLOTS, arithmetic_of, state_root_of  # noqa: E402
 from node.training.batch import Batch, decode_batch, unusable  # noqa: E402
 from node.training.checkpoint import Checkpoints, identity  # noqa: E402
 from node.training.computed_by import arithmetic_in  # noqa: E402
@@ -138,8 +138,6 @@ class Trainer:
                 metrics = self._learn(batch, step, watch)
             metrics["staleness"] = dict(Counter(str(step - row.policy_step) for row in batch.rows))
             metrics["performance"] = self._measure(metrics, watch)
-            if key := batch.header.replay_key:
-                metrics["replay_proof"] = replay_proof_of(self._learner, self._world, bytes.fromhex(key)).hex()
             step += 1
             self._publish(step, metrics, watch)
             watch = self._stopwatch()

@@ -40,7 +40,6 @@ from node.state.tally import Tally
 from node.swarm.ballots import FileState
 from node.swarm.facts import PolicyFollowed, VerdictKnown
 from node.swarm.register import Work, WorkId
-from node.swarm.standbys import held_back
 from node.tasks.recomputed import Means
 from node.tasks.stock import TaskStock
 from node.weights.fetch import PolicyFollower
@@ -62,13 +61,9 @@ STEP_SHARE = 1 / 8
 
 
 def step_share(station: Station, hardware: Hardware) -> float:
-    """The share of the trainer's steps that a validator pledges to audit: none without the memory for one, and another
-    one beside it where standbys are paid by them."""
+    """The share of the trainer's steps that a validator pledges to audit: none without the memory for one."""
     spec = station.run.spec
-    parameters = image_limit(spec) // 4  # two bytes each, twice the model
-    needed = memory_for(parameters, spec.rollout.prompts_per_step)
-    if held_back(spec, station.membership.terms):
-        needed += memory_for(parameters, 0)
+    needed = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)  # two bytes each, twice the model
     return STEP_SHARE if needed <= hardware.free else 0.0
 
 

@@ -20,8 +20,8 @@ from blake3 import blake3
 from node.inference.wire import Inspected
 from node.services.judging.lots import Lot
 from node.services.station import Station
-from node.swarm.seals import SEAL_SECONDS
 from node.swarm.register import Work, WorkId
+from node.swarm.seals import SEAL_SECONDS
 from protocol.checks import Fault
 from protocol.identity import Address
 from protocol.lots import pack_groups

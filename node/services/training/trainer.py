@@ -29,10 +29,9 @@ from node.services.station import Rate, Station
 from node.services.training.adopting import Adopting
 from node.services.training.following import (
     Compared,
-    Told,
-    batch_of,
     compare,
     entry_of,
+    object_to,
     remember_term,
     settled_by,
     stated_manifest,
@@ -40,7 +39,7 @@ from node.services.training.following import (
 )
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.stating import make_batch, metrics_of, word_on
+from node.services.training.stating import make, make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
 from node.swarm.facts import PolicyFollowed, WorkId
@@ -111,7 +110,6 @@ class Trainer(Service):
         self._class_of: tuple[bytes, BatchManifest] | None = None
         self._in_vain = 0
         self._adopting = Adopting(station, spool, station.progress.trouble)
-        self._told = Told(station)
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
@@ -341,7 +339,7 @@ class Trainer(Service):
         apart = f"step {self.apart.step}: {self.apart.differs}" if self.apart else ""
         taken, refused = (self._adopting.counts[name] for name in ("taken", "refused"))
         other = {"differences": list(self.differences), "checkpoints": taken, "checkpoints_refused": refused}
-        return {"replayed": self.compared, "equal": self.equal, "apart": apart, **self._told.counts, **other}
+        return {"replayed": self.compared, "equal": self.equal, "apart": apart, **other}
 
     # policies out
 
@@ -403,11 +401,9 @@ class Trainer(Service):
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
             self._station.progress.trouble(f"{text}: it follows no further")
             if not taken and step > 0:
-                await self._told.object(signed.message)
+                await object_to(self._station, signed.message)
             return None
         self.equal += not taken
-        if found.proof and not taken:
-            await self._told.tell(signed.message, found.proof)
         return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
 
     async def _put_on_record(self) -> None:
@@ -622,13 +618,13 @@ class Trainer(Service):
             manifest = await self._manifest(signed)
             if self.differences:
                 return False
-            composed, batch = manifest.batch, await batch_of(self._station, signed, manifest)
+            composed, batch = manifest.batch, await make(self._station, manifest.batch, (signed.author,))
         except IntellectError as error:
             self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
             self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
             if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
-                await self._told.object(signed.message)
+                await object_to(self._station, signed.message)
             await trio.sleep(FOLLOW_AGAIN)
             return False
         self._in_vain = 0

@@ -4,17 +4,15 @@ The child is done in a thread here, but for one test; gossip has no network belo
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 import trio
-from safetensors.numpy import load_file
 
 from node.audit import fetched
 from node.audit.fetched import audit_fetched
@@ -32,15 +30,14 @@ from node.state.files import write_whole
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.warmstart import SORT_ALPHABET, create_model
-from protocol.audit import AuditSpec, window_of
+from protocol.audit import window_of
 from protocol.checks import Reason
-from protocol.earnings import standing_units
 from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
-from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest, replay_key, replay_proof
-from protocol.messages import CheckpointOffered, StepJudged, StepReplayed
+from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest
+from protocol.messages import StepJudged, StepObjected
 from protocol.run import RunSpec, encode_run
-from protocol.statements import Accepted, Outcome, sign, work_id
+from protocol.statements import Outcome, sign, work_id
 from tests.attacks.validators.court import POOL, TRAINER, VALIDATORS, Seat
 from tests.memory_network import MemoryHub
 from tests.node.audit.test_audits import Desk, gradient, hidden
@@ -98,18 +95,11 @@ class Bench:
         )
         self.trainer = Seat(self.made, TRAINER, "trainer")
         self.seats = [Seat(self.made, key, "validator") for key in VALIDATORS]
-        self.certified: list[list[Accepted]] = [[] for _ in self.seats]
         for seat in (self.trainer, *self.seats):
             seat.station.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
         self.audits = [
-            Auditing(
-                seat.station,
-                lots,
-                desk.directory / f"audit-{number}",
-                starter or InThread(),
-                lambda one, at, number=number: self.certified[number].append(one),
-            )
+            Auditing(seat.station, lots, desk.directory / f"audit-{number}", starter or InThread())
             for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
         ]
         self.showing = Showing(self.trainer.station, self.store, desk.spool, desk.directory / "offering")
@@ -146,15 +136,6 @@ class Bench:
     async def state(self, statement: PolicyStatement, batch_size: int) -> None:
         domain = self.trainer.station.domain
         await self.trainer.board.post(stating(statement, TRAINER, domain, batch_size=batch_size))
-
-    async def invent(self, step: int) -> None:
-        """A policy of which only the statement is there."""
-        policies = self.trainer.jury.policies
-        await self.until(lambda: policies.newest_step == step - 1)
-        before = policies.of_step(step - 1)
-        assert before is not None
-        root = bytes([step]) * 32
-        await self.state(PolicyStatement(POOL, 0, step, 0, before.message.policy_root, root, root, root), 1)
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):
@@ -273,7 +254,6 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
     with monkeypatch.context() as patch:
         gradient(hidden)(desk, patch)
         desk.train()
-    monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)  # with standbys an audit waits for three policies
     bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
@@ -281,7 +261,7 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
         await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
         await trio.sleep(0.5)
         assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
-        await standby.board.post(StepReplayed(pool=POOL, term=0, step=2, proof=b""))
+        await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
         await bench.until(lambda: all(seat.jury.policies.fork for seat in bench.seats))  # which ends the term
         assert {one for one in bench.said() if one[0] == 1} == {(1, Outcome.SLASH, Reason.STATE)}
         nursery.cancel_scope.cancel()
@@ -291,18 +271,17 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
     trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auditing, "REFUTED", 1)
-    monkeypatch.setattr(auditing, "NEXT_PATIENCE", 0.1)
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         standby = await _stand_by(bench, nursery)
         await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
-        stranger = StepReplayed(pool=POOL, term=1, step=1, proof=b"")  # of a term that is none
+        stranger = StepObjected(pool=POOL, term=1, step=1)  # of a term that is none
         for said in (stranger, msgspec.structs.replace(stranger, term=0)):
             await standby.board.post(said)
         await bench.until(lambda: [audit._refuted[STANDBY.address] for audit in bench.audits] == [1] * 3)
-        await standby.board.post(StepReplayed(pool=POOL, term=0, step=2, proof=b""))
-        await bench.until(lambda: all(len(seat.board.messages(StepReplayed)) == 3 for seat in bench.seats))
+        await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
+        await bench.until(lambda: all(len(seat.board.messages(StepObjected)) == 3 for seat in bench.seats))
         await trio.sleep(0.5)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 3
         assert not any(seat.jury.policies.fork for seat in bench.seats)
@@ -417,85 +396,6 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
         assert bench.trainer.jury.steps.status()["bad"] == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "offered"),
-    [("float32", True), ("bfloat16", True), ("float32", False)],
-    ids=["the trainer's class", "another class", "no checkpoint of the step"],
-)
-async def test_who_told_a_state_is_certified_by_all_and_who_copied_lied_or_came_late_by_nobody(
-    desk: Desk, assets: Path, dtype: Literal["float32", "bfloat16"], offered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The auditors compute in float32. What comes out otherwise there they know from the checkpoint."""
-    desk.train(TrainerSettings(checkpoint_every=1, keep_checkpoints=9, dtype=dtype))
-    if dtype == "bfloat16":
-        monkeypatch.setattr(fetched, "settings_for", lambda _: TrainerSettings())
-    recipe = msgspec.structs.replace(desk.run.recipe, steps=60)
-    desk.run = msgspec.structs.replace(desk.run, audit=AuditSpec(window=2), recipe=recipe)
-    bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
-    keys = [NodeKey(bytes([40 + number]) * 32) for number in range(6)]
-    honest, copier, liar, ahead, late, slow = keys
-    standbys = {key: Seat(bench.made, key, "trainer") for key in keys}
-    async with trio.open_nursery() as nursery:
-        for seat in (*standbys.values(), bench.trainer, *bench.seats):
-            seat.membership.terms.seat((TRAINER.address, *(key.address for key in keys)), 60, 60)
-        for seat in standbys.values():
-            await seat.run(nursery)
-        await bench.open(nursery, upto=1)
-        for one in standbys.values():
-            for other in (bench.trainer, *bench.seats):
-                one.membership.joined(other.key.address, other.network.contacts()[0])
-                other.membership.joined(one.key.address, one.network.contacts()[0])
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
-        statement = bench.audits[0]._statement(1)
-        proof = {key: _proof(desk, statement, key, 1 + (key is ahead)) for key in keys}
-        if not offered:
-            shutil.rmtree(desk.spool.checkpoints / "step-000001")
-
-        async def tell(by: NodeKey, proof: bytes) -> None:
-            await standbys[by].board.post(StepReplayed(pool=POOL, term=0, step=1, proof=proof))
-
-        await tell(honest, proof[honest])
-        await tell(copier, proof[honest])
-        await tell(liar, bytes(32))
-        await tell(ahead, proof[ahead])
-        told = lambda: [len(audit._standbys._told) for audit in bench.audits]  # noqa: E731
-        await bench.until(lambda: told() == [4] * 3)
-        assert not bench.trainer.board.messages(CheckpointOffered), "its bytes would make the proof"
-        await bench.announce(2)
-        await bench.invent(3)
-        for lots, key in zip(bench.lots, VALIDATORS, strict=True):
-            nursery.start_soon(lots.run)
-            lots.policy(3)
-            await bench.until(lambda key=key: all((key.address, 2) in one.jury.lots._pledged for one in bench.seats))
-        await tell(slow, proof[slow])
-        await bench.until(lambda: told() == [5] * 3)
-        await bench.invent(4)
-        await bench.until(lambda: all(one.jury.policies.newest_step == 4 for one in bench.seats))
-        await bench.showing.look()
-        await tell(late, proof[late])
-        await bench.until(lambda: [audit.counts["proofs_late"] for audit in bench.audits] == [1] * 3)
-        await bench.until(lambda: [audit.counts["proofs_wrong"] for audit in bench.audits] == [3] * 3)
-        for found in bench.certified:
-            assert sorted(one.node for one in found) == sorted([honest.address, slow.address])
-            assert {one.units for one in found} == {standing_units(desk.run)} and found[0].units > 0
-        assert bench.certified[0] == bench.certified[1] == bench.certified[2], "a quorum signs the same"
-        if dtype == "float32":
-            await bench.until(lambda: len(bench.said()) == 3)
-            assert {one[:2] for one in bench.said()} == {(0, Outcome.ACCEPT)}, (
-                "the drawn step is audited by all as well"
-            )
-        nursery.cancel_scope.cancel()
-
-
-def _proof(desk: Desk, statement: PolicyStatement, by: NodeKey, step: int) -> bytes:
-    """From the file of a checkpoint, by another way than the product's."""
-    tensors = load_file(next((desk.spool.checkpoints / f"step-{step:06d}").glob("*.safetensors")))
-    names = [name.split("/", 1)[1] for name in tensors if name.startswith("weight/")]
-    order = [f"{part}/{name}" for name in sorted(names) for part in ("weight", "exp_avg", "exp_avg_sq")]
-    key = replay_key(statement.struct_hash, by.address)
-    return replay_proof(key, ((name, tensors[name].nbytes, [memoryview(tensors[name].tobytes())]) for name in order))
 
 
 def test_an_audit_stands_back_as_a_session_where_there_are_such_groups(

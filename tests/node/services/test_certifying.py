@@ -8,7 +8,7 @@ import trio
 from node.services.certifying import Certifying, Claim
 from node.services.judging.judge import Validator
 from node.services.station import PoolTime
-from protocol.earnings import of_policy, of_standing
+from protocol.earnings import of_policy
 from protocol.identity import Address
 from protocol.statements import Accepted
 from tests.attacks.validators.court import OTHER, POOL, TRAINER, VALIDATORS, Court, announcement, policy_root
@@ -97,24 +97,4 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
             await certifying.decide()
             kept.append(certifying._journal.certificate(certifying._own, POOL, statement.work) is not None)
         assert kept == [True, False, False]
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(("told_at", "certified"), [(5.0, True), (20.0, True), (20.1, False)])
-async def test_a_standbys_window_counts_by_when_its_lot_was_told_however_long_the_audit_took(
-    autojump_clock: Any, told_at: float, certified: bool
-) -> None:
-    """Epochs of 10 s, a window of 20: what is told later than half of that after the epoch's end is of another time."""
-    bench = Bench()
-    async with trio.open_nursery() as nursery:
-        await bench.open(nursery)
-        certifying = bench.certifying
-        began = int(trio.current_time())
-        certifying._station.time = PoolTime(began, epoch_seconds=10, window=20, wall=trio.current_time)
-        await trio.sleep(27)
-        statement = of_standing(bench.court.run, POOL, OTHER.address, 0, 0)
-        certifying.replayed(statement, began + told_at)
-        await certifying.decide()
-        kept = certifying._journal.certificate(certifying._own, POOL, statement.work)
-        assert (kept is not None) == certified
         nursery.cancel_scope.cancel()

@@ -10,8 +10,7 @@ import pytest
 
 from node.blobs.store import BlobStore
 from node.services import showing
-from node.services.showing import STANDS_STILL, Showing
-from node.swarm.standbys import BEHIND, TIME
+from node.services.showing import BEHIND, Showing
 from node.swarm.terms import Terms
 from node.training.spool import Spool
 from protocol.identity import NodeKey
@@ -122,40 +121,14 @@ async def test_a_disk_that_fills_while_a_checkpoint_is_copied_costs_its_offer_an
     assert [one.step for one in place.said] == [2]
 
 
-async def test_where_standbys_are_paid_a_checkpoint_is_told_of_later(tmp_path: Path) -> None:
-    place = Place(tmp_path, quota=20_000)
-    place.terms.seat((KEY.address, NodeKey(b"\2" * 32).address), 60, 10)
-    place.write(1)
-    for step in range(1, 1 + TIME):
-        place.announce(step, bytes(32))
-        await place.showing.look()
-        assert not place.said
-    place.write(2)
-    place.delete(1)  # as a learner does that keeps one
-    await place.showing.look()
-    place.announce(1 + TIME, bytes(32))
-    await place.showing.look()
-    assert [one.step for one in place.said] == [1]
-    place.write(2 * TIME + 1)
-    place.announce(2 + TIME, bytes(32))
-    await place.showing.look()
-    assert [one.step for one in place.said] == [1, 2]
-    place.now = STANDS_STILL + 1
-    await place.showing.look()
-    assert [one.step for one in place.said] == [1, 2, 2 * TIME + 1], "no policy comes any more"
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("kept", [1, 2])
-async def test_what_a_windows_audit_replays_is_there_however_few_checkpoints_the_learner_keeps(
+@pytest.mark.parametrize(("every", "kept"), [(1, 1), (1, 2), (3, 1)])
+async def test_what_an_audit_replays_is_there_however_few_checkpoints_the_learner_keeps(
     tmp_path: Path, every: int, kept: int
 ) -> None:
-    """Whichever policy of a window is drawn, and for some policies after that. Without paid standbys, of a step that
-    was just announced."""
+    """Of each step whose policy is at most so far behind the newest one."""
     place = Place(tmp_path, quota=20_000)
-    place.terms.seat((KEY.address, NodeKey(b"\2" * 32).address), 60, 10)
-    window, roots, lacking = court_run().audit.window, dict[int, bytes](), 0
-    for newest in range(1, 5 * window):
+    roots, lacking = dict[int, bytes](), 0
+    for newest in range(1, 30):
         if newest % every == 0:
             place.write(newest)
             for step in place.spool.checkpoint_steps()[:-kept]:
@@ -164,14 +137,12 @@ async def test_what_a_windows_audit_replays_is_there_however_few_checkpoints_the
         await place.showing.look()
         await place.fill([], 20_000)  # what is not pinned goes
         roots |= {one.step: one.root for one in place.said}
-        over = (newest - TIME + 1) // window  # windows that are drawn by now
-        if over and newest - TIME + 1 < over * window + BEHIND:
-            for drawn in range(max((over - 1) * window, every), over * window):
-                base = drawn - drawn % every
-                assert place.store.has(roots[base]), f"policy {drawn}, at {newest}"
-                lacking += base not in place.spool.checkpoint_steps()
+        for drawn in range(max(newest - BEHIND + 1, every), newest + 1):
+            base = drawn - drawn % every
+            assert place.store.has(roots[base]), f"policy {drawn}, at {newest}"
+            lacking += base not in place.spool.checkpoint_steps()
     assert lacking, "the learner's own directory would have done: this tested nothing"
-    assert sum(map(place.store.has, roots.values())) <= (window - 1 + TIME + BEHIND) // every + 2
+    assert sum(map(place.store.has, roots.values())) <= BEHIND // every + 2
 
 
 async def test_what_past_audits_need_gives_way_to_new_checkpoints_where_the_store_is_small(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import trio
 from node.blobs.store import BlobStore
 from node.weights import images
 from protocol.identity import NodeKey
-from tests.node.weights.little_swarm import QUOTA, Peer, Wire
+from protocol.messages import open_envelope
+from tests.node.weights.little_swarm import DOMAIN, POOL, QUOTA, Peer, Wire
 
 honest = images.patched
 

@@ -30,9 +30,8 @@ from node.services.station import PoolTime
 from node.services.training import trainer
 from node.services.training.trainer import TAKES_BACK, Trainer
 from node.state.files import write_whole
-from node.swarm.standbys import TIME
 from node.training import adoption
-from node.training.batch import Batch, decode_batch, encode_batch
+from node.training.batch import decode_batch
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.weights.publish import StepWord
@@ -40,8 +39,8 @@ from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest, replay_key, replay_proof
-from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepReplayed
+from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
+from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepObjected
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -114,18 +113,11 @@ class Learner:
                 step, state = self._adopt(order, step, state)
             elif self._spool.batch_path(step).exists():
                 await trio.sleep(self.seconds)
-                key, batch = self._batch(step)
+                batch = self._spool.batch_path(step).read_bytes()
                 lie = b"lie" if step + 1 == self.lies_at else b""
                 before, state, step = state, blake3(state + batch + self._kind.encode() + lie).digest(), step + 1
-                proof = replay_proof(key, [("state", len(state), [memoryview(state)])]) if key else b""
-                self._publish(step, before, state, proof=proof)
+                self._publish(step, before, state)
                 self._save(step, state)
-
-    def _batch(self, step: int) -> tuple[bytes, bytes]:
-        """(key of the proof that is asked for, the batch without it)."""
-        batch = decode_batch(self._spool.batch_path(step).read_bytes())
-        header = msgspec.structs.replace(batch.header, replay_key="")
-        return bytes.fromhex(batch.header.replay_key), encode_batch(Batch(header, batch.rows))
 
     def _adopt(self, order: adoption.AdoptionOrder, step: int, state: bytes) -> tuple[int, bytes]:
         found = Path(order.files[0]).read_bytes()
@@ -152,12 +144,11 @@ class Learner:
             told = {"step": step, "updates": step, "consumed": self._consumed, "files": {"state.safetensors": ""}}
             write_whole(self._folder(step) / "state.json", json.dumps(told).encode())
 
-    def _publish(self, step: int, before: bytes, state: bytes, *, adopted: bool = False, proof: bytes = b"") -> None:
+    def _publish(self, step: int, before: bytes, state: bytes, *, adopted: bool = False) -> None:
         write_whole(self._spool.policy_path(step), state)
         arithmetic = Arithmetic(self._kind, "float32", 1, False, 1, True, 1, True, False, "fused", "torch 2")
         told = {"step": step, "policy_root": policy_root(state).hex(), "state_root": state_root(state).hex()}
         told |= {"state_before": state_root(before).hex() if before else "", "seconds": {}, "adopted": adopted}
-        told |= {"replay_proof": proof.hex()} if proof else {}
         told["arithmetic"] = msgspec.structs.asdict(arithmetic)
         write_whole(self._spool.metrics_path(step), json.dumps(told).encode())
 
@@ -495,30 +486,6 @@ async def test_a_leader_that_is_cut_off_is_replaced_and_comes_back_as_a_standby(
         assert pool.check() >= cut_at + 8
 
 
-async def test_a_standby_tells_of_each_step_that_it_replayed_and_nothing_of_those_that_it_took_over(
-    clock: MockClock, tmp_path: Path
-) -> None:
-    pool = Pool(tmp_path, ["same", "same", "other"])
-    async with opened(pool):
-        leader, standby, other = pool.desks
-        await pool.until(lambda: other.trainer.step >= 12 and standby.trainer.step >= 12)
-        await trio.sleep(1)
-        heard = pool.judges[0].board.messages(StepReplayed)
-        assert {one.author for one in heard} == {SECOND.address}, "the third takes over what is offered"
-        assert [one.message.step for one in heard] == list(range(1, len(heard) + 1)) and len(heard) >= 12
-        for one in heard:
-            signed = pool.judges[0].jury.policies.of_step(one.message.step)
-            assert signed is not None and (statement := signed.message.statement) is not None
-            key = replay_key(statement.struct_hash, SECOND.address)
-            state = standby.spool.policy_path(one.message.step).read_bytes()  # the double's image is its state
-            assert one.message.proof == replay_proof(key, [("state", len(state), [memoryview(state)])])
-        offers = [one.message.step for one in pool.judges[0].board.messages(CheckpointOffered)]
-        assert offers and max(offers) <= pool.judges[0].jury.policies.newest_step - TIME
-        told = standby.chair.status()["chair"]
-        assert told["told"] == told["replayed"] - 1, "policy 0 follows from the start model"
-        assert told["windows"] == len({one.message.step // RUN.audit.window for one in heard}) and not told["certified"]
-
-
 async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows_it(
     clock: MockClock, tmp_path: Path
 ) -> None:
@@ -615,8 +582,8 @@ async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step
         leader.learner.lies_at = 6
         await pool.until(lambda: leader.trainer.step >= 8 and bool(standby.trainer.apart))
         assert standby.trainer.ready() is None and standby.trainer.step == 5
-        heard = lambda: pool.judges[0].board.messages(StepReplayed)  # noqa: E731
-        await pool.until(lambda: [one.message.step for one in heard() if not one.message.proof] == [6])
+        heard = lambda: pool.judges[0].board.messages(StepObjected)  # noqa: E731
+        await pool.until(lambda: [one.message.step for one in heard()] == [6])
         leader.learner.lies_at = -1
         await pool.convict(6 if found else 7)
         await pool.until(lambda: pool.chain.ended)
