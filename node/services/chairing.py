@@ -195,7 +195,10 @@ class Chairing(Service):
 
     async def _listen(self) -> None:
         async for told in self._station.jury.facts.subscribe(SilenceTold):
-            self._words[told.author] = told.message
+            self._hear(told)
+
+    def _hear(self, told: SilenceTold) -> None:
+        self._words[told.author] = told.message
 
     # trainers: hold, end, take
 

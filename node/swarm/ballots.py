@@ -9,7 +9,7 @@ evidence. Knows nothing of engines, lots or chains.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import combinations
 
@@ -18,7 +18,7 @@ import msgspec
 from node.swarm.facts import Quarantined
 from node.swarm.register import Register, Work, WorkId
 from protocol.audit import share_of_files
-from protocol.disputes import Conflict, Finding, Ruling, compare, resolve, values_complete
+from protocol.disputes import Conflict, Finding, Ruling, compare, hearsay, resolve, values_complete
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, VerdictRechecked
@@ -195,11 +195,11 @@ class Ballots:
         accepting, rejecting = self.accepting(id), self.rejecting(id)
         if case.disputed:
             return self._by_first_words(len(accepting), len(rejecting)) if self._is_over(case) else FileState.DISPUTED
-        needed = self._needed(case)
+        needed = self._needed(case, rejecting)
         # At a tie the acceptance stands: a contradiction about the same thing would be a dispute, decided above.
         if len(accepting) >= needed and len(accepting) >= len(rejecting):
             return FileState.ACCEPTED
-        return FileState.REJECTED if len(rejecting) >= needed else FileState.OPEN
+        return FileState.REJECTED if len(rejecting) >= self._needed(case, {}) else FileState.OPEN
 
     def _is_over(self, case: _Case) -> bool:
         """Whether the time of its dispute is over. It convicts nobody, and second looks still count."""
@@ -264,14 +264,17 @@ class Ballots:
         waited = self._clock() - case.heard >= min(self._audit.verdict_seconds, patience)
         return waited or all(validator in said for validator in self.electorate())
 
-    def _needed(self, case: _Case) -> int:
+    def _needed(self, case: _Case, rejecting: Mapping[Address, Judgement]) -> int:
         """How many verdicts decide a file: the quorum; once silent validators have been waited for, as many as are
         alive, but two at least where three or more are in office: what one alone says is a claim. A run with servers
         always waits for its quorum: nobody alone is a witness."""
         if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
             return self._quorum()
-        least = 2 if len(self._bench()) >= 3 else 1
-        return max(least, min(self._quorum(), len(set(self.electorate()))))
+        deciding = set(self.electorate())
+        if len(self._bench()) >= 3:
+            return max(2, min(self._quorum(), len(deciding)))
+        # Of two the one that could not have a file leaves the word to the other: there is no third whom to ask.
+        return max(1, min(self._quorum(), len(deciding - {a for a, one in rejecting.items() if hearsay(one)})))
 
     def electorate(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""

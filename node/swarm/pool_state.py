@@ -249,12 +249,7 @@ class PoolState:
         """at: when it came."""
         message, author = signed.message, signed.author
         kind = type(message)
-        row = COUNTS[kind]
-        # The board asked for the office when the word came; office may have ended while it waited here.
-        if not may_say(self._membership, author, kind):
-            self.refused[f"{kind.__name__}.office"] += 1
-            return
-        match row.horizon(self, author, message):
+        match COUNTS[kind].horizon(self, author, message):
             case Admission.COUNTS:
                 self._acts[kind](signed)
             case Admission.HELD:
@@ -266,10 +261,16 @@ class PoolState:
         """At held words: what they speak of may be known now."""
         for author, words in list(self._held.items()):
             for signed, at in list(words.items()):
+                if signed not in words:
+                    continue  # looked at meanwhile: one word that counts may free others
                 kind = type(signed.message)
                 if self._clock() - at > HELD_SECONDS:
                     del words[signed]
                     self.refused[f"{kind.__name__}.unknown"] += 1
+                # The board asked for the office when the word came; it may have ended while it waited here.
+                elif not may_say(self._membership, author, kind):
+                    del words[signed]
+                    self.refused[f"{kind.__name__}.office"] += 1
                 elif COUNTS[kind].horizon(self, author, signed.message) is not Admission.HELD:
                     del words[signed]
                     self._hear(signed, at)

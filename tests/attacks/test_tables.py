@@ -18,7 +18,7 @@ from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.contributions import KEPT, OPEN, Contributions
-from node.swarm.jury import RESULTS
+from node.swarm.pool_state import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.earnings import encode_table, table_after
 from protocol.identity import Address
@@ -115,12 +115,12 @@ async def test_who_commits_to_many_results_of_tasks_has_nobody_else_s_forgotten(
     jury = Court([Validator] * 2).trainer.jury
     made = [SimpleNamespace(id=n.to_bytes(32), node=WORKER.address, task=object(), rival=False) for n in range(9000)]
     other: Any = SimpleNamespace(id=b"\x07" * 32, node=OTHER.address, task=object(), rival=False)
-    jury._on_work(other)
+    jury.state._on_work(other)
     for work in made:
-        jury._on_work(work)  # type: ignore[arg-type]
+        jury.state._on_work(work)  # type: ignore[arg-type]
     await trio.lowlevel.checkpoint()
-    assert other.id in jury._results[OTHER.address]
-    assert list(jury._results[WORKER.address]) == [work.id for work in made[-RESULTS:]]
+    assert other.id in jury.state._results[OTHER.address]
+    assert list(jury.state._results[WORKER.address]) == [work.id for work in made[-RESULTS:]]
 
 
 def test_a_member_with_many_files_has_nobody_else_s_decision_counted_twice() -> None:

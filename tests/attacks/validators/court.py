@@ -64,9 +64,10 @@ def announcement(
     pool: int = POOL,
     state: bytes = bytes(32),
     term: int = 0,
+    parent: bytes = bytes(32),
 ) -> PolicyAnnounced:
     """With the trainer's statement. root: of the policy."""
-    return policy_announced(step, root, key, domain, pool=pool, term=term, state=state, batch_size=9)
+    return policy_announced(step, root, key, domain, pool=pool, term=term, parent=parent, state=state, batch_size=9)
 
 
 def policy_root(step: int) -> bytes:

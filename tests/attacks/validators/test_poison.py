@@ -16,8 +16,8 @@ from node.services.judging.judge import Validator
 from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
 from node.services.station import PoolTime
 from node.swarm.ballots import FileState
-from node.swarm.jury import SEALS
 from node.swarm.register import Work
+from node.swarm.seals import SEALS
 from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, seal_of
 from protocol.statements import Outcome, WorkCommitment, work_id
 from tests.attacks.validators.court import (
@@ -114,8 +114,8 @@ async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_n
         for seat in (court.trainer, *court.workers, *court.seats[1:]):
             ballots = seat.jury.ballots
             assert ballots.has_spoken(id) == {key.address for key in VALIDATORS}
-            assert not seat.jury.was_sealed(id, LIAR)
-            assert all(seat.jury.was_sealed(id, key.address) for key in VALIDATORS[1:])
+            assert not seat.jury.seals.was_sealed(id, LIAR)
+            assert all(seat.jury.seals.was_sealed(id, key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
@@ -128,7 +128,7 @@ async def test_who_shows_without_having_sealed_decides_but_is_not_paid(autojump_
         await trio.sleep(10)
         ballots = court.trainer.jury.ballots
         assert ballots.state(id) is FileState.ACCEPTED and LIAR in ballots.accepting(id)
-        assert not court.trainer.jury.was_sealed(id, LIAR)
+        assert not court.trainer.jury.seals.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
@@ -141,7 +141,7 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
             seals = tuple(Seal(one, one) for one in works)
             await court.seats[0].board.post(ValidatorSaid(pool=POOL, seals=seals))
         await trio.sleep(60)
-        sealer = court.trainer.jury._sealers[LIAR]
+        sealer = court.trainer.jury.seals._sealers[LIAR]
         assert 0 < len(sealer.unopened) <= len(sealer.seals) <= SEALS
         id = await court.commit()
         forged = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
@@ -150,7 +150,7 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
         ballots = court.trainer.jury.ballots
         assert ballots.state(id) is FileState.ACCEPTED
         jury = court.trainer.jury
-        assert not jury.was_sealed(id, LIAR) and jury.was_sealed(id, VALIDATORS[1].address)
+        assert not jury.seals.was_sealed(id, LIAR) and jury.seals.was_sealed(id, VALIDATORS[1].address)
         nursery.cancel_scope.cancel()
 
 
@@ -168,9 +168,9 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
         last = await court.commit(index=16)
         await trio.sleep(1)
         for seat in (court.trainer, *court.seats[1:]):
-            assert seat.jury.leaves_unopened(LIAR) == seat.jury.is_behind(LIAR) == (kind is Choosy)
-            assert (LIAR in seat.jury.sealing(last)) == (kind is Pronouncing)
-            assert not any(seat.jury.leaves_unopened(key.address) for key in VALIDATORS[1:])
+            assert seat.jury.seals.leaves_unopened(LIAR) == seat.jury.seals.is_behind(LIAR) == (kind is Choosy)
+            assert (LIAR in seat.jury.seals.sealing(last)) == (kind is Pronouncing)
+            assert not any(seat.jury.seals.leaves_unopened(key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
@@ -199,8 +199,8 @@ async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
             await trio.sleep(6)
         for seat in (court.trainer, *court.seats):
             assert {seat.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
-            assert all(seat.jury.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
-            assert {seat.jury.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
+            assert all(seat.jury.seals.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
+            assert {seat.jury.seals.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
         nursery.cancel_scope.cancel()
 
 
@@ -229,10 +229,10 @@ async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens
             await trio.sleep(4)
         await trio.sleep(35)
         for seat in (court.trainer, court.seats[2]):
-            copied = [seat.jury.was_sealed(id, LIAR) for id in works]
+            copied = [seat.jury.seals.was_sealed(id, LIAR) for id in works]
             assert all(LIAR in seat.jury.ballots.has_spoken(id) for id in works)
             assert not any(copied[7:]) and any(copied) == (kind is Tardy), copied
-            assert all(seat.jury.was_sealed(id, VALIDATORS[2].address) for id in works)
+            assert all(seat.jury.seals.was_sealed(id, VALIDATORS[2].address) for id in works)
         nursery.cancel_scope.cancel()
 
 
@@ -260,8 +260,8 @@ async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_
             await trio.sleep(0.1)
             await court.seats[1].board.post(seal)
         await trio.sleep(40)
-        assert court.trainer.jury.was_sealed(id, VALIDATORS[2].address)
-        assert court.trainer.jury.was_sealed(id, LIAR) != foreseen
+        assert court.trainer.jury.seals.was_sealed(id, VALIDATORS[2].address)
+        assert court.trainer.jury.seals.was_sealed(id, LIAR) != foreseen
         nursery.cancel_scope.cancel()
 
 
@@ -315,7 +315,7 @@ async def test_who_is_two_seconds_slower_than_the_quorum_is_waited_for_and_paid_
                 slow._pronouncing = spoken
             id = await court.commit(index=index)
             await trio.sleep(8)
-        assert court.trainer.jury.was_sealed(id, LIAR)
+        assert court.trainer.jury.seals.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
@@ -330,7 +330,7 @@ async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_an
         await trio.sleep(3)
         jury = court.trainer.jury
         assert jury.ballots.state(id) is FileState.ACCEPTED
-        assert all(jury.was_sealed(id, key.address) for key in VALIDATORS[:2])
+        assert all(jury.seals.was_sealed(id, key.address) for key in VALIDATORS[:2])
         nursery.cancel_scope.cancel()
 
 
@@ -370,5 +370,5 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
                 assert board._accept(seat.key.address, seat.board.sealed(message))
             await trio.sleep(1)
-            assert jury.was_sealed(id, slow.key.address) == seal_first
+            assert jury.seals.was_sealed(id, slow.key.address) == seal_first
         nursery.cancel_scope.cancel()

@@ -134,9 +134,11 @@ async def test_seals_that_half_of_the_bench_never_opens_stop_nothing_and_cost_no
         assert {jury.ballots.state(id) for id in first + works} == {FileState.ACCEPTED}
         said = [jury.ballots.has_spoken(id) for id in first + works]
         assert all(some <= honest and len(some) >= 2 for some in said)
-        paid = [sum(jury.was_sealed(id, one) for one in some) for id, some in zip(first + works, said, strict=True)]
+        paid = [
+            sum(jury.seals.was_sealed(id, one) for one in some) for id, some in zip(first + works, said, strict=True)
+        ]
         assert min(paid) >= 2, "a quorum of those who looked is paid for each file"
-        assert {key.address for key in EIGHT[:4] if jury.leaves_unopened(key.address)} == {
+        assert {key.address for key in EIGHT[:4] if jury.seals.leaves_unopened(key.address)} == {
             key.address for key in EIGHT[:closed]
         }
         nursery.cancel_scope.cancel()

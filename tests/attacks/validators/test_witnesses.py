@@ -48,6 +48,9 @@ async def test_work_counts_where_a_quorum_heard_the_same(
     assert await state_of(otherwise, absent) is state
 
 
-async def test_elsewhere_hearsay_abstains_once_the_silent_have_been_waited_for(autojump_clock: Any) -> None:
-    """The control: one word would do."""
-    assert await state_of((1,), (2,), witnessed="no") is FileState.ACCEPTED
+async def test_in_a_bench_of_three_one_word_decides_nothing_whoever_is_away_or_could_not_have_the_file(
+    autojump_clock: Any,
+) -> None:
+    """A worker serves its file to one validator alone, while another one is away."""
+    assert await state_of((1,), (2,), witnessed="no") is FileState.OPEN
+    assert await state_of((), (2,), witnessed="no") is FileState.ACCEPTED, "the control: two who had it"

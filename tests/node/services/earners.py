@@ -36,10 +36,19 @@ from node.services.paying import Paying
 from node.services.settling import Settling
 from node.services.station import PoolTime
 from node.swarm.ballots import FileState
+from node.swarm.facts import Certified, EpochsShown, Facts, PolicyFollowed, TableSigned, VerdictKnown, WorkTouched
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import Line, leaf_hash, verify
 from protocol.identity import Address, NodeKey, address_bytes
-from protocol.messages import Signed, together
+from protocol.messages import (
+    CertificatesShown,
+    EarningsSigned,
+    PolicyAnnounced,
+    Signed,
+    ValidatorSaid,
+    VerdictIssued,
+    together,
+)
 from protocol.statements import Domain, Earnings, Outcome, Rechecked, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import InlineJournal, court_run
 
@@ -205,8 +214,12 @@ class Gossip:
 class Board:
     def __init__(self, gossip: Gossip, key: NodeKey) -> None:
         self._gossip, self._key = gossip, key
-        self._readers: dict[type, list[trio.MemorySendChannel[Any]]] = {}
+        self.facts = Facts()
         self.heard: Any = None
+        for messages in gossip.kept.values():
+            for signed in messages.values():
+                if not gossip.lost(key.address, signed.message):
+                    self.hear(signed)
         self.posted: list[Any] = []
 
     async def post(self, message: Any) -> None:
@@ -223,17 +236,17 @@ class Board:
             self._gossip.say(self._key, message)
 
     def hear(self, signed: Signed[Any]) -> None:
-        for reader in self._readers.get(type(signed.message), ()):
-            reader.send_nowait(signed)
-
-    def subscribe(self, kind: type, by: Any = None) -> Any:
-        send, receive = trio.open_memory_channel[Any](1_000_000)
-        self._readers.setdefault(kind, []).append(send)
-        for (_, said), messages in self._gossip.kept.items():
-            for signed in messages.values() if said is kind else ():
-                if not self._gossip.lost(self._key.address, signed.message):
-                    send.send_nowait(signed)
-        return receive
+        match signed.message:
+            case ValidatorSaid(certificates=certificates):
+                self.facts.tell([Certified(signed.author, certificates)])
+            case VerdictIssued() as message:
+                self.facts.tell([VerdictKnown(signed.author, message)])
+            case CertificatesShown(shown=shown):
+                self.facts.tell([EpochsShown(signed.author, shown)])
+            case EarningsSigned() as message:
+                self.facts.tell([TableSigned(signed.author, message)])
+            case PolicyAnnounced() as message:
+                self.facts.tell([PolicyFollowed(signed.author, message, signed.raw)])
 
     def opened(self, raw: bytes, kind: type) -> Any:
         """In the journals of these tests a verdict is its message."""
@@ -281,9 +294,9 @@ class Jury:
         self._own = owner
         self._works: dict[bytes, Any] = {}
         self._listeners: list[Callable[[Any], None]] = []
-        self._watchers: list[trio.MemorySendChannel[bytes]] = []
+        self.facts = owner.board.facts
         self.quarantined: dict[Address, Any] = {}
-        self.ballots = self.register = self
+        self.ballots = self.register = self.seals = self
         said = SimpleNamespace(author=TRAINER.address)
         self.policies = SimpleNamespace(
             fork=None, find=lambda root: True, announcement=lambda root: said, is_orphan=lambda root: False
@@ -316,18 +329,12 @@ class Jury:
     def is_withheld(self, validator: Address, work: Any) -> bool:
         return False
 
-    def watch(self) -> Any:
-        send, receive = trio.open_memory_channel[bytes](1000)
-        self._watchers.append(send)
-        return receive
-
     def hear(self, work: Any, state: FileState) -> None:
         self.states[work.id] = state
         self._works[work.id] = work
         for listener in self._listeners:
             listener(work)
-        for watcher in self._watchers:
-            watcher.send_nowait(work.id)
+        self.facts.tell([WorkTouched(work.node, work.id)])
 
 
 class Membership:

@@ -71,8 +71,9 @@ async def test_a_policy_that_a_term_took_back_is_not_paid_and_the_next_leaders_i
             await bench.court.announce(step)
         for seat in bench.seats:
             seat.membership.terms.take(1, OTHER.address, 2, policy_root(1), 10**6)
-        taken = announcement(3, policy_root(3), OTHER, term=1)
-        await bench.court.workers[1].board.post(taken)
+        for step, parent in ((2, policy_root(1)), (3, policy_root(20))):
+            root = policy_root(20) if step == 2 else policy_root(3)
+            await bench.court.workers[1].board.post(announcement(step, root, OTHER, term=1, parent=parent))
         await trio.sleep(1)
         assert await bench.decided() == {(TRAINER.address, 1), (OTHER.address, 3)}
         nursery.cancel_scope.cancel()
@@ -92,7 +93,7 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
         for number, at in enumerate((19.0, 21.0, 19.0)):  # the epoch's end is 10, half of the window later 20
             statement = Accepted(POOL, VALIDATORS[0].address, 0, number.to_bytes(32), 9)
             if number == 2:
-                certifying._station.jury.withhold(VALIDATORS[0].address, 0)
+                certifying._station.jury.seals.withhold(VALIDATORS[0].address, 0)
             certifying.shown([Claim(VALIDATORS[0].address, work, statement, at)])
             await certifying.decide()
             kept.append(certifying._journal.certificate(certifying._own, POOL, statement.work) is not None)

@@ -11,11 +11,12 @@ from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
 from node.services.chairing import STALL_BATCHES, Chairing, Ready
 from node.swarm.ballots import FileState
+from node.swarm.facts import SilenceTold, WorkTouched
 from node.swarm.terms import Terms
 from protocol.checks import Reason
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
-from protocol.messages import Signed, SilenceSigned, StepJudged
+from protocol.messages import SilenceSigned, StepJudged
 from protocol.run import RunError
 from protocol.sections import ChairRules
 from protocol.statements import Domain, Outcome, TermSilent, sign, signer_of, work_id
@@ -49,7 +50,7 @@ class World:
         self.heard = [900.0, 950.0, 1000.0]
         self.works: dict[bytes, Any] = {}
         self.bad: set[bytes] = set()
-        self.tell_of, self.watched = trio.open_memory_channel[bytes](1000)
+        self.tell_of, self.watched = trio.open_memory_channel[WorkTouched](1000)
         self.away = False
         self.first: NodeKey | None = None
         self.unfit: Address | None = None
@@ -82,7 +83,7 @@ class World:
             jury=SimpleNamespace(
                 step_verdicts=lambda domain, term: self.verdicts if term == 0 else {},
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
-                watch=lambda: self.watched,
+                facts=SimpleNamespace(subscribe=lambda *kinds: self.watched),
                 register=SimpleNamespace(get=self.works.get),
                 ballots=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
             ),
@@ -142,7 +143,7 @@ class Door:
 
 def hears(chair: Chairing, *validators: NodeKey, world: World) -> None:
     for one, said in zip(validators, world.said, strict=True):
-        chair._hear(Signed(one.address, said, b""))  # noqa: SLF001
+        chair._hear(SilenceTold(one.address, said))  # noqa: SLF001
 
 
 async def silence(world: World, *validators: Chairing) -> None:
@@ -182,7 +183,7 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
         id = number.to_bytes(32)
         world.works[id] = SimpleNamespace(task=b"t" if but == "a task's" else None)
         world.bad |= {id} if but == "refused ones" else set()
-        world.tell_of.send_nowait(id)
+        world.tell_of.send_nowait(WorkTouched(W.address, id))
     if but == "steps are long":
         world.heard = [0.0, 500.0, 1000.0]
     if but == "the run is over":
@@ -337,7 +338,7 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
     judges, standby = [world.node(V), world.node(W)], world.node(B, Ready(6, ROOT))
     for until in range(5000, 5100):
         flood = SilenceSigned(pool=7, term=9, until=until, step=0, signature=bytes(65))
-        standby._hear(Signed(C.address, flood, b""))  # noqa: SLF001
+        standby._hear(SilenceTold(C.address, flood))  # noqa: SLF001
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(standby, V, W, world=world)

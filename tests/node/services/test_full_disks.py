@@ -51,9 +51,9 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
 async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_path: Path) -> None:
     court = Court([Validator])
     seat = court.seats[0]
-    seat.jury.policies.announce(Signed(TRAINER.address, announced(1), b""))
+    seat.jury.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
     audit = Auditing(seat.station, None, tmp_path, Anew())
     statement = announced(1).statement
-    assert statement is not None
-    assert await audit._tried(statement, full) is None
+    audit._audited = full
+    assert await audit._tried(statement) is None
     assert audit.counts["undecided"] == 1 and "No space left" in audit.undecided

@@ -20,7 +20,6 @@ from protocol.lots import pack_groups
 from protocol.manifest import PolicyStatement
 from protocol.messages import (
     Certificate,
-    PolicyAnnounced,
     StepJudged,
     ValidatorSaid,
     VerdictIssued,
@@ -117,6 +116,10 @@ class Chain(RecordingJudge):
             seat.membership.evict(node)
 
 
+def stated(step: int, state: bytes = b"\1" * 32) -> PolicyStatement:
+    return PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), bytes(32), state)
+
+
 class Bench:
     """Three validators that slash and judge nothing, over one chain; what they say is said by the test."""
 
@@ -154,9 +157,17 @@ class Bench:
         await trio.sleep(0.5)
         return WorkCommitment(POOL, WORKER.address, policy_root(0), index, root_of(index=index), 100)
 
+    async def state(self, upto: int) -> None:
+        """The trainer states its steps, each once."""
+        known = self.court.trainer.jury.policies.newest_step
+        for step in range(known + 1, upto + 1):
+            await self.court.trainer.board.post(stating(stated(step), TRAINER, DOMAIN, batch_size=9))
+            await trio.sleep(0.5)
+
     async def judge_step(self, key: Any, outcome: int, reason: int = 0, step: int = 3) -> None:
         """Of a step that the trainer stated."""
-        statement = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), bytes(32), b"\1" * 32)
+        await self.state(step)
+        statement = stated(step)
         word = sign(TRAINER, DOMAIN, statement.commitment(TRAINER.address))
         draft = StepJudged(statement, TRAINER.address, word, outcome, reason, b"", pool=POOL, detail=f"seen by {key}")
         signature = sign(key, DOMAIN, draft.verdict)
@@ -297,15 +308,12 @@ async def test_one_judge_without_its_stake_does_not_spoil_the_signatures_of_the_
 
 @pytest.mark.parametrize("step", [3, 4], ids=["one step", "two steps"])
 async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(autojump_clock: Any, step: int) -> None:
-    def announced(step: int, state: bytes) -> PolicyAnnounced:
-        statement = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), bytes(32), state)
-        return stating(statement, TRAINER, DOMAIN, batch_size=9)
-
     bench = Bench()
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
-        await bench.court.trainer.board.post(announced(3, b"\1" * 32))
-        await bench.court.trainer.board.post(announced(step, b"\2" * 32))
+        await bench.state(3)
+        other = stating(stated(step, b"\2" * 32), TRAINER, DOMAIN, batch_size=9)
+        await bench.court.trainer.board.post(other)
         await trio.sleep(EVERYBODY)
         told = [(TRAINER.address, "two commitments")] if step == 3 else []
         assert bench.done() == told

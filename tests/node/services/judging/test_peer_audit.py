@@ -76,8 +76,8 @@ class Auditor:
 
     def is_withheld(self) -> bool:
         jury = self.trainer.station.jury
-        assert not jury.is_withheld(VALIDATORS[0].address, work()) and BEN not in jury.ballots.quarantined
-        return jury.is_withheld(BEN, work())
+        assert not jury.seals.is_withheld(VALIDATORS[0].address, work()) and BEN not in jury.ballots.quarantined
+        return jury.seals.is_withheld(BEN, work())
 
 
 LIES = [

@@ -245,6 +245,7 @@ class House:
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
         station = SimpleNamespace(
+            time=SimpleNamespace(epoch=lambda: 0),
             run=SimpleNamespace(spec=self.run, root=bytes(32)),
             key=KEY,
             domain=Domain(31337, KEY.address),
