@@ -290,9 +290,8 @@ class Play:
 
     async def _announce(self, step: int) -> None:
         NODE.set(self._court.trainer.key.address)
-        message = announcement(step, policy_root(step))
         epoch = self._court.trainer.station.time.epoch()
-        await self._court.trainer.board.post(msgspec.structs.replace(message, epoch=epoch))
+        await self._court.trainer.board.post(announcement(step, policy_root(step), epoch=epoch))
 
     async def _commit(self, number: int, key: NodeKey, step: int) -> None:
         NODE.set(key.address)

@@ -29,6 +29,7 @@ from node.services.training.trainer import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
+from node.swarm.facts import RunTold
 from node.web.host import HttpHost
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
@@ -278,19 +279,8 @@ async def test_a_finished_run_tells_everybody_once_and_a_lengthened_one_goes_on(
         crew = await crew_of(place)
         page = StatusPage(crew)
         ending = next(service for service in crew.services if isinstance(service, Ending))
-        going = Heartbeat(
-            pool=4,
-            boot=0,
-            count=1,
-            at=1,
-            role="trainer",
-            state="working",
-            contact="",
-            policy_step=9,
-            interval=1.0,
-            reward=0.4,
-        )
-        over = msgspec.structs.replace(going, finished=True, reward=0.701)
+        going = RunTold("0x" + "11" * 20, over=False, step=9, reward=0.4)
+        over = msgspec.structs.replace(going, over=True, reward=0.701)
         told: list[tuple[Any, ...]] = []
         with structlog.testing.capture_logs() as logs:
             for beat in (going, over, over, going):

@@ -65,9 +65,11 @@ def announcement(
     state: bytes = bytes(32),
     term: int = 0,
     parent: bytes = bytes(32),
+    epoch: int = 0,
 ) -> PolicyAnnounced:
     """With the trainer's statement. root: of the policy."""
-    return policy_announced(step, root, key, domain, pool=pool, term=term, parent=parent, state=state, batch_size=9)
+    said = {"pool": pool, "term": term, "epoch": epoch, "parent": parent, "state": state}
+    return policy_announced(step, root, key, domain, batch_size=9, **said)
 
 
 def policy_root(step: int) -> bytes:
