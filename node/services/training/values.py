@@ -27,7 +27,7 @@ from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, Finding
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.lots import draws_file
+from protocol.lots import draws_file, unpack_groups
 from protocol.messages import DIGEST, Judgement
 from protocol.rollout import Report, ReportRow, decode_report
 from protocol.run import RolloutSpec
@@ -103,12 +103,14 @@ class OwnLook:
 
 class Believed(msgspec.Struct, frozen=True):
     """What may be trained on of one file. path: of the file; rows: of the groups; votes: of those whose reports were
-    had; sources: the report from which a group's rows are, where it is not this node's own look."""
+    had; sources: the report from which a group's rows are, where it is not this node's own look; lacking: groups that
+    somebody looked at, and of whose values too few are here."""
 
     path: Path
     rows: Rows
     votes: tuple[Judgement, ...]
     sources: Mapping[int, Source] = {}
+    lacking: frozenset[int] = frozenset()
 
 
 class Values:
@@ -150,9 +152,10 @@ class Values:
     async def of(
         self, work: Work, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
     ) -> Believed | None:
-        """What may be believed of an accepted file; None if nothing may. votes: of believed validators that accept it;
-        fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds file and reports."""
-        votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
+        """What may be believed of an accepted file; None if this node's own look refuses it. votes: of believed
+        validators that accept it; fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds
+        file and reports."""
+        voted = votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
         reports = in_order(work, await self._fetch_reports(work, votes))
         path = await fetch()
         agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
@@ -173,7 +176,9 @@ class Values:
         sources = whose(rows, reports, votes)
         # Asked once more: the own look may just have ended the belief in one of them.
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
-        return Believed(path, rows, tuple(votes.values()), sources) if rows and votes else None
+        looked = (unpack_groups(vote.checked, work.groups) or () for vote in voted.values())
+        lacking = frozenset(group for groups in looked for group in groups) - rows.keys()
+        return Believed(path, rows if votes else {}, tuple(votes.values()), sources, lacking)
 
     # what others say
 
