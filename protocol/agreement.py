@@ -182,8 +182,8 @@ class Agreement:
     def _named(self, ballot: int, *, closed: bool = False) -> Proposal | None:
         """What a quorum named in a ballot."""
         place = ballot, closed
-        votes = Counter(said[place] for said in self._said.values() if place in said)
-        anything = votes.pop(None, 0)
+        said = [said[place] for said in self._said.values() if place in said]
+        votes, anything = Counter(one for one in said if one is not None), said.count(None)
         # The least of several: with more liars than a pool bears, who hears all of them still finds the same one.
         return min((one for one, count in votes.items() if count + anything >= self._bench.quorum), default=None)
 
@@ -201,13 +201,12 @@ class Agreement:
 
     def _common(self, own: Proposal) -> Proposal:
         """The files that a quorum named in ballot 0, on top of the own outer state."""
-        first = Counter(said[FIRST] for said in self._said.values() if FIRST in said)
+        first = [said[FIRST] for said in self._said.values() if FIRST in said]
         # With fewer words a list that a quorum wants cannot be told from one that only some do.
-        if first.total() < self._bench.quorum:
+        if len(first) < self._bench.quorum:
             return own
-        anything, named = first.pop(None, 0), Counter[bytes]()
-        for one, count in first.items():
-            named.update(dict.fromkeys(one.files, count) if one and one.outer == own.outer else {})
+        named = Counter(root for one in first if one is not None and one.outer == own.outer for root in one.files)
+        anything = first.count(None)
         files = sorted(root for root, count in named.items() if count + anything >= self._bench.quorum)
         return own._replace(files=tuple(files[:MAX_CUT]))
 

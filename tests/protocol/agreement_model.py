@@ -1,4 +1,4 @@
-"""Rounds played on the product's `Agreement`: validators whose words are late, one that crashes, and liars of five kinds.
+"""Rounds on the product's `Agreement`: validators whose words are late, one that crashes, and liars of five kinds.
 
 What is modelled is the network alone. A word reaches each validator after a time of its own, at times a long one. A
 liar tells each validator what it likes, and what it told one comes to the others after a while, as boards hand on. Who
@@ -219,8 +219,8 @@ def rusher(play: Round, liar: Address) -> None:
     """First in every ballot, with an empty list or another one, open and closed at once."""
     for number in range(8):
         named = proposal() if number % 2 == 0 else play.any_list()
-        for closed in (False, True):
-            play.at(0.4 * number, lambda w=Word(number, closed, named): play.tell(liar, play.honest, w))
+        for word in (Word(number, closed, named) for closed in (False, True)):
+            play.at(0.4 * number, lambda w=word: play.tell(liar, play.honest, w))
 
 
 def two_faced(play: Round, liar: Address) -> None:

@@ -288,10 +288,10 @@ class Intake:
         with self._station.blobs.holding([work.commitment.file_root, *(vote.report_root for vote in votes.values())]):
             believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
             if believed is None or not believed.rows:
-                return [], None, believed is not None
+                return [], None, believed is not None and believed.lacks
             origins = await origins_of(self._station, work, believed.rows, believed.sources)
             joined = await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
-            return *joined, bool(believed.lacking)
+            return *joined, believed.lacks
 
     def _join(
         self, work: Work, believed: Believed, origins: Mapping[int, Origin] = {}

@@ -103,14 +103,14 @@ class OwnLook:
 
 class Believed(msgspec.Struct, frozen=True):
     """What may be trained on of one file. path: of the file; rows: of the groups; votes: of those whose reports were
-    had; sources: the report from which a group's rows are, where it is not this node's own look; lacking: groups that
-    somebody looked at, and of whose values too few are here."""
+    had; sources: the report from which a group's rows are, where it is not an own look; lacks: whether somebody
+    looked at more groups, and the values of these may come yet."""
 
     path: Path
     rows: Rows
     votes: tuple[Judgement, ...]
     sources: Mapping[int, Source] = {}
-    lacking: frozenset[int] = frozenset()
+    lacks: bool = False
 
 
 class Values:
@@ -155,8 +155,10 @@ class Values:
         """What may be believed of an accepted file; None if this node's own look refuses it. votes: of believed
         validators that accept it; fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds
         file and reports."""
+        silent = set(self._station.membership.validators) - votes.keys()
         voted = votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
-        reports = in_order(work, await self._fetch_reports(work, votes))
+        fetched, away = await self._fetch_reports(work, votes)
+        reports = in_order(work, fetched)
         path = await fetch()
         agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
         wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
@@ -177,14 +179,16 @@ class Values:
         # Asked once more: the own look may just have ended the belief in one of them.
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
         looked = (unpack_groups(vote.checked, work.groups) or () for vote in voted.values())
-        lacking = frozenset(group for groups in looked for group in groups) - rows.keys()
-        return Believed(path, rows if votes else {}, tuple(votes.values()), sources, lacking)
+        lacks = bool(away or silent) and (not rows or {group for groups in looked for group in groups} > rows.keys())
+        return Believed(path, rows if votes else {}, tuple(votes.values()), sources, lacks)
 
     # what others say
 
-    async def _fetch_reports(self, work: Work, votes: Mapping[Address, Judgement]) -> dict[Address, Rows]:
-        """The reports of all who accept a file, at once: one that is not served costs a second and not a time-out.
-        Equal reports have one root, and any of their authors serves it."""
+    async def _fetch_reports(
+        self, work: Work, votes: Mapping[Address, Judgement]
+    ) -> tuple[dict[Address, Rows], list[Address]]:
+        """The reports of all who accept a file, at once, and whose could not be had: one that is not served costs a
+        second and not a time-out. Equal reports have one root, and any of their authors serves it."""
         by_root: dict[bytes, list[Address]] = {}
         for author, vote in votes.items():
             by_root.setdefault(vote.report_root, []).append(author)
@@ -209,9 +213,10 @@ class Values:
             for root, authors in by_root.items():
                 nursery.start_soon(one, root, authors)
         reports: dict[Address, Rows] = {}
+        away = [author for root, authors in by_root.items() if root not in had for author in authors]
+        self._unserved.update(away)
         for root, authors in by_root.items():
             if root not in had:
-                self._unserved.update(authors)
                 continue
             for author in authors:
                 try:
@@ -219,7 +224,7 @@ class Values:
                     reports[author] = await trio.to_thread.run_sync(read_report, *given)
                 except IntellectError as error:
                     log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
-        return reports
+        return reports, away
 
     # what this node finds itself
 
