@@ -1,10 +1,21 @@
 """How validators agree on a round's cut: the one list of contributions that everybody adds.
 
-Every validator names the contributions that it accepted (an open word). Where a quorum names the same, it closes that
-list (a closed word); a quorum of equal closed words decides the round. Where they differ, the next ballot names what a
-quorum had named, so lists converge in a ballot or two without a leader. Whoever has closed a list names it again unless
-a quorum named another one in a later ballot: so no two lists are ever decided, as long as fewer validators break that
-rule than two quorums have in common (Tendermint, arXiv 1807.04938, with everybody as proposer).
+Every validator names the contributions that it accepted, once its own clock says that the round is over (an open word).
+Where a quorum names the same, it closes that list (a closed word); a quorum of equal closed words in one ballot decides
+the round. Where they differ, further ballots follow, without a leader (Tendermint, arXiv 1807.04938, with everybody as
+proposer):
+
+1. The first word is in ballot 0, whoever has spoken before.
+2. A later ballot's names the newest list that a quorum named, if that is not older than the list that its author
+   closed; else the closed one; else the files that a quorum named in ballot 0. That set only grows.
+3. A list is closed in the ballot in which its author is, never in an older one.
+4. Every signed word counts. Who says two things in one place of a ballot counts there for whatever others say: nobody
+   gains by more words, and each node remembers one word a place, in whatever order they came.
+5. A validator goes on by one ballot once a quorum is there and its own time is over, which grows from ballot to ballot.
+   It jumps only to where more are than can lie. No ballot is the last one.
+
+Two quorums have more validators in common than may lie, so two lists are never decided. What is remembered is bounded
+by the ballots that honest validators reach: of an author beyond them only its newest ballot is kept.
 
 Pure: words and times come in. A word of another outer state is another word, so replicas that differ decide nothing.
 """
@@ -15,11 +26,15 @@ from typing import NamedTuple
 
 from protocol.identity import Address
 
+MAX_CUT = 256
+"""Contributions that a cut may name."""
 # A few times what a word takes to reach all validators over gossip.
-BALLOT_SECONDS = 2.0
-"""So long a ballot waits for the words of validators that are alive."""
-# Two minutes of ballots; a bound on what one validator can make others remember of a round.
-MAX_BALLOTS = 64
+BALLOT_SECONDS, MOST_SECONDS = 2.0, 64.0
+"""So long the first ballot waits for further words; each later one waits twice as long as the one before, up to the
+second number."""
+AHEAD = 16
+"""Ballots beyond those that the others have reached, of which an author's words are kept: where one is lost that counts
+elsewhere, a list that somebody closed is not known to all. Going so far takes validators minutes."""
 
 
 class Proposal(NamedTuple):
@@ -40,90 +55,161 @@ class Word(NamedTuple):
     proposal: Proposal
 
 
+Place = tuple[int, bool]
+"""Ballot, and whether the word is a closed one: what an honest validator says once."""
+FIRST: Place = (0, False)
+
+
+class Bench(NamedTuple):
+    """Who decides a round. quorum: see `quorum_of`."""
+
+    validators: tuple[Address, ...]
+    quorum: int
+
+    @property
+    def liars(self) -> int:
+        """How many may lie and be told from the honest. One at least, where there are others: a pool of two or three
+        cannot bear a liar that tells each of them something else, but it must bear every other one."""
+        return max(liars_of(len(self.validators)), 1 if len(self.validators) > 1 else 0)
+
+
+def liars_of(validators: int) -> int:
+    """How many of a bench may lie, whatever they say to whom."""
+    return (validators - 1) // 3
+
+
 def quorum_of(validators: int, threshold: int) -> int:
-    """Words that decide: as many as the pool asks for, and more than half, so that any two quorums meet."""
-    # Two quorums of half could each decide a list of their own.
-    return max(threshold, validators // 2 + 1)
+    """Words that decide: as many as the pool asks for, and so many that any two quorums have more validators in common
+    than may lie: 2 of 3, 3 of 4, 4 of 5 or 6, 5 of 7."""
+    return max(threshold, (validators + liars_of(validators)) // 2 + 1)
+
+
+def seconds_of(ballot: int) -> float:
+    """How long a validator waits in a ballot at least."""
+    return min(BALLOT_SECONDS * 2 ** min(ballot, 16), MOST_SECONDS)
 
 
 class Agreement:
-    """One round's, as one node hears it. quorum: `quorum_of`."""
+    """One round's, as one node hears it. own: this node, if it is a validator."""
 
-    def __init__(self, quorum: int) -> None:
-        self._quorum = quorum
-        self._said: dict[tuple[int, bool], dict[Address, Proposal]] = {}
-        self._begun: dict[int, float] = {}
+    def __init__(self, bench: Bench, own: Address | None = None) -> None:
+        self._bench, self._own = bench, own
+        # None: it said several things there, and counts for all that others say
+        self._said: dict[Address, dict[Place, Proposal | None]] = {}
+        self._in, self._since = -1, 0.0
         self.decided: Proposal | None = None
 
-    def hear(self, author: Address, word: Word, now: float) -> bool:
-        """Take in a word; False if its author said something else in that ballot, which contradicts itself."""
-        if not 0 <= word.ballot < MAX_BALLOTS:
-            return True
-        self._begun.setdefault(word.ballot, now)
-        said = self._said.setdefault((word.ballot, word.closed), {})
-        # The first word stands: whoever says two things in one ballot would else be counted for both.
-        if said.setdefault(author, word.proposal) != word.proposal:
-            return False
-        if self.decided is None and word.closed:
-            self.decided = self._agreed(word.ballot, closed=True)
-        return True
-
     @property
-    def has_begun(self) -> bool:
-        """Whether anybody has said anything."""
-        return bool(self._said)
+    def has_own(self) -> bool:
+        """Whether this node has spoken."""
+        return bool(self._own and self._said.get(self._own))
 
-    def next_word(self, own: Address, wanted: Proposal, alive: Collection[Address], now: float) -> Word | None:
-        """What validator `own` has to say now, None if nothing. wanted: what it accepted itself; alive: validators."""
-        if self.decided is not None:
-            return None
-        mine = self._of(own)
-        # Closing is a promise over restarts, too: it is read from what was said, not from this process's memory.
-        locked = max((ballot for ballot, closed in mine if closed), default=-1)
-        newest = max((ballot for ballot, _ in mine), default=-1)
-        for ballot in sorted({ballot for ballot, _ in self._said}, reverse=True):
-            agreed = self._agreed(ballot, closed=False)
-            # never in a ballot before the own newest one: who has named something else since may not close this
-            if agreed is not None and ballot > locked and ballot >= newest:
-                return Word(ballot, True, agreed)
-        if newest < 0:
-            return Word(self._first(), False, wanted)
-        if newest + 1 >= MAX_BALLOTS or not self._is_over(newest, own, alive, now):
-            return None
-        return Word(newest + 1, False, self._next(wanted))
+    def seat(self, bench: Bench) -> None:
+        """Only the words of these count from now on."""
+        self._bench = bench
+        self._said = {author: said for author, said in self._said.items() if author in bench.validators}
+        for ballot in sorted({ballot for said in self._said.values() for ballot, closed in said if closed}):
+            self._decide(ballot)
 
-    def _first(self) -> int:
-        """The ballot in which to begin: the newest that others are in."""
-        return max((ballot for ballot, _ in self._said), default=0)
+    def forget(self) -> None:
+        """What was said is of no use any more; what was decided stays."""
+        self._said.clear()
 
-    def _of(self, author: Address) -> dict[tuple[int, bool], Proposal]:
-        return {key: said[author] for key, said in self._said.items() if author in said}
-
-    def _agreed(self, ballot: int, *, closed: bool) -> Proposal | None:
-        votes = Counter(self._said.get((ballot, closed), {}).values())
-        return next((one for one, count in votes.items() if count >= self._quorum), None)
-
-    def _is_over(self, ballot: int, own: Address, alive: Collection[Address], now: float) -> bool:
-        """Whether a ballot can bring no more: others are further, or all have spoken, or its time is over."""
-        if any(later > ballot for later, _ in self._said):
+    def hear(self, author: Address, word: Word) -> bool:
+        """Take in a word; False if its author has said something else in that place, which is evidence against it."""
+        if author not in self._bench.validators:
             return True
-        if now - self._begun[ballot] >= BALLOT_SECONDS:
-            return len(self._said.get((ballot, False), {})) >= self._quorum
-        spoke = self._said.get((ballot, False), {}).keys() | {own}
-        return self._agreed(ballot, closed=False) is None and len(spoke) >= self._quorum and spoke >= set(alive)
+        said, place = self._said.setdefault(author, {}), (word.ballot, word.closed)
+        alike = said.setdefault(place, word.proposal) == word.proposal
+        if not alike:
+            said[place] = None
+        if author != self._own:  # what it said itself binds it, wherever the others are
+            self._forget_far(said)
+        if word.closed:
+            self._decide(word.ballot)
+        return alike
 
-    def _next(self, wanted: Proposal) -> Proposal:
-        """What the next ballot names: what a quorum named last, which somebody may have closed. Before there is such a
-        list, the files that a quorum names in everybody's newest words, on top of the own outer state."""
-        for ballot in sorted({ballot for ballot, _ in self._said}, reverse=True):
-            agreed = self._agreed(ballot, closed=False)
-            if agreed is not None:
+    def next_word(self, wanted: Proposal | None, now: float) -> Word | None:
+        """What this node has to say now, None if nothing. wanted: what it accepted itself, None while its own clock
+        says that the round is not over."""
+        said = self._said.get(self._own, {}) if self._own else {}
+        ballot = _newest(said)
+        if ballot < 0:
+            named = self.decided or wanted
+            return self._begun(Word(*FIRST, named), now) if named else None
+        if ballot != self._in:  # a word of before this start
+            self._in, self._since = ballot, now
+        agreed = self._named(ballot)
+        if agreed is not None and (ballot, True) not in said:
+            return Word(ballot, True, agreed)
+        further = self._next_ballot(ballot, now)
+        if further is None:
+            return None
+        return self._begun(Word(further, False, self.decided or self._next(said, wanted)), now)
+
+    def _begun(self, word: Word, now: float) -> Word:
+        self._in, self._since = word.ballot, now
+        return word
+
+    def _next_ballot(self, ballot: int, now: float) -> int | None:
+        """Where to go from a ballot, None: it may bring more."""
+        if (reached := self._reached()) > ballot:
+            return reached
+        there = [newest for newest in map(_newest, self._said.values()) if newest >= ballot]
+        # Who has decided says so to those who go on, and does not go on by itself.
+        if self.decided is not None and max(there) == ballot:
+            return None
+        over = now - self._since >= seconds_of(ballot)
+        return ballot + 1 if over and len(there) >= self._bench.quorum else None
+
+    def _reached(self) -> int:
+        """The newest ballot that more have reached than can lie; -1 before."""
+        newest = sorted(map(_newest, self._said.values()), reverse=True)
+        liars = self._bench.liars
+        return newest[liars] if len(newest) > liars else -1
+
+    def _forget_far(self, said: dict[Place, Proposal | None]) -> None:
+        """Of what one author said beyond where the others are soon, only its newest ballot stays: an honest one that is
+        far ahead of this node goes on from there, and a liar gains no room."""
+        if (newest := _newest(said)) > (near := self._reached() + AHEAD):
+            for place in [place for place in said if near < place[0] < newest]:
+                del said[place]
+
+    def _decide(self, ballot: int) -> None:
+        if self.decided is None:
+            self.decided = self._named(ballot, closed=True)
+
+    def _named(self, ballot: int, *, closed: bool = False) -> Proposal | None:
+        """What a quorum named in a ballot."""
+        place = ballot, closed
+        said = [said[place] for said in self._said.values() if place in said]
+        votes, anything = Counter(one for one in said if one is not None), said.count(None)
+        # The least of several: with more liars than a pool bears, who hears all of them still finds the same one.
+        return min((one for one, count in votes.items() if count + anything >= self._bench.quorum), default=None)
+
+    def _next(self, said: dict[Place, Proposal | None], wanted: Proposal | None) -> Proposal:
+        """What a later ballot names: rule 2."""
+        locked = max((ballot for ballot, closed in said if closed), default=-1)
+        heard = {ballot for said in self._said.values() for ballot, closed in said if not closed and ballot >= locked}
+        for ballot in sorted(heard, reverse=True):
+            if (agreed := self._named(ballot)) is not None:
                 return agreed
-        newest: dict[Address, Proposal] = {}
-        for key in sorted(self._said):
-            newest |= self._said[key]
-        named = Counter(root for one in newest.values() for root in one.files if one.outer == wanted.outer)
+        lock, first = said.get((locked, True)), said.get(FIRST) or wanted
+        known = lock or first
+        assert known is not None  # noqa: S101 - whoever is in a later ballot has said its first word
+        return lock or self._common(known)
+
+    def _common(self, own: Proposal) -> Proposal:
+        """The files that a quorum named in ballot 0, on top of the own outer state."""
+        first = [said[FIRST] for said in self._said.values() if FIRST in said]
         # With fewer words a list that a quorum wants cannot be told from one that only some do.
-        if len(newest) < self._quorum:
-            return wanted
-        return wanted._replace(files=tuple(sorted(root for root, count in named.items() if count >= self._quorum)))
+        if len(first) < self._bench.quorum:
+            return own
+        named = Counter(root for one in first if one is not None and one.outer == own.outer for root in one.files)
+        anything = first.count(None)
+        files = sorted(root for root, count in named.items() if count + anything >= self._bench.quorum)
+        return own._replace(files=tuple(files[:MAX_CUT]))
+
+
+def _newest(said: Collection[Place]) -> int:
+    return max((ballot for ballot, _ in said), default=-1)

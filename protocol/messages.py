@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from blake3 import blake3
 
-from protocol.agreement import MAX_BALLOTS, Proposal, Word
+from protocol.agreement import MAX_CUT, Proposal, Word
 from protocol.audit import RATE_ONE
 from protocol.codec import decode_msgpack
 from protocol.engines import MAX_CLASS
@@ -55,8 +55,6 @@ DIGEST = 16
 """Bytes of a group's reward digest: four were matched with other rewards in 39 seconds of trying."""
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
-MAX_CUT = 256
-"""Contributions that one cut may name."""
 MAX_SHOWN = 64
 """Epochs in one message."""
 MAX_ENTRIES = 32
@@ -423,7 +421,7 @@ class CutSigned(_Message, frozen=True):
         return Word(self.ballot, self.closed, Proposal(self.outer, self.state, self.size, self.files))
 
     def fault(self) -> str | None:
-        if not (0 <= self.round < 2**31 and 0 <= self.ballot < MAX_BALLOTS and 0 < self.size < 2**63):
+        if not (0 <= self.round < 2**31 and 0 <= self.ballot < 2**63 and 0 < self.size < 2**63):
             return "a number is out of range"
         if len(self.files) > MAX_CUT or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
             return "the contributions are too many, or a root is not 32 bytes"

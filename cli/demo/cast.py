@@ -117,6 +117,11 @@ def seats() -> dict[str, str]:
     return _names(SEATS, "SEATS")
 
 
+def round_liars() -> dict[str, str]:
+    """Lying validators of a run with rounds: in what a round comes to."""
+    return _names(SEATS, "ROUNDS")
+
+
 def nodes() -> dict[str, str]:
     """Members that are dishonest beside what their engines do, likewise."""
     return _names(DAEMONS, "NODES")
@@ -134,8 +139,8 @@ def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[s
 
 def program_module(cheat: str | None) -> list[str]:
     """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
-    if cheat in seats():
-        return ["tests.cheats.seats", seats()[cheat]]
+    if cheat in (whole := seats() | round_liars()):
+        return ["tests.cheats.seats", whole[cheat]]
     if cheat in leaders():
         return ["tests.cheats.trainers", leaders()[cheat]]
     return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
@@ -292,7 +297,7 @@ def join_command(
         # Only the trainer reads the run from its file; the others fetch it from members, as in any pool.
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
-    if part.cheat and part.cheat not in nodes() | seats() | leaders():
+    if part.cheat and part.cheat not in nodes() | seats() | round_liars() | leaders():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     if part.role == "worker" and part.cheat is None and worker_engine:
         command += ["--engine-command", worker_engine]

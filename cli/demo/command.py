@@ -73,7 +73,18 @@ def command(
     import msgspec
     import trio
 
-    from cli.demo.cast import Casting, DemoOptions, Scene, cheats, chosen, leaders, liars, nodes, remembered
+    from cli.demo.cast import (
+        Casting,
+        DemoOptions,
+        Scene,
+        cheats,
+        chosen,
+        leaders,
+        liars,
+        nodes,
+        remembered,
+        round_liars,
+    )
 
     if not fresh and run is not None:
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
@@ -91,12 +102,23 @@ def command(
 
     honest = no_cheat or (pretrains and not cheat)  # a default cheat makes rollouts, of which such a run has none
     wanted = () if honest else chosen(cheat, cheats() | nodes(), "cheat") if cheat else before.cheats
-    lies = chosen(liar, liars(), "liar") if liar else before.liars
+    lies = chosen(liar, liars() | round_liars(), "liar") if liar else before.liars
     judges = before.validators if validators is None else validators
     if len(lies) > judges:
         raise CommandError(
             "more liars than validators", f"{len(lies)} of {judges}", f"--validators {2 * len(lies) + 1}", USAGE
         )
+    of_rounds = round_liars().keys()
+    if fresh and not (pretrains or seats) and (lost := of_rounds & lies):
+        raise CommandError(
+            f"{', '.join(lost)}: this run has no rounds",
+            "it lies in what a round comes to",
+            "--run FILE with rounds",
+            USAGE,
+        )
+    if fresh and pretrains and (lost := set(lies) - of_rounds):
+        why = "its validators look at no rollouts, which this liar judges"
+        raise CommandError(f"{', '.join(lost)}: not in a run that pre-trains", why, f"--liar {min(of_rounds)}", USAGE)
     if pretrains and (trainers or 1) > 1:
         raise CommandError(
             "a run with [pretraining] takes no --trainers", "its peers have no leader", "leave --trainers out", USAGE

@@ -18,8 +18,11 @@ from node.inference.wire import Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import Pronouncing
+from node.services.rounds.applying import Outer
+from node.services.rounds.cutting import Cutting
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
+from protocol.agreement import Proposal, Word
 from protocol.checks import Reason
 from protocol.lots import pack_groups, unpack_groups
 from protocol.messages import Seal, VerdictIssued, VerdictRechecked, seal_of, signed
@@ -165,6 +168,22 @@ class Unserving(Validator):
         self._pronouncing = Unserved(self._station, self.own_lots.is_calm)
 
 
+RUSHED = 8
+"""Ballots in which a rusher speaks before anybody is there."""
+
+
+class Rusher(Cutting):
+    """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
+
+    async def _look(self, round_: int, outer: Outer | None) -> None:
+        if outer is None or self._rounds.book.of(round_).has_own:
+            return
+        nothing = Proposal(outer.root, outer.state, outer.size, ())
+        for ballot in range(RUSHED):
+            for closed in (False, True):
+                await self._say(round_, Word(ballot, closed, nothing))
+
+
 SEATS: dict[str, type[Validator]] = {
     "second look": SecondLook,
     "turncoat": Turncoat,
@@ -173,14 +192,21 @@ SEATS: dict[str, type[Validator]] = {
     "sealer": Sealer,
     "unserving": Unserving,
 }
+ROUNDS: dict[str, type[Cutting]] = {
+    "rusher": Rusher,
+}
+"""Those that lie in what a round comes to, in a run that has rounds."""
 
 
 def main() -> None:
     """Be the validator that the first argument names; what follows is the program's own command line."""
-    if len(sys.argv) < 2 or sys.argv[1] not in SEATS:
-        sys.exit(f"which validator? one of: {', '.join(SEATS)}")
-    kind = SEATS[sys.argv.pop(1)]
-    daemon.ROLES["validator"] = tuple(kind if one is Validator else one for one in daemon.ROLES["validator"])
+    known: dict[str, type[Any]] = {**SEATS, **ROUNDS}
+    if len(sys.argv) < 2 or sys.argv[1] not in known:
+        sys.exit(f"which validator? one of: {', '.join(known)}")
+    kind = known[sys.argv.pop(1)]
+    place = next(one for one in (Validator, Cutting) if issubclass(kind, one))
+    for roles in (daemon.ROLES, daemon.PRETRAINING_ROLES, daemon.SEAT_ROLES):
+        roles["validator"] = tuple(kind if one is place else one for one in roles["validator"])
     sys.exit(run_program(sys.argv[1:]))
 
 

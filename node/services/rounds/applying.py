@@ -7,7 +7,6 @@ the bf16 image of every state, too: the policy that is sampled with, which nobod
 """
 
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +21,7 @@ from node.services.station import Station
 from node.state.files import mapped, write_whole
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
+from node.swarm.roundbook import RoundBook
 from node.training.client import TrainerProcess
 from node.training.errors import TrainingError
 from node.training.jobs import Jobs, Start, Train
@@ -30,7 +30,7 @@ from node.training.outer import StateFile, apply_round, write_policy
 from node.training.spool import Spool
 from node.weights.images import DescribedImage, describe_image
 from node.weights.keeper import HeldPolicy
-from protocol.agreement import Agreement, Proposal, quorum_of
+from protocol.agreement import Bench, Proposal, quorum_of
 from protocol.contribution import (
     Contribution,
     ContributionHeader,
@@ -42,7 +42,6 @@ from protocol.contribution import (
 )
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
-from protocol.identity import Address
 from protocol.messages import CutSigned, Signed
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
@@ -56,7 +55,7 @@ CATCH_UP = 10.0
 """Seconds, at most, in which a node that begins hears how far the others are."""
 KEPT_STATES = 2
 REMEMBERED = 256
-"""Rounds whose agreement, root and figures are kept."""
+"""Rounds whose root and figures are kept."""
 
 
 class Outer(NamedTuple):
@@ -83,19 +82,6 @@ class Figures(msgspec.Struct, frozen=True):
     bits: float
     seconds: float = 0.0
     batches: tuple[bytes, ...] = ()
-
-
-class RoundAgreement(Agreement):
-    """One round's. The chain may seat other validators before it is decided."""
-
-    def seat(self, validators: Collection[Address], quorum: int) -> None:
-        """Only the words of these count from now on."""
-        self._quorum = quorum
-        for key, said in self._said.items():
-            self._said[key] = {author: one for author, one in said.items() if author in validators}
-        for ballot, closed in self._said:
-            if closed and self.decided is None:
-                self.decided = self._agreed(ballot, closed=True)
 
 
 class Rounds(Service):
@@ -133,8 +119,7 @@ class Rounds(Service):
         """Of contributions that this node looked at."""
         # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
-        self._agreements: Recent[int, RoundAgreement] = Recent(REMEMBERED)
-        self._bench = self._in_office()
+        self._book = RoundBook(self._in_office(), station.key.address, self.last)
         self._roots: Recent[int, bytes] = Recent(REMEMBERED)
         self._moved = trio.Event()
         self.caught_up = trio.Event()
@@ -211,7 +196,7 @@ class Rounds(Service):
     def furthest(self) -> int:
         """The newest round that is known to have begun anywhere: contributions to those before it count no more, but
         for `late` of them."""
-        return max([self.newest, *(at + 1 for at, one in self._agreements.items() if one.decided)])
+        return max([self.newest, *(at + 1 for at in self.book.decided())])
 
     def _expected(self, outer: Outer) -> Expected:
         """What a contribution in a cut may be: of its round, or late by one. Of those that began before this state the
@@ -220,27 +205,14 @@ class Rounds(Service):
         root = outer.root if self.rules.begins_at(outer.round) == outer.round else None
         return expected_of(self.rules, self._root, late | {outer.round: root}, self._batch)
 
-    def agreement(self, round_: int) -> RoundAgreement:
-        """What validators in office have said of a round."""
-        self._heed_bench()
-        known = self._agreements.get(round_)
-        if known is None:
-            # One validator may speak of any rounds: what it makes others forget is never what they are to decide.
-            for running in self._agreements.keys() & {self.newest, self.newest + 1}:
-                self._agreements.move_to_end(running)
-            known = self._agreements[round_] = RoundAgreement(self.quorum)
-        return known
+    @property
+    def book(self) -> RoundBook:
+        """What validators in office say of rounds."""
+        self._book.seat(self._in_office())
+        return self._book
 
-    def _heed_bench(self) -> None:
-        """Where others took office they alone decide what is not decided. By the quorum of another bench a few of a
-        larger one would, and a smaller one never could."""
-        if self._bench != self._in_office():
-            self._bench = self._in_office()
-            for agreement in self._agreements.values():
-                agreement.seat(*self._bench)
-
-    def _in_office(self) -> tuple[tuple[Address, ...], int]:
-        return self._station.membership.validators, self.quorum
+    def _in_office(self) -> Bench:
+        return Bench(self._station.membership.validators, self.quorum)
 
     def root_of(self, round_: int) -> bytes | None:
         """The outer state's root with which a round began here."""
@@ -294,18 +266,14 @@ class Rounds(Service):
             self.note(signed)
 
     def note(self, signed: Signed[CutSigned]) -> None:
-        """Whoever says two things in one ballot is believed no more; both envelopes show it."""
-        message, now = signed.message, self._station.clock.monotonic()
-        ballots, in_office = self._station.jury.ballots, self._station.membership.may_validate(signed.author)
-        # Rounds beyond the run's last would fill the table of agreements with what never comes.
-        if message.round > self.last or signed.author in ballots.quarantined or not in_office:
-            return
-        agreement = self.agreement(message.round)
-        if not agreement.hear(signed.author, message.word, now):
-            others = [one for one in self._station.board.messages(CutSigned) if one.author == signed.author]
+        """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
+        finds; both envelopes show it."""
+        message, author, ballots = signed.message, signed.author, self._station.jury.ballots
+        if not self.book.hear(author, message.round, message.word) and author not in ballots.quarantined:
+            others = [one for one in self._station.board.messages(CutSigned) if one.author == author]
             same = [one.raw for one in others if _place(one.message) == _place(message)]
-            ballots.quarantine(signed.author, "it signed two different cuts in one ballot", tuple(same))
-        if agreement.decided is not None:
+            ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
+        if self.furthest > self.newest:
             self._move()
 
     def _move(self) -> None:
@@ -318,7 +286,7 @@ class Rounds(Service):
         """Apply what is decided, or take a later state; False where there is nothing to do."""
         assert self.outer is not None  # noqa: S101 - `start` opened one
         own = self.outer.round
-        decided = {at: one.decided for at, one in self._agreements.items() if one.decided and at >= own}
+        decided = {at: one for at, one in self.book.decided().items() if at >= own}
         if not decided:
             return False
         proposal, newest = decided.get(own), max(decided)
@@ -358,14 +326,14 @@ class Rounds(Service):
     async def batches_of(self, round_: int) -> tuple[bytes, ...] | None:
         """The manifests that contributions in a round's cut name; None where no cut of it is known. Of a round that was
         not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
-        figures, agreement = self.figures.get(round_), self._agreements.get(round_)
-        if figures is not None or agreement is None or agreement.decided is None:
+        figures, decided = self.figures.get(round_), self._book.decided().get(round_)
+        if figures is not None or decided is None:
             return figures.batches if figures is not None else None
         paths = dict[bytes, Path]()
-        with self._station.blobs.holding(agreement.decided.files):
-            for root in agreement.decided.files:
+        with self._station.blobs.holding(decided.files):
+            for root in decided.files:
                 await self._fetch(root, paths)
-            if len(paths) < len(agreement.decided.files):
+            if len(paths) < len(decided.files):
                 what, why = f"contributions of round {round_} cannot be had", "no member hands them over"
                 raise TrainingError(what, why, "they are not asked for again")
             return await trio.to_thread.run_sync(self._named_in, round_, list(paths.values()))
@@ -437,6 +405,7 @@ class Rounds(Service):
         # After a jump there is no state of the round before to compare late contributions with.
         if old is not None and old.round + 1 != found.round:
             self.before = None
+        self._book.begin(found.round)
         self._roots[found.round] = found.root
         log.info("round.opened", round=found.round, root=found.root.hex())
         self._station.jury.learn(found.round, found.root, outer=True)

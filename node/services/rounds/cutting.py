@@ -13,12 +13,17 @@ from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
+from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
 from protocol.messages import CutSigned
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
 POLL = 0.1
+IDLE_ROUNDS = 8
+"""Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
+RECALLED = 64
+"""Own words that are read again at a start: those of many rounds."""
 
 
 class Cutting(Service):
@@ -29,6 +34,9 @@ class Cutting(Service):
     def __init__(self, station: Station, rounds: Rounds) -> None:
         self._station, self._rounds = station, rounds
         self._accepted_at: Recent[WorkId, float] = Recent(4096)
+        self._idle: Recent[Address, int] = Recent(4096, refresh=True)
+        """Peers that contributed nothing since a round waited for them in vain, and which one did."""
+        self._done_at: Recent[int, float] = Recent(4)
         self.said = 0
 
     @classmethod
@@ -39,52 +47,77 @@ class Cutting(Service):
         return {"pretraining": {"cuts_signed": self.said}}
 
     async def run(self) -> None:
+        await self._recall()
         while not self._rounds.over:
             outer = self._rounds.outer
             # The pool may give its seat to another one, while this node goes on and may come back to office.
             if outer is not None and self._is_in_office():
-                await self._look(outer)
+                # Of the round before, too: who has decided says so to those who have not, until the next one is.
+                if outer.round:
+                    await self._look(outer.round - 1, None)
+                await self._look(outer.round, outer)
             await trio.sleep(POLL)
 
     def _is_in_office(self) -> bool:
         return self._station.membership.is_validator(self._station.key.address)
 
-    async def _look(self, outer: Outer) -> None:
-        """Say what there is to say of the round that runs."""
-        now, agreement = self._station.clock.monotonic(), self._rounds.agreement(outer.round)
+    async def _recall(self) -> None:
+        """What this node signed before this start binds it, and boards may have forgotten it."""
+        for raw in await self._station.journal.do(self._station.journal.last_said, "cut", RECALLED):
+            try:
+                self._rounds.note(self._station.board.opened(raw, CutSigned))
+            except ProtocolError as error:  # of another pool, or another office
+                log.info("cut.not_recalled", why=error.why)
+
+    async def _look(self, round_: int, outer: Outer | None) -> None:
+        """Say what there is to say of a round. outer: of the one that runs."""
+        now, agreement = self._station.clock.monotonic(), self._rounds.book.of(round_)
+        wanted = None if outer is None or agreement.has_own else self._wanted(outer, now)
+        word = agreement.next_word(wanted, now)
+        if word is not None:
+            await self._say(round_, word)
+
+    def _wanted(self, outer: Outer, now: float) -> Proposal | None:
+        """What this validator accepted in a round; None while its own clock says that the round is not over."""
         works = self._rounds.works()
         accepted = [work for work in works if self._is_accepted(work, now)]
-        if not agreement.has_begun and not self._is_over(outer, works, accepted, now):
-            return
-        wanted = Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
-        alive = self._station.jury.ballots.electorate()
-        word = agreement.next_word(self._station.key.address, wanted, alive, now)
-        if word is not None:
-            await self._say(outer.round, word)
+        if not self._is_over(outer, works, accepted, now):
+            return None
+        return Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
 
     def _is_accepted(self, work: Work, now: float) -> bool:
         if self._station.jury.ballots.state(work.id) is not FileState.ACCEPTED:
             return False
         self._accepted_at.setdefault(work.id, now)
+        self._idle.pop(work.node, None)
         # Of two commitments for one slot neither is used (ADR 005).
         return not self._station.jury.register.is_contested(work)
 
     def _is_over(self, outer: Outer, works: list[Work], accepted: list[Work], now: float) -> bool:
-        """Whether the round's time is over, or everybody who is at work on it has contributed."""
+        """Whether the round's time is over, or everybody who is waited for has contributed."""
         rules, states = self._rounds.rules, self._station.jury.ballots.state
         times = [self._accepted_at[work.id] for work in accepted]
-        tried = sum(work.round == outer.round for work in works)
-        closes = closes_at(outer.opened, times, rules, tried=tried)
+        this = [work for work in works if work.round == outer.round]
+        closes = closes_at(outer.opened, times, rules, tried=len(this))
+        at_work = self._at_work(outer)
         if closes is not None and now >= closes:
+            # A claimed seat costs its node nothing.
+            self._idle.update(dict.fromkeys(at_work - {work.node for work in accepted}, outer.round))
             return True
         judged = (FileState.ACCEPTED, FileState.REJECTED)
-        done = {work.node for work in works if work.round == outer.round and states(work.id) in judged}
-        return len(accepted) >= rules.min_contributions and done >= self._at_work(outer)
+        done = {work.node for work in this if states(work.id) in judged}
+        if len(accepted) < rules.min_contributions or not done >= at_work:
+            return False
+        # Who was not waited for and is here all the same is judged first, if that does not take long.
+        self._done_at.setdefault(outer.round, now)
+        return done >= {work.node for work in this} or now >= self._done_at[outer.round] + rules.grace_seconds
 
     def _at_work(self, outer: Outer) -> set[Address]:
-        """Living peers that are in this round, or were in the one before: a heartbeat may be a little old."""
+        """Living peers that are in this round, or were in the one before: a heartbeat may be a little old. Not those
+        for which a round waited in vain lately."""
         beats = self._station.membership.beats(self._station.clock.monotonic())
-        return {node for node, beat in beats.items() if beat.seat >= 0 and beat.policy_step >= outer.round - 1}
+        there = {node for node, beat in beats.items() if beat.seat >= 0 and beat.policy_step >= outer.round - 1}
+        return {node for node in there if outer.round - self._idle.get(node, outer.round - IDLE_ROUNDS) >= IDLE_ROUNDS}
 
     def _files(self, outer: Outer, accepted: list[Work]) -> tuple[bytes, ...]:
         """Roots of what is in, by this validator's own eyes: none that is far too large; of too many, a lot's."""

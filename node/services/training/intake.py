@@ -2,14 +2,17 @@
 
 A file is used once its quorum is reached (`audit.trust` 'verified') or the first validator has accepted it
 ('optimistic'); which values of it are believed is `values.py`'s to say. Nothing that the worker said about itself
-leaves this module. What is rejected after it was used is forgotten where it waits, and recorded where it trained a
-step.
+leaves this module. What lacks a value is asked for again, as long as the file may train. What is rejected after it was
+used is forgotten where it waits, and recorded where it trained a step.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -19,7 +22,7 @@ from node.network.budget import TokenBucket
 from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
-from node.recipe.pool import Group, Origin
+from node.recipe.pool import Group, Key, Origin
 from node.services.station import Station
 from node.services.training.journeys import Journeys
 from node.services.training.sources import origins_of
@@ -42,10 +45,21 @@ JOINED_AT_ONCE = 4
 """Of them in memory, each with its reports."""
 WATCH_POLL = 0.5
 REMEMBERED = 8192
+AGAIN = 4.0
+"""Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
 QUESTIONS = (2.0, 64.0)
 """Verdicts asked for again, per second and at once: half of what others hear of a trainer (`node/swarm/rules.py`).
 Where validators are slower than workers everything waits, and who asked for all of it would be muted with its policies.
 """
+
+
+class Lacking(NamedTuple):
+    """A file of which values are lacking. had: its groups that were taken in; due: when it is tried again."""
+
+    work: Work
+    had: frozenset[Key]
+    tries: int
+    due: float
 
 
 class Intake:
@@ -84,6 +98,7 @@ class Intake:
         self._joining = trio.CapacityLimiter(JOINED_AT_ONCE)
         self._looked_at: Recent[WorkId, None] = Recent(REMEMBERED)
         self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
+        self._lacking: Recent[WorkId, Lacking] = Recent(REMEMBERED)
         self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
         self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
@@ -109,6 +124,7 @@ class Intake:
         """Of these the groups are free again that a batch had used up which was taken back."""
         for id in works:
             self._taken.pop(id, None)
+            self._lacking.pop(id, None)
             self._looked_at.pop(id, None)
             if (work := self._register.get(id)) is not None:
                 self._open[id] = work
@@ -126,6 +142,8 @@ class Intake:
             work = self._register.get(id)
             # The jury tells of results of tasks as well; their owners read these.
             if work is not None and work.is_sampled:
+                if (lacking := self._lacking.get(id)) is not None:
+                    self._lacking[id] = lacking._replace(due=0.0)
                 await self._decide(work)
 
     async def _watch_clock(self, nursery: trio.Nursery) -> None:
@@ -144,9 +162,21 @@ class Intake:
                 # Given up: nobody has answered, or its rollouts are too old to train on.
                 if waited > 4 * patience or not self._fresh(work.step):
                     self._open.pop(work.id, None)
+            self._try_again(now)
             for work in self._next_questions(now - patience / 2, now):
                 # A fetch takes up to half a minute, and the clock must go on for all the others.
                 nursery.start_soon(self._ask_again, work)
+
+    def _try_again(self, now: float) -> None:
+        """What lacked values once more, if it may still train."""
+        for id, lacking in list(self._lacking.items()):
+            if not self._fresh(lacking.work.step):
+                self.lost += not lacking.had
+                del self._lacking[id]
+            elif now >= lacking.due:
+                with suppress(trio.WouldBlock):  # the queue is full; it stays due
+                    self._accepted_send.send_nowait(lacking.work)
+                    self._lacking[id] = lacking._replace(due=math.inf)
 
     def _next_questions(self, before: float, now: float) -> list[Work]:
         """The works heard before a time that are asked about now: one worker after the other, the one longest not asked
@@ -194,6 +224,7 @@ class Intake:
         state = ballots.state(id)
         if state is FileState.REJECTED:
             self._open.pop(id, None)
+            self._lacking.pop(id, None)
             if id in self._taken or id in self._trained:
                 await self._invalidate(id)
             return
@@ -226,33 +257,43 @@ class Intake:
 
     async def _fetch_accepted(self) -> None:
         async for work in self._accepted:
+            groups, unjudged, lacks = list[Group](), None, True
             try:
-                groups, unjudged = await self._obtain(work)
+                groups, unjudged, lacks = await self._obtain(work)
             except IntellectError as error:
                 log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
-                groups, unjudged = [], None
-            # Neither usable nor waiting for judges. It was paid for, so the status counts it.
-            if not groups and unjudged is None:
-                self.lost += 1
             # Asked once more: fetching takes seconds, in which a quorum may have refused the file.
-            elif self._station.jury.ballots.state(work.id) is not FileState.REJECTED:
+            if self._station.jury.ballots.state(work.id) is FileState.REJECTED:
+                self._lacking.pop(work.id, None)
+                continue
+            before = self._lacking.pop(work.id, Lacking(work, frozenset(), 0, 0.0))
+            new = [group for group in groups if group.key not in before.had]
+            if new or unjudged is not None:
                 self._journeys.reached(work.id, "fetch")
-                self._taken_in([] if self._is_orphan(work) else groups)
+                self._taken_in([] if self._is_orphan(work) else new)
                 if unjudged is not None:
                     self._to_judge(unjudged)
+            had = before.had.union(group.key for group in new)
+            if lacks and unjudged is None and self._fresh(work.step):
+                due = self._station.clock.monotonic() + AGAIN * 2**before.tries
+                self._lacking[work.id] = Lacking(work, had, before.tries + 1, due)
+            # Neither usable nor waiting for judges. It was paid for, so the status counts it.
+            elif not had and unjudged is None:
+                self.lost += 1
 
-    async def _obtain(self, work: Work) -> tuple[list[Group], Unjudged | None]:
+    async def _obtain(self, work: Work) -> tuple[list[Group], Unjudged | None, bool]:
         """Tokens from the worker's file, rewards and log-probs from values that may be believed, and what of it waits
-        for judges; nothing if it is stale, or nothing may be believed."""
+        for judges; nothing if it is stale, or may not be used. Last: whether more may come of it later."""
         if not self._fresh(work.step):
-            return [], None
+            return [], None, False
         votes = self._station.jury.ballots.accepting(work.id)
         with self._station.blobs.holding([work.commitment.file_root, *(vote.report_root for vote in votes.values())]):
             believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
-            if believed is None:
-                return [], None
+            if believed is None or not believed.rows:
+                return [], None, believed is not None and believed.lacks
             origins = await origins_of(self._station, work, believed.rows, believed.sources)
-            return await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
+            joined = await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
+            return *joined, believed.lacks
 
     def _join(
         self, work: Work, believed: Believed, origins: Mapping[int, Origin] = {}

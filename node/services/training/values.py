@@ -27,7 +27,7 @@ from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, Finding
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
-from protocol.lots import draws_file
+from protocol.lots import draws_file, unpack_groups
 from protocol.messages import DIGEST, Judgement
 from protocol.rollout import Report, ReportRow, decode_report
 from protocol.run import RolloutSpec
@@ -103,12 +103,14 @@ class OwnLook:
 
 class Believed(msgspec.Struct, frozen=True):
     """What may be trained on of one file. path: of the file; rows: of the groups; votes: of those whose reports were
-    had; sources: the report from which a group's rows are, where it is not this node's own look."""
+    had; sources: the report from which a group's rows are, where it is not an own look; lacks: whether somebody
+    looked at more groups, and the values of these may come yet."""
 
     path: Path
     rows: Rows
     votes: tuple[Judgement, ...]
     sources: Mapping[int, Source] = {}
+    lacks: bool = False
 
 
 class Values:
@@ -150,10 +152,13 @@ class Values:
     async def of(
         self, work: Work, votes: Mapping[Address, Judgement], fetch: Callable[[], Awaitable[Path]]
     ) -> Believed | None:
-        """What may be believed of an accepted file; None if nothing may. votes: of believed validators that accept it;
-        fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds file and reports."""
-        votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
-        reports = in_order(work, await self._fetch_reports(work, votes))
+        """What may be believed of an accepted file; None if this node's own look refuses it. votes: of believed
+        validators that accept it; fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds
+        file and reports."""
+        silent = set(self._station.membership.validators) - votes.keys()
+        voted = votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
+        fetched, away = await self._fetch_reports(work, votes)
+        reports = in_order(work, fetched)
         path = await fetch()
         agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
         wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
@@ -173,13 +178,17 @@ class Values:
         sources = whose(rows, reports, votes)
         # Asked once more: the own look may just have ended the belief in one of them.
         votes = {a: vote for a, vote in votes.items() if a in reports and a not in self.distrusted}
-        return Believed(path, rows, tuple(votes.values()), sources) if rows and votes else None
+        looked = (unpack_groups(vote.checked, work.groups) or () for vote in voted.values())
+        lacks = bool(away or silent) and (not rows or {group for groups in looked for group in groups} > rows.keys())
+        return Believed(path, rows if votes else {}, tuple(votes.values()), sources, lacks)
 
     # what others say
 
-    async def _fetch_reports(self, work: Work, votes: Mapping[Address, Judgement]) -> dict[Address, Rows]:
-        """The reports of all who accept a file, at once: one that is not served costs a second and not a time-out.
-        Equal reports have one root, and any of their authors serves it."""
+    async def _fetch_reports(
+        self, work: Work, votes: Mapping[Address, Judgement]
+    ) -> tuple[dict[Address, Rows], list[Address]]:
+        """The reports of all who accept a file, at once, and whose could not be had: one that is not served costs a
+        second and not a time-out. Equal reports have one root, and any of their authors serves it."""
         by_root: dict[bytes, list[Address]] = {}
         for author, vote in votes.items():
             by_root.setdefault(vote.report_root, []).append(author)
@@ -204,9 +213,10 @@ class Values:
             for root, authors in by_root.items():
                 nursery.start_soon(one, root, authors)
         reports: dict[Address, Rows] = {}
+        away = [author for root, authors in by_root.items() if root not in had for author in authors]
+        self._unserved.update(away)
         for root, authors in by_root.items():
             if root not in had:
-                self._unserved.update(authors)
                 continue
             for author in authors:
                 try:
@@ -214,7 +224,7 @@ class Values:
                     reports[author] = await trio.to_thread.run_sync(read_report, *given)
                 except IntellectError as error:
                     log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
-        return reports
+        return reports, away
 
     # what this node finds itself
 

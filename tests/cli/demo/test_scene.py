@@ -16,6 +16,7 @@ from cli.demo.cast import (
     leaders,
     liars,
     quorum_of,
+    round_liars,
 )
 from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
@@ -26,7 +27,7 @@ from node.errors import RunFileError
 from node.run.file import load_run_file
 from tests.cheats.catalogue import CHEATS
 from tests.cheats.liars import LIARS
-from tests.cheats.seats import SEATS
+from tests.cheats.seats import ROUNDS, SEATS
 from tests.cheats.trainers import LEADERS
 
 
@@ -77,6 +78,7 @@ def test_several_validators_and_cheats_are_numbered_and_more_than_half_decide(tm
 def test_the_demos_cheats_are_those_of_the_catalogue_and_each_is_given_its_engine() -> None:
     assert list(cheats().values()) == list(CHEATS)
     assert list(liars().values()) == [*LIARS, *SEATS]
+    assert list(round_liars().values()) == list(ROUNDS)
     assert list(leaders().values()) == list(LEADERS)
     assert engine_module("step-k-1") == ["tests.cheats.catalogue", "step k-1"]
     assert engine_module("own-problems") == ["tests.cheats.own_problems"]

@@ -13,6 +13,7 @@ from node.recipe.pool import Group
 from node.services.judging.judge import Validator
 from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
+from node.services.training.values import Believed
 from node.swarm.ballots import FileState
 from node.swarm.register import Work
 from protocol.blobs import describe
@@ -21,12 +22,15 @@ from protocol.identity import Address
 from protocol.messages import CheckRequested, RolloutCommitted, Signed
 from protocol.statements import WorkCommitment, work_id
 from tests.attacks.validators.court import (
+    GROUPS,
     VALIDATORS,
     WORKER,
     Court,
     TruthfulEngine,
     policy_root,
 )
+from tests.attacks.validators.test_unshown import Play
+from tests.cheats.seats import Unserving
 from tests.node.services.training.test_stating import Crowded
 
 BAD = Fault(Reason.ACTIVATIONS, "other weights", 5)
@@ -147,10 +151,10 @@ class Slow(Intake):
 
     obtained = 0
 
-    async def _obtain(self, work: Work) -> tuple[list[Group], None]:
+    async def _obtain(self, work: Work) -> tuple[list[Group], None, bool]:
         await trio.sleep(3)
         self.obtained += 1
-        return [], None
+        return [], None, False
 
 
 async def test_a_file_that_was_fetched_stays_in_a_full_store_until_it_was_read(tmp_path: Path) -> None:
@@ -179,6 +183,73 @@ async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> Non
     with trio.move_on_after(4):
         await intake.run()
     assert intake.obtained == 16
+
+
+class Counting(Intake):
+    """Groups without rows, one for each that is believed."""
+
+    def _join(self, work: Work, believed: Believed, origins: Any = None) -> tuple[list[Group], None]:
+        return [Group((work.id, group), work.step, (), ()) for group in sorted(believed.rows)], None
+
+
+class AsksOnce(Counting):
+    """The control."""
+
+    def _try_again(self, now: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [Counting, AsksOnce])
+async def test_a_validator_that_serves_no_report_keeps_no_accepted_file_out(
+    autojump_clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Counting]
+) -> None:
+    """It and one more accept at once, the third when the file was asked for: two reports are there only then."""
+    play, taken = Play(tmp_path, monkeypatch, Unserving), list[Group]()
+    play.court.engines[2].seconds = 2.5
+    station = play.court.trainer.station
+    intake = kind(station, fresh=lambda step: True, taken_in=taken.extend, taken_back=lambda root: 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await play.run()
+        nursery.cancel_scope.cancel()
+    keys = [group.key for group in taken]
+    assert len(keys) == len(set(keys)), "no group is taken in twice"
+    whole = {work for work in play.works if {(work, group) for group in range(GROUPS)} <= set(keys)}
+    if kind is Counting:
+        assert whole == set(play.works) and not intake.lost and not intake._lacking
+    else:
+        assert len(whole) < len(play.works), "it counts on what nobody serves"
+
+
+async def test_what_is_lacking_is_asked_for_as_long_as_the_file_may_train(
+    autojump_clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, tries, oldest = Play(tmp_path, monkeypatch, Unserving), list[float](), 0
+
+    class Counted(Counting):
+        async def _obtain(self, work: Work) -> Any:
+            tries.append(trio.current_time())
+            return await super()._obtain(work)
+
+    play.court.quorum = 2
+    station = play.court.trainer.station
+    intake = Counted(
+        station, fresh=lambda step: step >= oldest, taken_in=lambda groups: None, taken_back=lambda root: 0
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intake.run)
+        await play.court.open(nursery, absent=[2])
+        await play.court.commit()
+        await trio.sleep(100)
+        assert 4 <= len(tries) <= 7, tries  # 4, 8, 16, 32 seconds apart, and what a try takes
+        assert not intake.lost and len(intake._lacking) == 1
+        oldest = 1
+        await trio.sleep(5)
+        assert intake.lost == 1 and not intake._lacking, "it is given up with its policy"
+        before = len(tries)
+        await trio.sleep(200)
+        assert len(tries) == before
+        nursery.cancel_scope.cancel()
 
 
 def promised(root: bytes = ROOT, slot: int = 0, worker: Address = WORKER.address) -> Work:

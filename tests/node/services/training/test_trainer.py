@@ -257,7 +257,7 @@ class House:
             progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
-            membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time)),
+            membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
             clock=Clock(),
         )
         publisher = SimpleNamespace(publish=self._publish)

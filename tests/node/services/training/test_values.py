@@ -172,7 +172,7 @@ class Trainer:
                 nursery.start_soon(self.look.run)
             believed = await self.values.of(work(number), dict(said), fetch)
             nursery.cancel_scope.cancel()
-        if believed is None:
+        if believed is None or not believed.rows:
             return None
         return {group: rows[0].logprobs[0] for group, rows in sorted(believed.rows.items())}
 

@@ -1,0 +1,107 @@
+"""What a round comes to where a validator or a peer plays for it: nobody's word or seat moves the clock of the others.
+Each play has a control in which the rule that stands against it is taken out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.services.base import Service
+from node.services.rounds import cutting
+from node.services.rounds.applying import Outer
+from node.services.rounds.cutting import Cutting
+from protocol.agreement import Proposal
+from tests.cheats.seats import Rusher
+from tests.node.services.rounds.test_rounds import (
+    GRACE,
+    ROUND,
+    Node,
+    Town,
+    nothing,
+    until,
+    without_threads,  # noqa: F401 - a fixture
+)
+
+
+class Hasty(Cutting):
+    """The control: it says what it has accepted by now as soon as anybody has spoken."""
+
+    def _wanted(self, outer: Outer, now: float) -> Proposal | None:
+        if not any(self._rounds.book.of(outer.round)._said.values()):
+            return super()._wanted(outer, now)
+        accepted = [work for work in self._rounds.works() if self._is_accepted(work, now)]
+        return Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
+
+
+class WithLiar(Node):
+    """The last validator rushes; the others are of `honest`."""
+
+    honest: type[Cutting] = Cutting
+    liar: type[Cutting] = Rusher
+
+    def services(self) -> list[Any]:
+        if self.role != "validator":
+            return super().services()
+        kind = self.liar if self.key == self.town.judges[-1] else self.honest
+        own: Service = kind(self.station, self.rounds)
+        return [own if isinstance(one, Cutting) else one for one in super().services()]
+
+
+class AmongHasty(WithLiar):
+    honest = Hasty
+
+
+class NobodyLies(WithLiar):
+    liar = Cutting
+
+
+class LiarsTown(Town):
+    def __init__(self, folder: Path, kind: type[Node], **how: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.kind = kind
+        super().__init__(folder, **how)
+
+
+async def test_a_validator_that_rushes_rounds_changes_nothing_in_what_they_come_to(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    ends = dict[str, tuple[list[int], float]]()
+    roots = dict[str, dict[int, set[bytes]]]()
+    for kind in (NobodyLies, WithLiar, AmongHasty):
+        town = LiarsTown(tmp_path / kind.__name__, kind, steps=3)
+        one, _ = town.add(2), town.add(4)
+        began = trio.current_time()
+        await town.play(nothing)
+        figures = one.rounds.figures.values()
+        ends[kind.__name__] = [each.contributions for each in figures], trio.current_time() - began
+        roots[kind.__name__] = town.roots()
+        assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 4
+        assert not one.station.jury.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
+    assert ends["NobodyLies"][0] == ends["WithLiar"][0] == [2, 2, 2], ends
+    assert roots["NobodyLies"] == roots["WithLiar"], "the same run to the bit"
+    assert ends["WithLiar"][1] < ends["NobodyLies"][1] + 3, ends
+    assert ends["AmongHasty"][0] == [0, 0, 0], "the control: nothing is ever learnt"
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["the rule", "the control"])
+async def test_a_seat_that_is_claimed_and_left_empty_keeps_one_round_open_and_no_more(
+    tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    if waits:
+        monkeypatch.setattr(cutting, "IDLE_ROUNDS", 0)
+    town = Town(tmp_path, validators=2, steps=4)
+    steady, empty = town.add(2), town.add(3, seconds=2.0, bend=never)
+    await town.play(nothing)
+    seconds = [one.seconds for one in steady.rounds.figures.values()]
+    assert steady.counts() == {"accepted": 4} and not empty.counts()
+    long = [one > ROUND for one in seconds]
+    assert long == ([True] * 4 if waits else [True] + [False] * 3), seconds
+    assert all(one <= ROUND + GRACE + 5 for one in seconds), seconds
+
+
+async def never(lab: Any, job: Any, found: dict[str, Any]) -> None:
+    """Its steps end with the run."""
+    if type(job).__name__ == "Train":
+        await until(lambda: lab.town.nodes[0].rounds.over)
+        await trio.sleep_forever()
