@@ -178,3 +178,40 @@ def test_a_planted_import_is_found(module: str, line: str) -> None:
 
 def test_what_is_allowed_is_not_reported() -> None:
     assert wrong_imports({"node.services.generating": "from protocol.messages import Heartbeat\nimport time"}) == []
+
+
+# Who reads what people said
+
+VIEWS = {
+    "node/services/membership/peers.py": "where members are, for who comes when nobody answers",
+    "node/services/cataloguing.py": "which packages are offered",
+}
+"""Outside of `node/swarm`: what is only shown, and moves nothing."""
+
+
+def readers_of_words() -> list[str]:
+    """Places outside of `node/swarm` that read the board."""
+    found = []
+    for path in sorted((ROOT / "node").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("node/swarm/") or name in VIEWS:
+            continue
+        for at in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(at, ast.Attribute) and at.attr in ("subscribe", "messages"):
+                whose = at.value.attr if isinstance(at.value, ast.Attribute) else getattr(at.value, "id", "")
+                if whose.strip("_") == "board":
+                    found.append(f"{name}:{at.lineno}")
+    return found
+
+
+def test_services_read_facts_and_nobody_outside_the_swarm_reads_words() -> None:
+    assert readers_of_words() == []
+
+
+def test_who_is_told_of_policies_is_told_what_is_taken_back_or_says_why_not() -> None:
+    """A subscription to `PolicyFollowed` names `Undone`, too, or has a comment above it."""
+    for path in sorted((ROOT / "node").rglob("*.py")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if "facts.subscribe(" in line and "PolicyFollowed" in line and "Undone" not in line:
+                assert lines[number - 1].lstrip().startswith("#"), f"{path.name}:{number + 1}: what if it is undone?"

@@ -315,7 +315,7 @@ class PoolState:
         beat, author = signed.message, signed.author
         if self._membership.leads(author):
             self._tell(RunTold(author, beat.finished, beat.policy_step, beat.reward))
-        if beat.outer:
+        if beat.seat >= 0 or beat.outer:
             self._tell(PeerTold(author, beat.seat, beat.policy_step, beat.outer))
         if self._membership.is_validator(author):
             self._punish(self.lots.beat(signed))

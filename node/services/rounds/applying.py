@@ -20,6 +20,7 @@ from node.services.base import Service, wait_until
 from node.services.station import Station
 from node.state.files import mapped, write_whole
 from node.swarm.ballots import FileState
+from node.swarm.facts import RoundVoted
 from node.swarm.register import Work
 from node.swarm.roundbook import RoundBook
 from node.training.client import TrainerProcess
@@ -42,7 +43,7 @@ from protocol.contribution import (
 )
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
-from protocol.messages import CutSigned, Signed
+from protocol.messages import CutSigned
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
@@ -262,16 +263,16 @@ class Rounds(Service):
     # what validators say
 
     async def _hear(self) -> None:
-        async for signed in self._station.board.subscribe(CutSigned):
-            self.note(signed)
+        async for vote in self._station.jury.facts.subscribe(RoundVoted):
+            self.note(vote)
 
-    def note(self, signed: Signed[CutSigned]) -> None:
+    def note(self, vote: RoundVoted) -> None:
         """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
         finds; both envelopes show it."""
-        message, author, ballots = signed.message, signed.author, self._station.jury.ballots
+        message, author, ballots = vote.message, vote.author, self._station.jury.ballots
         if not self.book.hear(author, message.round, message.word) and author not in ballots.quarantined:
-            others = [one for one in self._station.board.messages(CutSigned) if one.author == author]
-            same = [one.raw for one in others if _place(one.message) == _place(message)]
+            others = [one for one in self._station.jury.facts.standing(RoundVoted) if one.author == author]
+            same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
             ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
         if self.furthest > self.newest:
             self._move()

@@ -11,6 +11,7 @@ from node.services.rounds.applying import Outer, Rounds
 from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import RoundVoted
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
@@ -65,9 +66,14 @@ class Cutting(Service):
         """What this node signed before this start binds it, and boards may have forgotten it."""
         for raw in await self._station.journal.do(self._station.journal.last_said, "cut", RECALLED):
             try:
-                self._rounds.note(self._station.board.opened(raw, CutSigned))
+                self._note(raw)
             except ProtocolError as error:  # of another pool, or another office
                 log.info("cut.not_recalled", why=error.why)
+
+    def _note(self, raw: bytes) -> None:
+        """An own word. Raises ProtocolError."""
+        own = self._station.board.opened(raw, CutSigned)
+        self._rounds.note(RoundVoted(own.author, own.message, raw))
 
     async def _look(self, round_: int, outer: Outer | None) -> None:
         """Say what there is to say of a round. outer: of the one that runs."""
@@ -150,5 +156,5 @@ class Cutting(Service):
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time
-            self._rounds.note(board.opened(raw, CutSigned))
+            self._note(raw)
         log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))

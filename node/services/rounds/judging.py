@@ -30,6 +30,7 @@ from node.services.station import Station
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import PeerTold
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work
 from node.training.batch import encode_batch
@@ -40,7 +41,6 @@ from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError
 from protocol.identity import Address, parse_address
-from protocol.messages import Heartbeat
 from protocol.rounds import state_root
 from protocol.seats import weight
 from protocol.statements import Outcome
@@ -74,9 +74,9 @@ class Looks:
         self._claims: dict[Address, Recent[int, None]] = {}
 
     async def hear_seats(self) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat):
-            if signed.message.seat >= 0:
-                self._claims.setdefault(signed.author, Recent(CLAIMS))[signed.message.seat] = None
+        async for told in self._station.jury.facts.subscribe(PeerTold):
+            if told.seat >= 0:
+                self._claims.setdefault(told.author, Recent(CLAIMS))[told.seat] = None
 
     async def ask(
         self, request: Request, *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None

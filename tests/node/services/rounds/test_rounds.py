@@ -30,6 +30,7 @@ from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.services.station import take_station
 from node.state import files
+from node.swarm.facts import RoundVoted
 from node.swarm.membership import Membership
 from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Train
@@ -493,8 +494,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    signed: Any = SimpleNamespace(message=cut, author=author)
-    rounds.note(signed)
+    rounds.note(RoundVoted(author, cut, b""))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
