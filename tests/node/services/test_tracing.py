@@ -116,13 +116,19 @@ class Blob(bytes):
 
 
 @pytest.mark.parametrize(
-    ("drops", "standbys"),
-    [(None, True), (OTHER, True), (OTHER, False)],
-    ids=["honest", "drops a worker", "drops a worker and is alone"],
+    ("drops", "standbys", "framed"),
+    [(None, True, False), (None, True, True), (OTHER, True, False), (OTHER, True, True), (OTHER, False, False)],
+    ids=["honest", "honest, framed", "drops a worker", "drops one and is framed", "drops a worker and is alone"],
 )
 async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_and_no_honest_one_does(
-    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drops: NodeKey | None, standbys: bool
+    autojump_clock: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    drops: NodeKey | None,
+    standbys: bool,
+    framed: bool,
 ) -> None:
+    """framed: a standby states three policies of its own before every second one, of this term and of a ninth (H1)."""
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     court = Court([Validator, Validator, Validator])
     leader = Leader(court)
@@ -142,6 +148,12 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
         await trio.sleep(10)
         first = None
         for step in range(1, 12):
+            for number in range(3 if framed and step % 2 else 0):
+                own = PolicyStatement(
+                    POOL, 9 * (number % 2), step, 0, bytes(32), bytes([number]) * 32, b"m" * 32, bytes(32)
+                )
+                await court.workers[0].board.post(stating(own, WORKER, DOMAIN, batch_size=9))
+                await trio.sleep(0.2)
             await leader.step(step, drops=drops if step >= 5 else None)
             if court.trainer.jury.policies.forks:
                 first = step
