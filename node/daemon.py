@@ -102,7 +102,7 @@ EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Cl
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
     "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
-    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Chairing, Trainer),
+    "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
 PRETRAINING_ROLES: dict[Role, Services] = {

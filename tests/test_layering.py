@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.chairing",
         "node.services.books",
         "node.services.committing",
+        "node.services.judging.lots",
         "node.services.rounds.applying",
     ),
     ("node.services.rounds.batches",),

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,12 +27,10 @@ from node.processes.forkserver import Starter, end_child
 from node.recent import Recent
 from node.run.assets import image_limit
 from node.services.base import Service, wait_until
-from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
 from node.services.station import Station
-from node.services.tracing import Tracing
 from node.services.training.adopting import fetch_checkpoint
-from node.services.workplace import Workplace
+from node.services.workplace import Dropped, Workplace
 from node.state.files import write_whole
 from node.swarm.facts import ObjectionRaised, PolicyFollowed, StepAccused
 from node.training.settings import MOST_REPLAYED
@@ -83,11 +81,20 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class Auditing(Service):
-    """lots: this validator's, None for nodes that audit by hand only; directory: for the children."""
+    """lots: this validator's, None for nodes that audit by hand only; directory: for the children; dropped: steps after
+    which the trainer is seen to drop a worker."""
 
     name = "auditing"
 
-    def __init__(self, station: Station, lots: OwnLots | None, directory: Path, starter: Starter) -> None:
+    def __init__(
+        self,
+        station: Station,
+        lots: OwnLots | None,
+        directory: Path,
+        starter: Starter,
+        dropped: trio.MemoryReceiveChannel[Dropped] | None = None,
+    ) -> None:
+        self._dropped = dropped
         self._station = station
         self._lots = lots
         self._spool = Spool(directory)
@@ -96,7 +103,6 @@ class Auditing(Service):
         self._starter = starter
         self._send, self._wanted = trio.open_memory_channel[_Wanted](WAITING)
         self._begun: Recent[bytes, None] = Recent(1024)
-        self._send_dropped, self._dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](WAITING)
         # An audit and a count may come to one step at a time, and the journal is asked and written in two visits.
         self._speaking = trio.Lock()
         self._refuted: Counter[Address] = Counter()
@@ -105,13 +111,8 @@ class Auditing(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        # Judging and tracing run already: they come before this service in `ROLES`.
-        judging = next((one for one in place.crew.services if isinstance(one, Validator)), None)
-        lots = judging.own_lots if judging is not None else None
-        found = cls(place.station, lots, place.directory / "audit", place.starter)
-        tracing = next((one for one in place.crew.services if isinstance(one, Tracing)), None)
-        if tracing is not None and lots is not None:
-            tracing.on_dropped.append(found.drops)
+        lots = place.own_lots if place.role == "validator" else None
+        found = cls(place.station, lots, place.directory / "audit", place.starter, place.dropped[1])
         if place.control is not None:
             place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
         return found
@@ -122,7 +123,8 @@ class Auditing(Service):
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
                 nursery.start_soon(self._hear_objections)
-                nursery.start_soon(self._say_dropped)
+                if self._dropped is not None:
+                    nursery.start_soon(self._say_dropped, self._dropped)
             async for wanted in self._wanted:
                 await self._judge(wanted)
 
@@ -180,16 +182,12 @@ class Auditing(Service):
         if self._lots is not None and pledged and self._refuted[accuser] < REFUTED:
             self._want(_Wanted(statement, accuser=accuser))
 
-    def drops(self, statement: PolicyStatement, how: str) -> None:
+    async def _say_dropped(self, dropped: trio.MemoryReceiveChannel[Dropped]) -> None:
         """The trainer drops a worker, as far as this validator counts. It says so where another one stands by to lead:
         in a pool with one trainer that would end the run."""
-        if len(self._station.membership.terms.trainers) > 1:
-            with suppress(trio.WouldBlock):  # the next step tells the same
-                self._send_dropped.send_nowait((statement, how))
-
-    async def _say_dropped(self) -> None:
-        async for statement, how in self._dropped:
-            if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
+        async for statement, how in dropped:
+            alone = len(self._station.membership.terms.trainers) < 2
+            if alone or not self._station.membership.may_validate(self._station.key.address):
                 continue
             announced = self._station.jury.policies.of_step(statement.step)
             if announced is not None and announced.message.statement == statement:

@@ -62,12 +62,25 @@ class Ready(msgspec.Struct, frozen=True):
     parent: bytes
 
 
+class Candidate(Protocol):
+    """A trainer, as far as its chair asks it."""
+
+    def ready(self) -> Ready | None:
+        """What it could lead from, None while it cannot."""
+        ...
+
+    def at(self) -> tuple[int, bytes]:
+        """How far it has led: step and root of the newest policy."""
+        ...
+
+
 class Chairing(Service):
-    """ready: what this trainer could lead from, None while it cannot; at: how far the leader is, (step, root)."""
+    """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
 
     name = "chair"
 
-    def __init__(self, station: Station, chain: OnChain) -> None:
+    def __init__(self, station: Station, chain: OnChain, candidate: Candidate | None = None) -> None:
+        self._candidate = candidate
         self._station = station
         self._chain = chain
         self._terms = station.membership.terms
@@ -79,20 +92,18 @@ class Chairing(Service):
         """The newest policy, and files that were accepted since it was heard of; as many as matter."""
         self._unfit: set[Address] = set()
         """Validators whose signature the contract did not take, for want of a stake."""
-        self.ready: Callable[[], Ready | None] = lambda: None
-        self.at: Callable[[], tuple[int, bytes]] = lambda: (0, bytes(32))
-        self.told: Callable[[], dict[str, Any]] = dict
         self.lost = 0
 
     @classmethod
     async def open(cls, place: Any) -> "Chairing":
-        return place.chairing
+        return cls(place.station, place.chain)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
             nursery.start_soon(self._sign_always)
-            nursery.start_soon(self._act_always)
+            if self._candidate is not None:
+                nursery.start_soon(self._act_always, self._candidate)
             nursery.start_soon(self._count_accepted)
 
     # whose it is
@@ -126,7 +137,7 @@ class Chairing(Service):
             "standbys": order,
             "lost": self.lost,
         }
-        return {"chair": {**facts, **self.told()}}
+        return {"chair": facts}
 
     # validators: silence
 
@@ -202,13 +213,13 @@ class Chairing(Service):
 
     # trainers: hold, end, take
 
-    async def _act_always(self) -> None:
+    async def _act_always(self, candidate: Candidate) -> None:
         while True:
             await trio.sleep(POLL)
             if not self._terms.seated or self._station.key.address not in self._terms.trainers:
                 continue
             try:
-                await self._act()
+                await self._act(candidate)
             except Reverted as error:  # another one was first, or the chain's clock is a little behind
                 self.lost += 1
                 if error.name == "ValidatorUnfit":  # one spoils the others' signatures
@@ -219,15 +230,15 @@ class Chairing(Service):
                 log.warning("chair.not_reached", why=error.why)
                 await trio.sleep(PAUSE)
 
-    async def _act(self) -> None:
+    async def _act(self, candidate: Candidate) -> None:
         term, now = self._terms.now, self._station.time.now()
         if term.holder == self._station.key.address and not term.ended:
             # Half of a lease is left for a chain that is slow, before a standby may take the chair.
             if now > term.until - self._terms.lease / 2:
-                await self._chain.hold_chair(self._station.pool, *self.at())
+                await self._chain.hold_chair(self._station.pool, *candidate.at())
                 await self._until_changed(term)
             return
-        ready, turn = self.ready(), self._terms.turn(self._station.key.address)
+        ready, turn = candidate.ready(), self._terms.turn(self._station.key.address)
         if turn is None:
             return
         if now < turn:

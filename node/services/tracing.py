@@ -4,7 +4,7 @@ A validator signs, policy by policy, which works it held accepted by then: so wh
 """
 
 from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 import structlog
@@ -12,14 +12,14 @@ import trio
 
 from node.services.base import Service
 from node.services.station import Station, manifest_of
-from node.services.workplace import Workplace
+from node.services.workplace import Dropped, Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import DueTold, PolicyFollowed, WorkTouched
 from node.swarm.register import WorkId
 from node.swarm.uses import UseBook
 from protocol.errors import IntellectError
 from protocol.identity import Address
-from protocol.manifest import BatchManifest, PolicyStatement
+from protocol.manifest import BatchManifest
 from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
 log = structlog.get_logger()
@@ -32,10 +32,13 @@ WAITING = 64
 
 
 class Tracing(Service):
+    """dropped: is given each step after which its trainer is seen to drop a worker, and how, in words."""
+
     name = "tracing"
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Station, dropped: trio.MemorySendChannel[Dropped] | None = None) -> None:
         self._station = station
+        self._dropped = dropped
         spec = station.run.spec
         self.book = UseBook(
             station.jury.policies,
@@ -51,13 +54,11 @@ class Tracing(Service):
         self._news = trio.Event()
         self._term = 0
         self.unread = 0
-        self.on_dropped: list[Callable[[PolicyStatement, str], object]] = []
-        """Told of each step after which its trainer is seen to drop a worker, and how, in words."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         # A round's contributions name their batches themselves (`rounds/batches.py`).
-        return None if place.station.run.spec.diloco is not None else cls(place.station)
+        return None if place.station.run.spec.diloco is not None else cls(place.station, place.dropped[0])
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -134,5 +135,6 @@ class Tracing(Service):
         if not dropped or self._station.run.spec.waits_for_tasks:
             return
         named = ", ".join(list(dropped.values())[:3])
-        for tell in self.on_dropped:
-            tell(statement, f"due files left out for later ones of others: {named}")
+        if self._dropped is not None:
+            with suppress(trio.WouldBlock):  # the next step tells the same
+                self._dropped.send_nowait((statement, f"due files left out for later ones of others: {named}"))

@@ -25,7 +25,7 @@ from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.books import Books
 from node.services.certifying import Certifying
-from node.services.chairing import Chairing
+from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.station import Station
@@ -37,12 +37,19 @@ from node.training.spool import Spool
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
+from protocol.manifest import PolicyStatement
 
 
 class Control(Protocol):
     """The part of `node.web.front` that services open."""
 
     def mount(self, routes: Sequence[BaseRoute]) -> None: ...
+
+
+Dropped = tuple[PolicyStatement, str]
+"""A step after which its trainer was seen to drop a worker, and how, in words."""
+DROPPED = 16
+"""Such steps that wait to be said."""
 
 
 # dict=True, since `cached_property` keeps its value in `__dict__`, which a Struct has not by itself.
@@ -121,9 +128,16 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return Certifying(self.station)
 
     @cached_property
-    def chairing(self) -> Chairing:
-        """Who leads; a trainer's service asks it."""
-        return Chairing(self.station, self.chain)
+    def dropped(self) -> tuple[trio.MemorySendChannel[Dropped], trio.MemoryReceiveChannel[Dropped]]:
+        """From who counts what a trainer makes of files to who says it."""
+        return trio.open_memory_channel[Dropped](DROPPED)
+
+    @cached_property
+    def own_lots(self) -> OwnLots:
+        """Of a validator: by which it looks at files, and at steps."""
+        station, share = self.station, step_share(self.station.run.spec, self.hardware)
+        own, clock = station.key.address, station.clock.monotonic
+        return OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock, share)
 
     @cached_property
     def rounds(self) -> Rounds:

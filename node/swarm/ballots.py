@@ -15,7 +15,7 @@ from itertools import combinations
 
 import msgspec
 
-from node.swarm.facts import Quarantined
+from node.swarm.facts import JudgeContradicted, JudgeDisbelieved, Quarantined
 from node.swarm.register import Register, Work, WorkId
 from protocol.audit import share_of_files
 from protocol.disputes import Conflict, Finding, Ruling, compare, hearsay, resolve, values_complete
@@ -74,7 +74,8 @@ class _Case(msgspec.Struct):
 
 class Ballots:
     """Counts verdicts on the works of a register. quorum: of those in office; live: of them who is alive now;
-    clock: monotonic seconds."""
+    clock: monotonic seconds; bench: all who are in office, alive or
+    not; told: who is not believed any more, however that came about, and who signed two verdicts on one work."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Ballots:
         live: Callable[[], Sequence[Address]],
         clock: Callable[[], float],
         bench: Callable[[], Sequence[Address]],
+        told: Callable[[JudgeDisbelieved | JudgeContradicted], object] = lambda one: None,
     ) -> None:
         self._bench = bench
         self._closed = run.recipe.max_staleness + CLOSED
@@ -94,15 +96,12 @@ class Ballots:
         self._clock = clock
         self._cases: dict[WorkId, _Case] = {}
         self._open: dict[WorkId, _Case] = {}
-        register.on_forgotten = self._forget
+        register.follow_forgotten(self._forget)
         self._strikes: dict[Address, int] = {}
         self._shown: dict[Address, list[bytes]] = {}
         self._missed: dict[Address, int] = {}
         self.quarantined: dict[Address, Quarantined] = {}
-        self.on_quarantine: Callable[[Quarantined], None] = lambda one: None
-        """Told of everyone who is not believed any more, however that came about."""
-        self.on_contradiction: Callable[[Signed[VerdictIssued], Signed[VerdictIssued]], None] = lambda one, other: None
-        """Told of two different verdicts of one validator on one work: evidence that a contract can be shown."""
+        self._told = told
         self.disputes_raised = 0
         self.disputes_resolved = 0
 
@@ -379,7 +378,7 @@ class Ballots:
             return
         what = "it signed two different verdicts on one file"
         self.quarantine(signed.author, what, (*self._shows(case), before.raw, signed.raw))
-        self.on_contradiction(before, signed)
+        self._told(JudgeContradicted(signed.author, before.message, signed.message))
         self._settle(case)
 
     def _settle(self, case: _Case) -> None:
@@ -420,7 +419,7 @@ class Ballots:
                 next((one for one in self.quarantined if one not in here), next(iter(self.quarantined)))
             ]
         one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
-        self.on_quarantine(one)
+        self._told(JudgeDisbelieved(validator, one))
         for case in list(self._open.values()):
             self._withdraw(case)
 

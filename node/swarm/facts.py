@@ -5,7 +5,7 @@ later term does, or a replaced block. Who comes late gets what stands.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
 import msgspec
 import structlog
@@ -219,6 +219,14 @@ class JudgeDisbelieved(Fact, frozen=True):
     lasting: ClassVar[bool] = True
 
 
+class JudgeContradicted(Fact, frozen=True):
+    """A validator signed two different verdicts on one work: evidence that a contract can be shown."""
+
+    first: VerdictIssued
+    second: VerdictIssued
+    lasting: ClassVar[bool] = True
+
+
 class Undone(msgspec.Struct, frozen=True):
     """A fact that stood is none any more."""
 
@@ -265,12 +273,12 @@ class Facts:
             self._readers.setdefault(kind, []).append(reader)  # type: ignore[arg-type]
         return reader.channel
 
-    def standing(self, *kinds: type[News]) -> list[Fact]:
+    def standing(self, *kinds: type[F]) -> list[F]:
         """Of some kinds, oldest first."""
         now = self._clock()
         rows = (row for kind in kinds if issubclass(kind, Fact) for row in self._kept.get(kind, _NONE).values())
         kept = [one for row in rows for one in row.values() if one.fact.lasting or now - one.at <= KEPT_SECONDS]
-        return [one.fact for one in sorted(kept, key=lambda one: one.number)]
+        return cast(list[F], [one.fact for one in sorted(kept, key=lambda one: one.number)])
 
     def tell(self, news: Iterable[News]) -> None:
         for one in news:

@@ -23,12 +23,12 @@ from node.swarm.facts import (
     DueTold,
     EpochsShown,
     Fork,
+    JudgeContradicted,
     JudgeDisbelieved,
     LeaderDisbelieved,
     News,
     ObjectionRaised,
     PeerTold,
-    Quarantined,
     RecheckKnown,
     RoundVoted,
     RunTold,
@@ -134,7 +134,8 @@ class PoolState:
         self.policies = PolicyClock(clock, membership.terms, self._reached, membership.own)
         self.tasks = TaskBook(lambda node: membership.is_silent(node, clock()), clock, membership.in_office)
         self.register = Register(run, self.policies, clock, self.tasks)
-        self.ballots = Ballots(run, quorum, self.register, self.validators, clock, lambda: membership.validators)
+        bench = lambda: membership.validators  # noqa: E731
+        self.ballots = Ballots(run, quorum, self.register, self.validators, clock, bench, self._on_judge)
         self.lots = LotBook(run, pool, self.policies)
         self.steps = StepBook(self.lots)
         windows, is_one, patience = self.lots, lambda: membership.has_one_validator, run.audit.opening_seconds
@@ -152,7 +153,6 @@ class PoolState:
         """Of tasks, that the pool has not decided about; by member."""
         self._early: dict[Address, Recent[WorkId, list[Callable[[Work], object]]]] = {}
         """What is to be done with words on works that are not known yet, by who spoke."""
-        self.ballots.on_quarantine = self._disbelieve
         self.register.follow(self._on_work)
         # A rival is no work, but verdicts on it may come, and its author may be asked about it.
         self.register.follow_rivals(lambda _, rival: self._on_work(rival))
@@ -466,6 +466,7 @@ class PoolState:
         if broken is not None:
             self.ballots.quarantine(broken.validator, broken.why, broken.evidence)
 
-    def _disbelieve(self, one: Quarantined) -> None:
-        log.warning("validator.quarantined", validator=one.validator, why=one.why)
-        self._tell(JudgeDisbelieved(one.validator, one))
+    def _on_judge(self, one: JudgeDisbelieved | JudgeContradicted) -> None:
+        if isinstance(one, JudgeDisbelieved):
+            log.warning("validator.quarantined", validator=one.author, why=one.why.why)
+        self._tell(one)

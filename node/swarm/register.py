@@ -132,8 +132,7 @@ class Register:
         self._read: Recent[bytes, Slot] = Recent(READ)
         self._listeners: list[Listener] = []
         self._on_rivals: list[Rivals] = []
-        self.on_forgotten: Callable[[WorkId], None] = lambda id: None
-        """Told of work that is known no more, so that what hangs on it can go with it."""
+        self._on_forgotten: list[Callable[[WorkId], object]] = []
         self.ignored = 0
 
     # what is heard
@@ -164,6 +163,10 @@ class Register:
         for works in list(self._slots.values()):
             for other in works[1:]:
                 listener(works[0], other)
+
+    def follow_forgotten(self, listener: Callable[[WorkId], object]) -> None:
+        """Tell of work that is known no more, so that what hangs on it can go with it."""
+        self._on_forgotten.append(listener)
 
     # what is known
 
@@ -304,4 +307,5 @@ class Register:
             self._slots[slot].remove(old)
             if not self._slots[slot]:
                 del self._slots[slot]
-            self.on_forgotten(id)
+            for forget in self._on_forgotten:
+                forget(id)

@@ -152,7 +152,6 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
                 "offers",
                 "showing",
                 "auditing",
-                "chair",
                 "training",
             ],
         ),
@@ -190,7 +189,6 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
             "offers",
             "showing",
             "auditing",
-            "chair",
             "training",
         ]
         assert crew.beat()["gateway"] == "http://example.org:80"

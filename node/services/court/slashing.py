@@ -32,7 +32,7 @@ from node.recent import Recent
 from node.services.court.turns import seconds_to_wait
 from node.services.station import Station
 from node.swarm.ballots import FileState
-from node.swarm.facts import Certified, RecheckKnown, VerdictKnown
+from node.swarm.facts import Certified, JudgeContradicted, RecheckKnown, VerdictKnown
 from node.swarm.register import Work, WorkId
 from protocol.checks import OBJECTIVE, PUBLIC_HEARSAY, STEP_PROOF, Reason
 from protocol.engines import kind
@@ -40,9 +40,7 @@ from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import (
     PolicyAnnounced,
-    Signed,
     StepJudged,
-    VerdictIssued,
     of_kind,
     open_envelope,
 )
@@ -86,8 +84,8 @@ class Slashing:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._register.follow_rivals(self._on_rivals)
-            self._station.jury.ballots.on_contradiction = self._on_verdicts
             nursery.start_soon(self._collect)
+            nursery.start_soon(self._collect_contradictions)
             nursery.start_soon(self._collect_rechecks)
             nursery.start_soon(self._collect_certificates)
             while True:
@@ -138,13 +136,11 @@ class Slashing:
         case = CommitmentContradiction(*words, second.message.signature)
         self._convict(first.author, "trainer.forked", case)
 
-    def _on_verdicts(self, one: Signed[VerdictIssued], other: Signed[VerdictIssued]) -> None:
+    async def _collect_contradictions(self) -> None:
         """Two different verdicts on one work."""
-        first, second = one.message, other.message
-        if first.verdict != second.verdict:  # else one word, in two envelopes
-            pair = first.verdict, first.signature, second.verdict, second.signature
-            case = VerdictContradiction(*pair)
-            self._convict(one.author, "validator.contradicted_itself", case)
+        async for one in self._station.jury.facts.subscribe(JudgeContradicted):
+            pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
+            self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
 
     async def _collect_certificates(self) -> None:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""

@@ -17,11 +17,8 @@ import structlog
 import trio
 from blake3 import blake3
 
-from node.audit.order import memory_for
-from node.hardware import Hardware
 from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
-from node.run.assets import image_limit
 from node.services.base import Service
 from node.services.certifying import Certifying
 from node.services.court.slashing import OnChainCourt, Slashing
@@ -56,15 +53,6 @@ TRIES = 3
 RETRY_PAUSE = 5.0
 VANISHED = 64
 """Policies that nobody has any more, whose files are not tried again."""
-STEP_SHARE = 1 / 8
-"""Of the trainer's steps, each of which costs an auditor about what it cost the trainer."""
-
-
-def step_share(station: Station, hardware: Hardware) -> float:
-    """The share of the trainer's steps that a validator pledges to audit: none without the memory for one."""
-    spec = station.run.spec
-    needed = memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)  # two bytes each, twice the model
-    return STEP_SHARE if needed <= hardware.free else 0.0
 
 
 class OwnTrouble(Exception):
@@ -98,7 +86,7 @@ class Validator(Service):
         scratch: Path,
         tally: Tally | None = None,
         stock: TaskStock | None = None,
-        steps: float = 0.0,
+        lots: OwnLots | None = None,
         *,
         certifying: Certifying,
     ) -> None:
@@ -115,7 +103,7 @@ class Validator(Service):
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
         own, clock = station.key.address, station.clock.monotonic
-        self.own_lots = OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock, steps)
+        self.own_lots = lots or OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
         self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
@@ -131,10 +119,9 @@ class Validator(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        own = (place.scratch, place.tally, place.stock)
-        steps = step_share(place.station, place.hardware)
+        own = (place.scratch, place.tally, place.stock, place.own_lots)
         given = (place.station, place.engine, place.policies, place.chain, *own)
-        return cls(*given, steps=steps, certifying=place.certifying)
+        return cls(*given, certifying=place.certifying)
 
     async def run(self) -> None:
         self._station.progress.doing = self.doing

@@ -12,7 +12,10 @@ import msgspec
 import structlog
 import trio
 
+from node.audit.order import memory_for
 from node.clock import Seconds
+from node.hardware import Hardware
+from node.run.assets import image_limit
 from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.register import WorkId
@@ -37,6 +40,16 @@ RECALLED = 4
 """Windows before this one whose secrets may still be owed."""
 MEMORY = 0.9
 HORIZON = 60.0
+
+
+STEP_SHARE = 1 / 8
+"""Of the trainer's steps, each of which costs an auditor about what it cost the trainer."""
+
+
+def step_share(run: RunSpec, hardware: Hardware) -> float:
+    """The share of the trainer's steps that a validator pledges to audit: none without the memory for one."""
+    needed = memory_for(image_limit(run) // 4, run.rollout.prompts_per_step)  # two bytes each, twice the model
+    return STEP_SHARE if needed <= hardware.free else 0.0
 
 
 class Lot(msgspec.Struct, frozen=True):

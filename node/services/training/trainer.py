@@ -24,7 +24,7 @@ from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id, key_o
 from node.recipe.requirements import reached_target, spent
 from node.recipe.stats import describe
 from node.services.base import Service
-from node.services.chairing import Chairing, Ready
+from node.services.chairing import Chairing, OnChain, Ready
 from node.services.station import Rate, Station
 from node.services.training.adopting import Adopting
 from node.services.training.following import (
@@ -97,11 +97,10 @@ class Trainer(Service):
         observer: Observer,
         docket: Docket | None = None,
         look: OwnLook | None = None,
-        chair: Chairing | None = None,
+        chain: OnChain | None = None,
         lessons: Lessons | None = None,
     ) -> None:
         self._station = station
-        self._chair = chair
         self._term = 0
         self.compared = self.equal = 0
         self.apart: Compared | None = None
@@ -148,8 +147,8 @@ class Trainer(Service):
         self._first_batch = 0
         self.began_at: float | None = None
         self.seconds = 0.0
-        if chair is not None:
-            chair.ready, chair.at, chair.told = self.ready, self._at, self._compared
+        # Without a chain, as at a desk, nobody else leads.
+        self.chair = Chairing(station, chain, self) if chain is not None else None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -177,7 +176,7 @@ class Trainer(Service):
         evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
         look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
         return cls(
-            station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chairing, place.lessons
+            station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chain, place.lessons
         )
 
     @property
@@ -205,6 +204,12 @@ class Trainer(Service):
     def latest(self) -> dict[str, Any]:
         """The newest step's record."""
         return self._observer.latest
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """The chair first: it is held as long as this node is there, also when the run is over."""
+        if self.chair is not None:
+            nursery.start_soon(self.chair.run)
+        nursery.start_soon(self.run)
 
     async def run(self) -> None:
         """Until the run is over: one stint after the other, each without what another trainer's term took back."""
@@ -250,7 +255,7 @@ class Trainer(Service):
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""
-        return self._chair is None or self._chair.leads(step)
+        return self.chair is None or self.chair.leads(step)
 
     def _lost_from(self) -> int | None:
         """The first policy here that somebody else's later term decides, or that a term of this trainer decides anew,
@@ -331,7 +336,7 @@ class Trainer(Service):
             return None
         return Ready(step, before.message.policy_root)
 
-    def _at(self) -> tuple[int, bytes]:
+    def at(self) -> tuple[int, bytes]:
         announced = self._station.jury.policies.of_step(self.step)
         return max(self.step, 0), announced.message.policy_root if announced else bytes(32)
 
@@ -383,7 +388,7 @@ class Trainer(Service):
         taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
         while taken or step >= self._spool.adopted():
             signed = policies.of_step(step)
-            if signed is not None and (taken or signed.author != own) and self._chair is not None:
+            if signed is not None and (taken or signed.author != own) and self.chair is not None:
                 return await self._compare(step, signed, taken=taken)
             if not taken and (signed is not None or self.leads(step)):
                 word = await word_on(self._station, self._spool, step, self._station.membership.terms.of(step).number)
@@ -713,7 +718,9 @@ class Trainer(Service):
             {"name": one.name, "pid": one.pid, "restarts": one.restarts} for one in (self._learner, self._evaluator)
         ]
         run = {"over": self.done, "final_reward": self.reward if self.done else None, "reward": self.reward}
-        return {"run": run, "training": training, "processes": children}
+        chair = self.chair.status() if self.chair is not None else {}
+        chair = {name: part | self._compared() for name, part in chair.items()}
+        return {"run": run, "training": training, "processes": children, **chair}
 
     def beat(self) -> dict[str, Any]:
         rate = round(self.rate.per_second, 1)

@@ -16,6 +16,7 @@ from node.services.judging.judge import Validator
 from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
 from node.services.station import PoolTime
 from node.swarm.ballots import FileState
+from node.swarm.facts import JudgeContradicted
 from node.swarm.register import Work
 from node.swarm.seals import SEALS
 from protocol.messages import Seal, Signed, ValidatorSaid, VerdictIssued, seal_of
@@ -79,17 +80,13 @@ async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was
 
 async def test_two_words_of_one_validator_are_told_to_who_carries_evidence(autojump_clock) -> None:
     court = Court([Turncoat, Validator, Validator])
-    told: list[tuple[Signed[VerdictIssued], Signed[VerdictIssued]]] = []
-    court.trainer.jury.ballots.on_contradiction = lambda one, other: told.append((one, other))
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(20)
-        ((one, other),) = told
-        assert (
-            one.author == other.author == LIAR and work_id(one.message.verdict) == work_id(other.message.verdict) == id
-        )
-        assert {one.message.verdict.outcome, other.message.verdict.outcome} == {Outcome.ACCEPT, Outcome.SLASH}
+        (told,) = court.trainer.jury.facts.standing(JudgeContradicted)
+        assert told.author == LIAR and work_id(told.first.verdict) == work_id(told.second.verdict) == id
+        assert {told.first.verdict.outcome, told.second.verdict.outcome} == {Outcome.ACCEPT, Outcome.SLASH}
         nursery.cancel_scope.cancel()
 
 

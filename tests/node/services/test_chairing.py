@@ -92,9 +92,8 @@ class World:
             time=SimpleNamespace(now=lambda: self.time),
             progress=ProgressRecord(),
         )
-        chair = Chairing(station, Door(self, key))  # type: ignore[arg-type]
-        chair.ready = lambda: ready
-        return chair
+        candidate = SimpleNamespace(ready=lambda: ready, at=lambda: (0, bytes(32)))
+        return Chairing(station, Door(self, key), candidate)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:
         self.said.append(message)
@@ -225,9 +224,9 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(standby, V, W, world=world)
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [("end", sorted([V.address, W.address]))]
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
 
 
@@ -246,13 +245,13 @@ async def test_a_quorum_that_found_a_step_bad_ends_the_term_at_once_and_the_next
     world = World()
     standby, second = world.node(B, Ready(6, ROOT)), world.node(C, None)
     world.verdicts = {V.address: judged(V), W.address: judged(W)}
-    await second._act()  # noqa: SLF001 - the next one first
+    await second._act(second._candidate)  # noqa: SLF001 - the next one first
     assert world.sent == []
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [("convict", (0, A.address, sorted([V.address, W.address])))]
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6)
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert len(world.sent) == 2, "verdicts of a term that is over end no other one"
 
 
@@ -260,7 +259,7 @@ async def test_a_standby_that_cannot_lead_ends_a_convicted_term_all_the_same() -
     world = World()
     standby = world.node(B, None)
     world.verdicts = {V.address: judged(V), W.address: judged(W)}
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert [what for what, _ in world.sent] == ["convict"]
 
 
@@ -277,7 +276,7 @@ async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
     }[second]
     first = judged(V, holder=C) if "another" in second else judged(V)
     world.verdicts = {V.address: first, **others}
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == []
 
 
@@ -288,7 +287,7 @@ async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(auto
     world.verdicts = {one.address: judged(one) for one in (V, W, C)}
     world.unfit = V.address
     with trio.move_on_after(10):
-        await standby._act_always()  # noqa: SLF001
+        await standby._act_always(standby._candidate)  # noqa: SLF001
     assert [given[2] for what, given in world.sent if what == "convict"] == [
         sorted([V.address, W.address]),
         sorted([W.address, C.address]),
@@ -298,12 +297,12 @@ async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(auto
 async def test_the_chair_of_a_holder_that_was_thrown_out_is_free_at_once() -> None:
     world = World()
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
-    await first._act()  # noqa: SLF001
+    await first._act(first._candidate)  # noqa: SLF001
     assert world.sent == [], "the control: it leads"
     world.evicted = {A.address}
-    await second._act()  # noqa: SLF001
+    await second._act(second._candidate)  # noqa: SLF001
     assert world.sent == [], "the next one first"
-    await first._act()  # noqa: SLF001
+    await first._act(first._candidate)  # noqa: SLF001
     assert world.sent == [("take", (B.address, 6))]
 
 
@@ -318,7 +317,7 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(standby, V, W, C, world=world)
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [("end", sorted([W.address, C.address]))] and world.steps == [5, 5]
 
 
@@ -328,7 +327,7 @@ async def test_one_word_of_two_ends_nothing() -> None:
     world.time += SILENCE_SECONDS + 1
     await silence(world, judge)
     hears(standby, V, world=world)
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == []
 
 
@@ -342,7 +341,7 @@ async def test_one_validator_that_speaks_of_leases_without_end_keeps_no_other_wo
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(standby, V, W, world=world)
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert [what for what, _ in world.sent] == ["end"]
 
 
@@ -353,7 +352,7 @@ async def test_words_about_a_lease_that_was_held_again_count_for_nothing() -> No
     await silence(world, *judges)
     hears(standby, V, W, world=world)
     world.tell(lambda terms: terms.hold(0, int(world.time) + LEASE))
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == [] and leader.leads(6)
 
 
@@ -361,9 +360,9 @@ async def test_without_validators_the_lease_runs_out_by_itself_and_each_standby_
     world = World()
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(6, ROOT))
     world.time += LEASE
-    await second._act()  # noqa: SLF001
+    await second._act(second._candidate)  # noqa: SLF001
     assert world.sent == []
-    await first._act()  # noqa: SLF001
+    await first._act(first._candidate)  # noqa: SLF001
     assert world.sent == [("take", (B.address, 6))]
 
 
@@ -372,7 +371,7 @@ async def test_of_two_that_take_at_once_one_leads_and_the_other_goes_on_followin
     first, second = world.node(B, Ready(6, ROOT)), world.node(C, Ready(7, ROOT))
     world.time += LEASE + GRACE
     term = second._terms.now  # noqa: SLF001 - what it saw before the other was first
-    await first._act()  # noqa: SLF001
+    await first._act(first._candidate)  # noqa: SLF001
     with pytest.raises(Reverted):
         await second._take(term, Ready(7, ROOT))  # noqa: SLF001
     assert first.leads(7) and not second.leads(7)
@@ -383,25 +382,25 @@ async def test_a_standby_that_could_not_lead_takes_nothing() -> None:
     world = World()
     standby = world.node(B, None)
     world.time += LEASE + 1
-    await standby._act()  # noqa: SLF001
+    await standby._act(standby._candidate)  # noqa: SLF001
     assert world.sent == []
 
 
 async def test_a_leader_holds_in_the_second_half_of_its_lease_and_pauses_at_its_end_while_the_chain_is_away() -> None:
     world = World()
     leader = world.node(A)
-    leader.at = lambda: (5, ROOT)
-    await leader._act()  # noqa: SLF001
+    leader._candidate.at = lambda: (5, ROOT)
+    await leader._act(leader._candidate)  # noqa: SLF001
     assert world.sent == []
     world.time += LEASE / 2 + 1
     world.away = True
     with pytest.raises(RpcUnreachable):
-        await leader._act()  # noqa: SLF001
+        await leader._act(leader._candidate)  # noqa: SLF001
     assert leader.leads(6)
     world.time += LEASE / 2
     assert not leader.leads(6)
     world.away = False
-    await leader._act()  # noqa: SLF001
+    await leader._act(leader._candidate)  # noqa: SLF001
     assert world.sent == [("hold", 5)] and leader.leads(6)
 
 
@@ -410,10 +409,10 @@ async def test_a_leader_whose_term_was_ended_publishes_nothing_more_and_takes_as
     leader = world.node(A, Ready(6, ROOT))
     world.tell(lambda terms: terms.end(0, int(world.time)))
     assert not leader.leads(6)
-    await leader._act()  # noqa: SLF001
+    await leader._act(leader._candidate)  # noqa: SLF001
     assert world.sent == []
     world.time += 2 * GRACE
-    await leader._act()  # noqa: SLF001
+    await leader._act(leader._candidate)  # noqa: SLF001
     assert world.sent == [("take", (A.address, 6))] and leader.leads(6)
 
 
@@ -423,9 +422,9 @@ async def test_a_chain_that_is_away_during_a_take_over_is_asked_again(autojump_c
     world.time += LEASE
     world.away = True
     with trio.move_on_after(10):
-        await standby._act_always()  # noqa: SLF001
+        await standby._act_always(standby._candidate)  # noqa: SLF001
     assert world.sent == []
     world.away = False
     with trio.move_on_after(10):
-        await standby._act_always()  # noqa: SLF001
+        await standby._act_always(standby._candidate)  # noqa: SLF001
     assert world.sent[0] == ("take", (B.address, 6))

@@ -138,11 +138,11 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
             for seat in everybody:
                 seat.membership.terms.seat((TRAINER.address, WORKER.address), 10**6, 10)
         for seat, judge in zip(court.seats, court.validators, strict=True):
-            tracing = Tracing(seat.station)
-            audit = Auditing(seat.station, judge.own_lots, tmp_path / "audit", Anew())
-            tracing.on_dropped.append(audit.drops)
-            for one in (tracing.run, audit._say_dropped):
-                nursery.start_soon(one)
+            send, receive = trio.open_memory_channel[Any](16)
+            tracing = Tracing(seat.station, send)
+            audit = Auditing(seat.station, judge.own_lots, tmp_path / "audit", Anew(), receive)
+            nursery.start_soon(tracing.run)
+            nursery.start_soon(audit._say_dropped, receive)
         await court.open(nursery)
         await leader.commit(0)
         await trio.sleep(10)

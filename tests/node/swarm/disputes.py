@@ -59,7 +59,9 @@ class Books:
         signed = Signed(WORKER, RolloutCommitted(pool=1, commitment=COMMITMENT, signature=b"", size=9), b"raw")
         self.work = Work(WORK, signed, 0, 0.0, 0, False, GROUPS, delivered=True)
         self.policies_since = 0
-        self.on_forgotten: Callable[[bytes], None] = lambda id: None
+
+    def follow_forgotten(self, listener: Callable[[bytes], None]) -> None:
+        """Nothing is forgotten here."""
 
     def get(self, id: bytes) -> Work:
         return self.work

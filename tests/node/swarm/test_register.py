@@ -127,7 +127,7 @@ def test_nobody_may_commit_to_more_than_a_policy_can_use() -> None:
 def test_a_node_that_commits_to_all_that_it_may_crowds_out_only_itself() -> None:
     heard = Heard(0)
     forgotten: list[bytes] = []
-    heard.register.on_forgotten = forgotten.append
+    heard.register.follow_forgotten(forgotten.append)
     heard.announce(0)
     honest = heard.commit(0)
     for step in range(40):

@@ -286,12 +286,15 @@ class Desk:
         station.run = Run(RUN, bytes(32), encode_run(RUN), folder)
         station.time = PoolTime(wall=now)
         self.spool.prepare(encode_run(RUN), folder)
-        self.chair = Chairing(station, Door(pool.chain, key.address))  # type: ignore[arg-type]
         publisher: Any = SimpleNamespace(publish=self._publish, hold=self._hold)
         self.learner: Any = Learner(self.spool, kind, seconds)
         examiner: Any = Examiner(self.spool)
         observer = Observer(RUN, folder)
-        self.trainer = Trainer(station, self.learner, examiner, self.spool, publisher, observer, chair=self.chair)
+        door: Any = Door(pool.chain, key.address)
+        self.trainer = Trainer(station, self.learner, examiner, self.spool, publisher, observer, chain=door)
+        chair = self.trainer.chair
+        assert chair is not None
+        self.chair = chair
         intake = self.trainer._intake  # noqa: SLF001 - files come by hand
         intake.run, intake.take_again = trio.sleep_forever, self._take_again  # type: ignore[method-assign]
         self._groups = pool.groups
@@ -519,8 +522,8 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
         await pool.until(lambda: leader.trainer.step >= 12)
         hostile = await _hostile(pool, 12)
         await pool.arrive(1, nursery)
-        await pool.until(lambda: standby.trainer.step >= 16 and standby.chair.status()["chair"]["checkpoints"] >= 2)
-        told = standby.chair.status()["chair"]
+        await pool.until(lambda: standby.trainer.step >= 16 and standby.trainer.status()["chair"]["checkpoints"] >= 2)
+        told = standby.trainer.status()["chair"]
         assert told["differences"] == ["processor: another class instead of one class"]
         assert told["replayed"] == told["equal"] <= 1, "nothing but policy 0"
         assert not told["apart"]
@@ -534,7 +537,7 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
         await pool.until(lambda: standby.trainer.step >= held + 6)
         pool.hub.heal()
         await pool.until(lambda: leader.trainer.step >= held + 8)
-        assert leader.chair.status()["chair"]["checkpoints"] >= 1 and not leader.trainer.apart, (
+        assert leader.trainer.status()["chair"]["checkpoints"] >= 1 and not leader.trainer.apart, (
             "and the other way round"
         )
         assert pool.check() > held
