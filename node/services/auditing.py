@@ -9,7 +9,7 @@ without lots audit by hand only.
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -26,13 +26,13 @@ from node.audit.order import ORDER, RESULT, Ruling, StepOrder, lacks_a_state, me
 from node.processes.forkserver import Starter, end_child
 from node.recent import Recent
 from node.run.assets import image_limit
-from node.services.base import Service, wait_until
+from node.services.base import Service
 from node.services.judging.lots import OwnLots
 from node.services.station import Station
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Dropped, Workplace
 from node.state.files import write_whole
-from node.swarm.facts import ObjectionRaised, PolicyFollowed, StepAccused
+from node.swarm.facts import CheckpointOf, ObjectionRaised, PolicyFollowed, StepAccused
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
@@ -48,7 +48,6 @@ KIND = "step-verdict"
 AUDIT_SECONDS = 900.0
 """For the child. A step that takes longer cannot be audited here."""
 FETCH_TIMEOUT = 60.0
-POLL = 0.5
 CHECKPOINT_PATIENCE = 15.0
 """Seconds that the checkpoint after a step may come behind its announcement."""
 FETCHERS = 8
@@ -150,8 +149,7 @@ class Auditing(Service):
     async def _draw(self, lots: OwnLots) -> None:
         # A policy that is taken back is not audited any more: `_tried` finds that it is not announced here.
         async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
-            while not lots.pledges:  # noqa: ASYNC110 - they are made at the start
-                await trio.sleep(0.1)
+            await lots.prepared.wait()
             if policy.step < 1:
                 continue
             pledge = lots.draws_step(policy.statement.struct_hash, policy.step)
@@ -295,13 +293,20 @@ class Auditing(Service):
         patience: seconds for a later checkpoint, where it takes that."""
         step = statement.step - 1
         # For the state after the step, without which only a replay in the trainer's class tells anything.
-        await wait_until(lambda: self._offers(step + 1), CHECKPOINT_PATIENCE, POLL)
+        await self._until(lambda: self._offers(step + 1), CHECKPOINT_PATIENCE)
         ruled, audit = await self._look(step)
         if audit is not None and lacks_a_state(audit):
-            await wait_until(lambda: any(at > step and self._offers(at) for at in self._offered()), patience, POLL)
+            await self._until(lambda: any(at > step and self._offers(at) for at in self._offered()), patience)
             if beyond := checkpoint_beyond(step, self._offered()):
                 ruled, audit = await self._look(step, beyond)
         return ruled, audit
+
+    async def _until(self, offered: Callable[[], bool], seconds: float) -> None:
+        """Wait for a checkpoint, so many seconds at most."""
+        with trio.move_on_after(seconds):
+            async for _ in self._station.jury.facts.subscribe(CheckpointOf):
+                if offered():
+                    return
 
     async def _look(self, step: int, beyond: int = 0) -> _Found:
         async with self._replaying:

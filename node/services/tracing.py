@@ -24,7 +24,6 @@ from protocol.messages import MAX_CUT, DueSigned, PolicyAnnounced
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 60.0
-POLL = 0.25
 SAID_WITHIN = 1.0
 """Seconds that a validator's word waits for other words of its own."""
 WAITING = 64
@@ -65,7 +64,6 @@ class Tracing(Service):
             nursery.start_soon(self._hear_policies)
             nursery.start_soon(self._read)
             nursery.start_soon(self._hear_cuts)
-            nursery.start_soon(self._cut_always)
             async for touched in self._station.jury.facts.subscribe(WorkTouched):
                 id = touched.work
                 work = self._station.jury.register.get(id)
@@ -87,23 +85,19 @@ class Tracing(Service):
         async for told in self._station.jury.facts.subscribe(DueTold):
             self.book.heard(told.author, told.message)
 
-    async def _cut_always(self) -> None:
-        """A validator's cut at each policy."""
-        members, policies, last = self._station.membership, self._station.jury.policies, -1
-        while True:
-            await trio.sleep(POLL)
-            # Once per policy, and only in office: a cut of somebody else counts for nothing.
-            if policies.newest_step == last or not members.may_validate(members.own):
-                continue
-            last = policies.newest_step
-            works = self.book.cut(last)
-            for first in range(0, len(works), MAX_CUT):
-                said = DueSigned(pool=self._station.pool, step=last, works=works[first : first + MAX_CUT])
-                self._station.board.say([said], within=SAID_WITHIN)
+    def _cut(self, step: int) -> None:
+        """A validator's cut at a policy. Only in office: a cut of somebody else counts for nothing."""
+        members = self._station.membership
+        works = self.book.cut(step) if members.may_validate(members.own) else ()
+        for first in range(0, len(works), MAX_CUT):
+            said = DueSigned(pool=self._station.pool, step=step, works=works[first : first + MAX_CUT])
+            self._station.board.say([said], within=SAID_WITHIN)
 
     async def _hear_policies(self) -> None:
         # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
         async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+            if policy.step == self._station.jury.policies.newest_step:
+                self._cut(policy.step)
             # Step 0 was not trained, so nothing can have been left out of it.
             if policy.step > 0:
                 self._announced.append((policy.author, policy.message))

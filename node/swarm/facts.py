@@ -95,6 +95,7 @@ class TermBegan(Fact, frozen=True):
 
     term: Term
     keep: ClassVar[int] = 1
+    lasting: ClassVar[bool] = True
 
 
 class LeaderDisbelieved(Fact, frozen=True):

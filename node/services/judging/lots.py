@@ -88,6 +88,7 @@ class OwnLots:
         self.newest = -1
         """The newest policy's step, -1 before the first."""
         self._moved = trio.Event()
+        self.prepared = trio.Event()
         self._arrived: deque[tuple[float, Address]] = deque()
         self._seconds_per_group: float | None = None
         self.waiting = 0
@@ -108,6 +109,7 @@ class OwnLots:
             await journal.do(journal.remember, "lot_master", master)
         self._master = master
         await self._pledge(0, 1)
+        self.prepared.set()
 
     def policy(self, step: int) -> None:
         """The trainer announced a policy."""

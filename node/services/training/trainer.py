@@ -42,7 +42,7 @@ from node.services.training.journeys import Journeys
 from node.services.training.stating import make, make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
-from node.swarm.facts import PolicyFollowed, WorkId
+from node.swarm.facts import PolicyFollowed, TermBegan, Undone, WorkId
 from node.training import adoption
 from node.training.batch import Batch, encode_batch
 from node.training.client import EvaluatorProcess, TrainerProcess
@@ -292,8 +292,8 @@ class Trainer(Service):
 
     async def _watch_terms(self, stint: trio.CancelScope) -> None:
         """End the stint where a later term takes something back."""
-        while True:
-            await trio.sleep(POLL)
+        # Whichever term it is about: what counts is the one that stands by now.
+        async for _ in self._station.jury.facts.subscribe(TermBegan, Undone):
             if self.done or self._term == self._station.membership.terms.now.number:
                 continue
             self._pool.forget_made_with(self._station.jury.policies.is_orphan)
