@@ -19,7 +19,7 @@ from protocol.engines import MAX_CLASS
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes, recover
 from protocol.lots import MAX_GROUPS, SECRET_BYTES, LotPledge
-from protocol.manifest import MAX_CARD_BYTES, MAX_MANIFEST_BYTES, PolicyStatement
+from protocol.manifest import MAX_CARD_BYTES, PolicyStatement
 from protocol.statements import (
     Accepted,
     Domain,
@@ -156,8 +156,7 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
 class PolicyAnnounced(_Message, frozen=True):
     """The trainer published a policy. statement: its word about the step (protocol.manifest), signed by itself
     (`PolicyStatement.commitment`, 65 bytes); manifest_root: 32 bytes; manifest_size: bytes; manifest: the manifest
-    itself, where it is small enough to save a round trip; empty otherwise; batch_size: bytes of the batch manifest, 0
-    for step 0.
+    itself, where it is small enough to save a round trip; empty otherwise.
     """
 
     statement: PolicyStatement
@@ -165,7 +164,6 @@ class PolicyAnnounced(_Message, frozen=True):
     manifest_root: bytes
     manifest_size: int
     manifest: bytes = b""
-    batch_size: int = 0
 
     @property
     def step(self) -> int:
@@ -201,8 +199,6 @@ class PolicyAnnounced(_Message, frozen=True):
             return "the statement is for another pool, or its signature not 65 bytes"
         if len(self.manifest_root) != 32 or not 0 < self.manifest_size < 2**63:
             return "the manifest's root is not 32 bytes, or its size out of range"
-        if not 0 <= self.batch_size <= MAX_MANIFEST_BYTES:
-            return "the batch manifest is too long"
         return self.statement.fault()
 
 

@@ -358,7 +358,6 @@ class Learning:
             pool=station.pool,
             statement=statement,
             signature=word,
-            batch_size=1,
             manifest_root=bytes(32),
             manifest_size=1,
         )

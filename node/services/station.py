@@ -123,10 +123,8 @@ def take_station(
 async def manifest_of(station: Station, author: Address, message: PolicyAnnounced, timeout: float) -> BatchManifest:
     """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, or is none."""
     sources = [author, *station.membership.addresses()]
-    # Announced by the trainer; the bound holds whatever it says.
-    size = min(message.batch_size, MAX_MANIFEST_BYTES)
     with station.blobs.holding([message.batch_root]):
-        path = await station.blobs.fetch(message.batch_root, sources, max_size=size, timeout=timeout)
+        path = await station.blobs.fetch(message.batch_root, sources, max_size=MAX_MANIFEST_BYTES, timeout=timeout)
         manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
     manifest.check(station.run.root, station.pool, message.step - 1, station.run.spec.recipe.max_staleness)
     return manifest

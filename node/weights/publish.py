@@ -45,10 +45,9 @@ INLINE_BYTES = 8 * 1024
 
 
 class StepWord(msgspec.Struct, frozen=True):
-    """What the trainer states of a step, its manifest's size in bytes, and its signature."""
+    """What the trainer states of a step, and its signature."""
 
     statement: PolicyStatement
-    batch_size: int
     signature: bytes
 
 
@@ -205,7 +204,6 @@ class Publisher:
             pool=self._pool,
             statement=word.statement,
             signature=word.signature,
-            batch_size=word.batch_size,
             manifest_root=blob.root,
             manifest_size=len(encoded),
             manifest=encoded if len(encoded) <= INLINE_BYTES else b"",

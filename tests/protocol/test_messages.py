@@ -176,7 +176,6 @@ def test_a_seal_fits_its_authors_verdict_and_no_other() -> None:
                 {"signature": bytes(64)},
                 {"manifest_root": bytes(31)},
                 {"manifest_size": 0},
-                {"batch_size": -1},
             )
         ),
         RolloutCommitted(

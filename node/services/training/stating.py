@@ -60,7 +60,7 @@ async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> S
     policy, state = (bytes.fromhex(str(metrics[name])) for name in ("policy_root", "state_root"))
     statement = PolicyStatement(station.pool, term, step, station.time.epoch(), parent, policy, batch.root, state)
     signature = sign(station.key, station.domain, statement.commitment(station.key.address))
-    return StepWord(statement, batch.size, signature)
+    return StepWord(statement, signature)
 
 
 def _manifest(spool: Spool, step: int, metrics: dict[str, object], term: int) -> tuple[bytes, bytes]:

@@ -69,7 +69,7 @@ def announcement(
 ) -> PolicyAnnounced:
     """With the trainer's statement. root: of the policy."""
     said = {"pool": pool, "term": term, "epoch": epoch, "parent": parent, "state": state}
-    return policy_announced(step, root, key, domain, batch_size=9, **said)
+    return policy_announced(step, root, key, domain, **said)
 
 
 def policy_root(step: int) -> bytes:

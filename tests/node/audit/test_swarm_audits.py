@@ -131,11 +131,11 @@ class Bench:
 
     async def announce(self, step: int) -> None:
         word = await word_on(self.trainer.station, self.desk.spool, step)
-        await self.state(word.statement, word.batch_size)
+        await self.state(word.statement)
 
-    async def state(self, statement: PolicyStatement, batch_size: int) -> None:
+    async def state(self, statement: PolicyStatement) -> None:
         domain = self.trainer.station.domain
-        await self.trainer.board.post(stating(statement, TRAINER, domain, batch_size=batch_size))
+        await self.trainer.board.post(stating(statement, TRAINER, domain))
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):

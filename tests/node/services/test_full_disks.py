@@ -29,7 +29,7 @@ async def full(*_: Any, **__: Any) -> Any:
 
 def announced(step: int) -> PolicyAnnounced:
     said = PolicyStatement(POOL, 0, step, 0, policy_root(step - 1), policy_root(step), b"m" * 32, bytes(32))
-    return stating(said, TRAINER, DOMAIN, batch_size=1)
+    return stating(said, TRAINER, DOMAIN)
 
 
 async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributions(tmp_path: Path) -> None:

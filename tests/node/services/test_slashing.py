@@ -161,7 +161,7 @@ class Bench:
         """The trainer states its steps, each once."""
         known = self.court.trainer.jury.policies.newest_step
         for step in range(known + 1, upto + 1):
-            await self.court.trainer.board.post(stating(stated(step), TRAINER, DOMAIN, batch_size=9))
+            await self.court.trainer.board.post(stating(stated(step), TRAINER, DOMAIN))
             await trio.sleep(0.5)
 
     async def judge_step(self, key: Any, outcome: int, reason: int = 0, step: int = 3) -> None:
@@ -312,7 +312,7 @@ async def test_two_statements_of_the_trainer_about_one_step_are_carried_once(aut
     async with trio.open_nursery() as nursery:
         await bench.court.open(nursery)
         await bench.state(3)
-        other = stating(stated(step, b"\2" * 32), TRAINER, DOMAIN, batch_size=9)
+        other = stating(stated(step, b"\2" * 32), TRAINER, DOMAIN)
         await bench.court.trainer.board.post(other)
         await trio.sleep(EVERYBODY)
         told = [(TRAINER.address, "two commitments")] if step == 3 else []

@@ -82,7 +82,7 @@ class Leader:
         root, policy = describe(manifest).root, policy_root(step)
         self.manifests[root] = manifest
         said = PolicyStatement(POOL, 0, step, 0, self._parent, policy, root, bytes(32))
-        await court.trainer.board.post(stating(said, TRAINER, DOMAIN, batch_size=len(manifest), manifest_root=root))
+        await court.trainer.board.post(stating(said, TRAINER, DOMAIN, manifest_root=root))
         self._parent = policy
         await trio.sleep(2)
         await self.commit(step)
@@ -152,7 +152,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 own = PolicyStatement(
                     POOL, 9 * (number % 2), step, 0, bytes(32), bytes([number]) * 32, b"m" * 32, bytes(32)
                 )
-                await court.workers[0].board.post(stating(own, WORKER, DOMAIN, batch_size=9))
+                await court.workers[0].board.post(stating(own, WORKER, DOMAIN))
                 await trio.sleep(0.2)
             await leader.step(step, drops=drops if step >= 5 else None)
             if court.trainer.jury.policies.forks:

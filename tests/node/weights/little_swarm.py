@@ -75,7 +75,7 @@ def word_of(
     """What a trainer states of a step that has no batch."""
     root = policy_root(step, describe_tensors(tensors))
     statement = PolicyStatement(pool, 0, step, 0, bytes(32), root, bytes(32), bytes(32))
-    return StepWord(statement, 0, sign(key, domain, statement.commitment(key.address)))
+    return StepWord(statement, sign(key, domain, statement.commitment(key.address)))
 
 
 class FakeBoard:

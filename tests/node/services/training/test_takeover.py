@@ -315,7 +315,6 @@ class Desk:
                 pool=POOL,
                 statement=word.statement,
                 signature=word.signature,
-                batch_size=word.batch_size,
                 manifest_root=bytes(32),
                 manifest_size=1,
             )
