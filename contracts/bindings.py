@@ -704,6 +704,11 @@ def parse_revert(data: bytes) -> Revert | None:
     return Revert(name, {part: parse_address(value) if abi == "address" else value for (part, abi), value in pairs})
 
 
+def error_inputs(name: str) -> tuple[tuple[str, str], ...] | None:
+    """(name, ABI type) of the arguments of one of our contracts' errors; None if it is none of ours."""
+    return next((inputs for known, inputs in _error_forms().values() if known == name), None)
+
+
 # ---- ABI. Imported when it is first asked for: a network profile needs the addresses only, and refusals come quickly.
 
 
@@ -819,10 +824,10 @@ class Contracts:
         One question about all: a call without a receiver runs its own data as a program (PUSH20 address, EXTCODESIZE,
         PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be five of them.
         """
-        slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
+        slots = list(self.places())
         sizes = [
-            b"\x73" + address_bytes(getattr(self.addresses, slot)) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
-            for place, slot in enumerate(slots)
+            b"\x73" + address_bytes(address) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
+            for place, address in enumerate(self.places().values())
         ]
         length = 32 * len(slots)
         program = b"".join(sizes) + b"\x60" + bytes([length]) + b"\x60\x00\xf3"
@@ -830,6 +835,14 @@ class Contracts:
         if len(answer) != length:
             raise ValueError(f"{len(answer)} bytes are no answer to {len(slots)} sizes of contracts")
         return [slot for place, slot in enumerate(slots) if not any(answer[32 * place : 32 * (place + 1)])]
+
+    def places(self) -> dict[str, Address]:
+        """Where which contract should be."""
+        slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
+        return {slot: getattr(self.addresses, slot) for slot in slots}
+
+    def has_code(self, address: Address) -> bool:
+        return bool(self.web3.eth.get_code(_hex(address)))
 
     def _ask(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the

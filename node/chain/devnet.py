@@ -29,9 +29,10 @@ from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.endpoints import Endpoints, certificates, encoded, rpc
-from node.chain.errors import ChainError, DevnetError
+from node.chain.errors import ChainError, DevnetError, translate
 from node.chain.faucet import FAUCET_CAP
 from node.chain.profile import NetworkProfile, read_profile, write_profile
+from node.chain.refusals import Refused
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.errors import UNREADABLE
@@ -494,8 +495,11 @@ def _block_number(url: str) -> int | None:
 
 def _has_code(url: str, chain_id: int, address: Address) -> bool:
     """Raises ChainError."""
-    with closing(Endpoints([url], chain_id)) as endpoints:
-        answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
+    try:
+        with closing(Endpoints([url], chain_id)) as endpoints:
+            answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
+    except Refused as refusal:
+        raise translate(refusal, "look for the contracts") from refusal
     return answer.get("result", "0x") != "0x"
 
 

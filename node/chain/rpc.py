@@ -1,6 +1,7 @@
 """A web3 provider over the endpoints of a profile."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from web3.exceptions import Web3Exception
@@ -8,9 +9,10 @@ from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from node.chain.endpoints import Endpoints
+from node.chain.refusals import Refused
 
-EXPECTED: tuple[type[Exception], ...] = (Web3Exception, ValueError, TypeError, KeyError)
-"""What web3 raises for bad answers, besides what the endpoints raise."""
+EXPECTED: tuple[type[Exception], ...] = (Refused, Web3Exception, ValueError, TypeError, KeyError)
+"""Refusals of endpoints, and what web3 raises for bad answers."""
 
 
 class FallbackProvider(JSONBaseProvider):
@@ -25,3 +27,10 @@ class FallbackProvider(JSONBaseProvider):
 
     def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
         return self.endpoints.request(method, self.encode_rpc_request(method, params))
+
+
+def at_once(*questions: Callable[[], Any]) -> list[Any]:
+    """The answers to questions that do not wait for each other, in their order: over a slow line each costs a round
+    trip. Raises what the first of those raises that fail."""
+    with ThreadPoolExecutor(len(questions)) as threads:
+        return [asked.result() for asked in [threads.submit(question) for question in questions]]

@@ -7,14 +7,14 @@ from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo
 from node.chain.endpoints import EndpointFailed, Line
-from node.chain.errors import ChainError, RpcUnreachable, tokens
+from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import Refused
 from node.config import NodeConfig
 from node.errors import KeyError_
 from node.preflight.finding import Finding, failure, ok, warning
@@ -62,7 +62,7 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
             found["block"], found["timestamp"] = int(block["number"], 16), int(block["timestamp"], 16)
             if deep and profile.deployed:
                 found["logs_from"] = _logs_from(line, url, profile, found["block"])
-    except (EndpointFailed, ValueError, TypeError, KeyError) as error:
+    except (EndpointFailed, Refused, ValueError, TypeError, KeyError) as error:
         found["error"] = (str(error) or type(error).__name__)[:200]
     return found
 
@@ -89,14 +89,6 @@ def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
     return ok("rpc", told, **endpoint)
 
 
-def shown(url: str) -> str:
-    """An endpoint without what its owner would not show: keys stand in paths, queries and before the host."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    hidden = "/…" if parts.path.strip("/") or parts.query else ""
-    return f"{parts.scheme}://{parts.hostname}{port}{hidden}"
-
-
 def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:
     """The first block of which logs are told, found by halving between the contracts' first block and the newest."""
     low, high = min(profile.deployed_block, head), head
@@ -115,7 +107,7 @@ def _tells_logs(line: Line, url: str, profile: NetworkProfile, block: int) -> bo
     try:
         # An endpoint that has thrown old logs away refuses the question; that is what is looked for.
         return isinstance(line.ask(url, "eth_getLogs", wanted), list)
-    except ValueError:
+    except Refused:
         return False
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from web3.exceptions import Web3RPCError
 
 from contracts.bindings import (
     Bonded,
@@ -23,6 +22,7 @@ from contracts.bindings import (
 from node.chain import follower as follower_module
 from node.chain.client import Block
 from node.chain.follower import KEPT_BLOCKS, Delivery, EventFollower, EventStore, RolledBack
+from node.chain.refusals import Kind, Refused
 from node.chain.simulate import Step
 from protocol.identity import Address
 
@@ -300,7 +300,9 @@ async def test_a_range_that_an_endpoint_refuses_is_asked_for_in_parts(
     def grudging(first: int, last: int, *rest: Any) -> Any:
         asked.append((first, last))
         if last - first > 1:
-            raise Web3RPCError("query exceeds max block range")
+            raise Refused(
+                Kind.RANGE, "eth_getLogs", "query exceeds max block range", people.client._provider.endpoints.url
+            )
         return real(first, last, *rest)
 
     monkeypatch.setattr(people.client, "_log_range", grudging)
