@@ -214,6 +214,10 @@ class ChainClient:
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
         return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
 
+    async def joined_block(self, pool: int, node: Address) -> int:
+        """Where the log of a member's last joining stands; 0 of one that never joined."""
+        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).joined_block
+
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
 
@@ -271,6 +275,12 @@ class ChainClient:
         c = self.profile.contracts
         places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
         return await self._read("read logs", lambda: self._logs(first, last, topics, places))
+
+    def distrust_logs(self, why: str) -> ChainError:
+        """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
+        place = self._provider.endpoints.pass_over(LOGS)
+        remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
+        return RpcRefused("tell all logs", f"{place}: {why}", remedy)
 
     # ---- writes
 

@@ -97,6 +97,14 @@ class Endpoints:
         """The endpoint that is asked first, as it is shown."""
         return shown(self._urls[self._order(method)[0]])
 
+    def pass_over(self, method: str) -> str:
+        """The endpoint that is asked first for a method does not do it well: the others come before it for a while.
+        Returns it, as it is shown."""
+        url = self._urls[self._order(method)[0]]
+        with self._lock:
+            self._marks.note(url, method, Kind.UNSUPPORTED, time.monotonic())
+        return shown(url)
+
     def close(self) -> None:
         """A request that is in progress closes its own connection."""
         self._ended.set()

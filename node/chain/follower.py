@@ -3,6 +3,10 @@
 Knows the cursor: rows and cursor stand in one SQLite transaction, so that neither can be ahead of the
 other. At every start the whole known history is delivered again, so consumers keep no state of their own.
 An endpoint whose newest block is older than what was read, with the same hashes, lags: it is waited for.
+
+Behind one address stand several machines, and one that lags answers a question for logs with nothing, as if nothing
+had happened. So each look near the newest block asks for the last blocks again, in the same question, and tells what
+it has not told.
 """
 
 import sqlite3
@@ -17,7 +21,7 @@ import trio
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import Block, ChainClient
-from node.chain.errors import ChainError
+from node.chain.errors import ChainError, shown
 from protocol.errors import IntellectError
 
 PACE = 0.05
@@ -26,6 +30,10 @@ EMPTY = 16
 """Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet second."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
+AGAIN = 32
+"""Blocks before those that are new whose logs are asked for again: machines behind one address differ by fewer."""
+FILLED = 4
+"""Blocks that were passed over between two looks and are asked for by number, so that the line stays whole."""
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
@@ -154,6 +162,12 @@ class EventFollower:
         """Number and hash of the last block that was read."""
         self._written = 0
         """The last block whose reading the store knows."""
+        self._line: dict[int, Block] = {}
+        """The newest blocks that were seen, each the parent of the next: what it holds needs no question."""
+        self._told: dict[tuple[int, int], bytes] = {}
+        """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
+        self._done: bytes | None = None
+        """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -170,15 +184,20 @@ class EventFollower:
             task_status.started()
             await self._deliver(history)
             self._cursor = next(iter(await trio.to_thread.run_sync(store.blocks)), None)
+            self._told = {(log.block, log.log_index): log.block_hash for log in history}
+            self._forget_told()
             await self._follow(store)
         finally:
             self._send.close()
             store.close()
 
     async def _follow(self, store: EventStore) -> None:
-        backoff = self._poll
+        backoff, believed = self._poll, False
         while True:
             try:
+                if not believed:
+                    await self._check_logs(await self._client.block())
+                    believed = True
                 behind = await self._step(store)
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
@@ -194,6 +213,10 @@ class EventFollower:
     async def _step(self, store: EventStore) -> bool:
         """Read what is new; returns whether there is more to read at once."""
         latest = await self._client.block()
+        if latest.hash == self._done:
+            self._reached(latest)
+            return False
+        await self._lengthen(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
         if not await self._undo_replaced(store, latest):
             return False
@@ -202,6 +225,7 @@ class EventFollower:
         # Only blocks that are deep enough are read: what is shallow may be replaced, and would have to be taken back.
         if first > target:
             self._reached(latest)
+            self._done = latest.hash
             return False
         while first + self._client.log_blocks <= target - KEPT_BLOCKS:  # so old that it is not replaced any more
             last = first + self._client.log_blocks - 1
@@ -210,25 +234,72 @@ class EventFollower:
             first = last + 1
             await trio.sleep(PACE)
         last = min(first + self._client.log_blocks - 1, target)
-        return not await self._read_chunk(store, first, last, latest) or last < target
+        if not await self._read_chunk(store, first, last, latest):
+            return True
+        self._done = latest.hash if last == target else None
+        return last < target
 
     async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
-        end = latest if last == latest.number else await self._client.block(last)
-        logs = await self._client.logs(first, last, topics, everything=self._pool is None)
-        if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
+        end = latest if last == latest.number else self._line.get(last) or await self._client.block(last)
+        room = self._client.log_blocks - (last - first + 1) if last > latest.number - KEPT_BLOCKS else 0
+        again = max(self._client.profile.deployed_block, first - max(0, min(AGAIN, room)))
+        found = await self._client.logs(min(first, again), last, topics, everything=self._pool is None)
+        if any(entry.block == last and entry.block_hash != end.hash for entry in found):
             return False  # between two questions: ask again
+        known = {place: self._told.get(place) for place in ((entry.block, entry.log_index) for entry in found)}
+        logs = [entry for entry in found if known[entry.block, entry.log_index] != entry.block_hash]
+        if any(known[entry.block, entry.log_index] is not None for entry in logs):
+            return False  # a block that was replaced: the next look sees where, and takes back what it told
+        late = sum(entry.block < first for entry in logs)
+        if late:
+            log.info("chain.told_late", events=late, pool=self._pool)
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
         if logs or last >= self._written + EMPTY:
             await trio.to_thread.run_sync(store.advance, end, logs)
             self._written = last
         self._cursor = end.number, end.hash
+        self._told |= {(entry.block, entry.log_index): entry.block_hash for entry in logs}
+        self._forget_told()
         self._reached(latest)
         await self._deliver(logs)
         self.read_until = end.timestamp
         return True
+
+    def _forget_told(self) -> None:
+        newest = self._cursor[0] if self._cursor else 0
+        self._told = {place: digest for place, digest in self._told.items() if place[0] > newest - KEPT_BLOCKS}
+
+    async def _lengthen(self, latest: Block) -> None:
+        """Put the newest block at the end of the line, which begins anew where it does not fit."""
+        if (known := self._line.get(latest.number)) is not None and known.hash == latest.hash:
+            return  # an endpoint that lags
+        newest = max(self._line, default=latest.number)
+        for number in range(newest + 1, latest.number if latest.number - newest <= FILLED else newest):
+            self._append(await self._client.block(number))
+        self._append(latest)
+
+    def _append(self, block: Block) -> None:
+        parent = self._line.get(block.number - 1)
+        if parent is None or parent.hash != block.parent:
+            self._line.clear()
+        kept = range(block.number - KEPT_BLOCKS, block.number)
+        self._line = {number: one for number, one in self._line.items() if number in kept} | {block.number: block}
+
+    async def _check_logs(self, latest: Block) -> None:
+        """Before anything is read: whether logs are told at all. Of a node that is a member, the one of its joining
+        must be there; one that joined a moment ago may wait for an endpoint that lags. Raises ChainError."""
+        key = self._client.key
+        if key is None or self._pool is None:
+            return
+        block = await self._client.joined_block(self._pool, key.address)
+        if not 0 < block < latest.number - AGAIN:
+            return
+        topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(self._pool).hex()]
+        if not any(entry.block == block for entry in await self._client.logs(block, block, topics)):
+            raise self._client.distrust_logs(f"this node joined in block {block}, and no log there says so")
 
     def _reached(self, latest: Block) -> None:
         """The chain answered; said before its events are delivered, so that who hears of them can rely on it."""
@@ -247,7 +318,7 @@ class EventFollower:
             if await self._stands(number, known, latest):
                 kept = number
                 break
-        newest_comparable = next((number for number, _ in remembered if number <= latest.number), None)
+        newest_comparable = next((number for number, _ in remembered if number <= latest.number), -1)
         # All that it still shows is what we know, so it may only be behind: its word alone takes nothing back.
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
             return False
@@ -255,6 +326,7 @@ class EventFollower:
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         self._cursor, self._written = next((one for one in remembered if one[0] == kept), None), 0
+        self._told = {place: digest for place, digest in self._told.items() if place[0] <= kept}
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
         if undone:
             events = (self._parsed(entry) for entry in undone)
@@ -262,9 +334,12 @@ class EventFollower:
         return True
 
     async def _stands(self, number: int, known: bytes, latest: Block) -> bool:
-        """Whether a block is the one that it was. The newest one tells its own hash and the one before it."""
-        if number == latest.number or (number == latest.number - 1 and latest.parent):
-            return known == (latest.hash if number == latest.number else latest.parent)
+        """Whether a block is the one that it was. The newest one tells its own hash and the one before it, and the line
+        those before."""
+        if number == latest.number - 1 and latest.parent:
+            return known == latest.parent
+        if number <= latest.number and latest.number in self._line and number in self._line:
+            return known == self._line[number].hash
         return number < latest.number and (await self._client.block(number)).hash == known
 
     def _still_patient(self, latest: Block) -> bool:
@@ -272,7 +347,7 @@ class EventFollower:
         now = time.monotonic()
         if self._behind_since is None:
             self._behind_since = now
-            log.info("chain.endpoint_behind", url=self._client.url, block=latest.number)
+            log.info("chain.endpoint_behind", url=shown(self._client.url), block=latest.number)
         return now - self._behind_since < self._patience
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:
