@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 from eth_hash.auto import keccak
 
+from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
 from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
@@ -865,10 +866,13 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        terms, counters = self._ask("swarm", "poolInfo", pool)
+        (terms, counters), bench, chair = at_once(
+            lambda: self._ask("swarm", "poolInfo", pool),
+            lambda: self._ask("court", "benchOf", pool),
+            lambda: self.chair_of(pool),
+        )
         manager, reward, slash, units, stopped_at, opener, run_root, requirement_root, run_uri, bootnodes = terms
-        _, threshold, _, start, _, validators, proposed = self._ask("court", "benchOf", pool)
-        chair = self.chair_of(pool)
+        _, threshold, _, start, _, validators, proposed = bench
 
         def part(first: int, bits: int) -> int:
             """As Counters.sol lays them out."""
@@ -969,10 +973,13 @@ class Contracts:
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
-        units = self._ask("swarm", "unitsOf", provider) + more_units
-        if units == 0:
-            return 0
-        return self._ask("swarm", "baseStake") + self._ask("swarm", "stakePerUnit") * units
+        present, base, per_unit = at_once(
+            lambda: self._ask("swarm", "unitsOf", provider),
+            lambda: self._ask("swarm", "baseStake"),
+            lambda: self._ask("swarm", "stakePerUnit"),
+        )
+        units = present + more_units
+        return base + per_unit * units if units else 0
 
     def min_window(self) -> int:
         """No pool's window is shorter, in seconds."""

@@ -18,6 +18,7 @@ from web3.exceptions import BlockNotFound
 from web3.middleware import AttributeDictMiddleware
 from web3.types import RPCEndpoint
 
+from contracts.asking import at_once
 from contracts.bindings import (
     NOBODY,
     CaseInfo,
@@ -46,7 +47,7 @@ from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachabl
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.refusals import LOGS, Kind, Refused
-from node.chain.rpc import EXPECTED, FallbackProvider, at_once
+from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
 from protocol.identity import Address, NodeKey, parse_address
@@ -176,7 +177,7 @@ class ChainClient:
     @property
     def log_blocks(self) -> int:
         """Blocks whose logs the endpoint gives in one answer, as far as is known."""
-        return self._span_of(self._provider.endpoints.first_for(LOGS)).blocks
+        return self._span.blocks
 
     # ---- reads
 
@@ -505,6 +506,11 @@ class ChainClient:
             found += part
             start = end + 1
         return found
+
+    @property
+    def _span(self) -> "Span":
+        """Of the endpoint that is asked for logs first."""
+        return self._span_of(self._provider.endpoints.first_for(LOGS))
 
     def _span_of(self, endpoint: str) -> "Span":
         return self._spans.setdefault(endpoint, Span())

@@ -1,7 +1,6 @@
 """A web3 provider over the endpoints of a profile."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 from web3.exceptions import Web3Exception
@@ -27,10 +26,3 @@ class FallbackProvider(JSONBaseProvider):
 
     def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
         return self.endpoints.request(method, self.encode_rpc_request(method, params))
-
-
-def at_once(*questions: Callable[[], Any]) -> list[Any]:
-    """The answers to questions that do not wait for each other, in their order: over a slow line each costs a round
-    trip. Raises what the first of those raises that fail."""
-    with ThreadPoolExecutor(len(questions)) as threads:
-        return [asked.result() for asked in [threads.submit(question) for question in questions]]

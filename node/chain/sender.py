@@ -17,6 +17,7 @@ from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.exceptions import BlockNotFound, TransactionNotFound
 
+from contracts.asking import at_once
 from node.chain.errors import (
     ChainError,
     FeeTooHigh,
@@ -30,7 +31,7 @@ from node.chain.errors import (
 )
 from node.chain.outbox import Fate, Outbox, Pending
 from node.chain.refusals import Kind, Refused
-from node.chain.rpc import EXPECTED, at_once
+from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
     FEE_BUMP,
     FEES,

@@ -15,9 +15,10 @@ from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.types import RPCEndpoint
 
+from contracts.asking import at_once
 from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
 from node.chain.refusals import Refused, revert_of
-from node.chain.rpc import EXPECTED, at_once
+from node.chain.rpc import EXPECTED
 from node.chain.transactions import Call, base_and_tip, call_of
 from protocol.identity import Address
 

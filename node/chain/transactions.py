@@ -16,9 +16,9 @@ from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.types import RPCEndpoint
 
+from contracts.asking import at_once
 from node.chain.outbox import Pending
 from node.chain.refusals import OF_THE_QUESTION, Refused
-from node.chain.rpc import at_once
 from protocol.identity import Address, NodeKey
 
 FEE_BUMP = 1.125
