@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node",
         "node.deadline",
         "node.errors",
+        "node.limits",
         "node.logs",
         "node.recent",
         "node.state.files",

@@ -9,19 +9,19 @@ may ask the chain before it pays the second that this takes.
 import json
 import math
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import structlog
 
 from node.chain.answers import BadAnswer, parse_answer
 from node.chain.errors import RpcUnreachable, WrongChain, scrubbed, shown, translate
+from node.chain.http import EnvironmentUnusable, client_for
 from node.chain.refusals import CALLERS, MAYBE_HEARD, OF_THE_QUESTION, STATUSES, Kind, Marks, Refused
 from node.deadline import within
 
@@ -40,12 +40,6 @@ WAIT = 2.5
 """Seconds for which a request waits, once, for an endpoint that was asked too often: the least rest, and a little."""
 log = structlog.get_logger()
 T = TypeVar("T")
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Whom to trust behind https://. Read once: that takes as long as dozens of requests."""
-    return httpx.create_ssl_context()
 
 
 def encoded(method: str, params: Any) -> bytes:
@@ -229,16 +223,28 @@ class Line:
 
     def __init__(self, timeout: float) -> None:
         # A host that is gone shows at the connect; one that computes may take longer to answer.
-        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
-        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
+        self._patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
+        self._clients: dict[tuple[str, str], httpx.Client] = {}
+        """By scheme and host: the environment may want a proxy for one and none for another."""
         self._longest = WHOLE_ANSWER * timeout
         self._ends = math.inf
         """When the request in progress must be over (monotonic)."""
         self._layers = 0
         """Of encryption."""
         self._sock: socket.socket | None = None
-        self.close = self._http.close
+
+    def close(self) -> None:
+        for client in list(self._clients.values()):
+            client.close()
+
+    def _client(self, url: str) -> httpx.Client:
+        """Raises EnvironmentUnusable."""
+        parts = urlsplit(url)
+        place = (parts.scheme, parts.hostname or "")
+        if place not in self._clients:
+            limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+            self._clients[place] = client_for(url, timeout=self._patience, limits=limits)
+        return self._clients[place]
 
     def ask(self, url: str, method: str, *params: Any) -> Any:
         """The result of one request. Raises EndpointFailed, and Refused for an answer that is an error."""
@@ -275,10 +281,12 @@ class Line:
                         answered.enter_context(within(self._sock, self._longest))
 
             try:
-                with self._http.stream(
+                with self._client(url).stream(
                     "POST", url, content=payload, headers=HEADERS, extensions={"trace": traced}
                 ) as response:
                     return response.status_code, _bounded(response, until)
+            except EnvironmentUnusable as error:
+                raise EndpointFailed(f"{error.what}: {error.why}: {error.remedy}") from error
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                 late = "its answer does not end" if time.monotonic() > until else ""
                 raise EndpointFailed(scrubbed(late or str(error) or type(error).__name__, url)) from error

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import httpx
 import trio
 
-from node.chain.endpoints import certificates, rpc
-from node.chain.errors import DevnetError
+from node.chain.endpoints import rpc
+from node.chain.errors import DevnetError, scrubbed, shown
+from node.chain.http import client_for
 from node.chain.profile import NetworkProfile
 from protocol.identity import Address, NodeKey
 
@@ -50,11 +51,11 @@ class DevnetFaucet:
 
 def _set_balance(url: str, address: Address, amount: int) -> None:
     try:
-        with httpx.Client(timeout=8.0, verify=certificates()) as http:
+        with client_for(url, timeout=8.0) as http:
             rpc(http, url, "anvil_setBalance", address, hex(amount))
     except (httpx.HTTPError, ValueError) as error:
         raise DevnetError(
             f"cannot fund {address}",
-            f"{url}: {error}",
+            f"{shown(url)}: {scrubbed(str(error), url)}",
             "only a local chain gives coins away; see: intellect-node devnet",
         ) from error

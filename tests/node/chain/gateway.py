@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import rpc
+from node.chain.http import certificates
 from tests.node.chain.meddler import Meddler
 
 HEADER_NOT_FOUND = {"error": {"code": -32000, "message": "header not found"}}

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from node.chain.endpoints import certificates
+from node.chain.http import certificates
 
 
 class Meddler:
