@@ -50,6 +50,7 @@ from cli import (
 from cli.errors import describe, exit_code
 from cli.invocation import Invocation
 from cli.output import print_error
+from node.places import check_words
 
 HELP = ("-h", "--help")
 WIDTH = 76
@@ -266,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own_process = arguments is None
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
+        check_words(words)
         _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
     except SystemExit as done:
         # As Python itself does it: a text is a failure, nothing is success.

@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.deadline",
         "node.errors",
         "node.limits",
+        "node.places",
         "node.logs",
         "node.recent",
         "node.state.files",
