@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -265,6 +266,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program's own: its commands may fork it (their context's `obj`)."""
     # Tests and other programs call `main` with words: their process must not be forked into a daemon.
     own_process = arguments is None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal, or a pipe, that says it knows no more than ASCII
+            stream.reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         check_words(words)

@@ -25,7 +25,7 @@ def default_home() -> Path:
     if override:
         return Path(override)
     try:
-        return _absolute(platformdirs.user_state_path(NAME), "XDG_STATE_HOME")
+        return Path(platformdirs.user_state_path(NAME))
     except RuntimeError as error:
         raise ConfigError(
             "this user has no home directory",
@@ -41,20 +41,9 @@ def default_cache() -> Path:
     if override:
         return Path(override)
     try:
-        return _absolute(platformdirs.user_cache_path(NAME), "XDG_CACHE_HOME")
+        return Path(platformdirs.user_cache_path(NAME))
     except RuntimeError:
         return default_home() / "cache"
-
-
-def _absolute(path: Path, variable: str) -> Path:
-    """Else each working directory would have keys of its own."""
-    if not path.is_absolute():
-        raise ConfigError(
-            f"{path} is no place for a node's files",
-            f"HOME or {variable} is not an absolute path",
-            "correct the variable, or set INTELLECT_NODE_HOME",
-        )
-    return path
 
 
 def check_words(words: Iterable[str]) -> None:
