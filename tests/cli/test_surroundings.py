@@ -19,9 +19,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for parent in root.parents[:2]:  # so that a user without a name comes in
         parent.chmod(0o755)
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, and nobody listens
-        words = [sys.executable, "-m", "tests.cli.surroundings", str(root), str(nobody.getsockname()[1])]
-        done = subprocess.run(words, capture_output=True, timeout=300, check=False)
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+    words = [sys.executable, "-m", "tests.cli.surroundings", str(root), str(port)]
+    done = subprocess.run(words, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
