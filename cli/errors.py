@@ -66,7 +66,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, IntellectError):
         # There always is one: the root of all these classes is in the table.
         return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
-    expected = isinstance(error, (OSError, sqlite3.OperationalError, UnicodeEncodeError))
+    expected = isinstance(error, (OSError, sqlite3.DatabaseError, UnicodeEncodeError))
     return CONFIGURATION if expected else UNEXPECTED
 
 
@@ -79,7 +79,7 @@ def describe(error: BaseException) -> IntellectError:
         return IntellectError("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
-    if isinstance(error, sqlite3.OperationalError):
+    if isinstance(error, sqlite3.DatabaseError):
         return _describe_database_error(error)
     if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):
         # Of the working directory, say: what is typed or set is looked at before anything is done.
@@ -129,12 +129,12 @@ def _describe_os_error(error: OSError) -> IntellectError:
             return IntellectError("the operating system refused", why, "mend the cause and run again")
 
 
-def _describe_database_error(error: sqlite3.OperationalError) -> IntellectError:
+def _describe_database_error(error: sqlite3.DatabaseError) -> IntellectError:
     """Of the databases in a state directory: full disks, read-only ones, and disks that fail."""
-    what = "a database of the state directory cannot be written"
-    if "full" in str(error):
-        return IntellectError(what, str(error), "free some space and start again: nothing that was promised is lost")
-    return IntellectError(what, str(error), "look at the disk and at who owns the directory, then start again")
+    from node.state.tables import explained
+
+    why, remedy = explained(error)
+    return IntellectError("a database of the state directory cannot be used", why, remedy)
 
 
 def _keep_traceback(error: BaseException) -> str:

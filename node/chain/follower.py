@@ -9,10 +9,10 @@ had happened. So each look near the newest block asks for the last blocks again,
 it has not told.
 """
 
-import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ import trio
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import Block, ChainClient
 from node.chain.errors import ChainError, shown
+from node.state.tables import Form, open_table, refused
 from protocol.errors import IntellectError
 
 PACE = 0.05
@@ -48,6 +49,7 @@ CREATE TABLE IF NOT EXISTS chain_events (
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
 """
+FORM = Form("what was read of the chain,", 1, _SCHEMA, cache=True)
 
 
 class RolledBack(msgspec.Struct, frozen=True):
@@ -65,13 +67,13 @@ class EventStore:
 
     def __init__(self, path: Path | str) -> None:
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.executescript(_SCHEMA)
+        self._path = path
+        # After a power cut the last blocks are read again.
+        self._db = open_table(path, FORM, durable=False)
 
     def bind(self, source: str) -> None:
         """Forget everything if the rows are of another chain, contract or pool."""
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             row = self._db.execute("SELECT name FROM chain_source").fetchone()
             if row is not None and row[0] != source:
                 self._db.execute("DELETE FROM chain_events")
@@ -81,18 +83,18 @@ class EventStore:
 
     def blocks(self) -> list[tuple[int, bytes]]:
         """Remembered (number, hash), newest first; the first is the cursor."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             return list(self._db.execute("SELECT number, hash FROM chain_blocks ORDER BY number DESC"))
 
     def events(self, above: int = -1) -> list[RawLog]:
         """Stored logs of blocks above a number, in order."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
             return [msgspec.json.decode(body, type=RawLog) for (body,) in self._db.execute(query, (above,))]
 
     def time(self) -> int:
         """Of the last block that was read, unix seconds; 0 before the first."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             row = self._db.execute("SELECT at FROM chain_time").fetchone()
         return row[0] if row else 0
 
@@ -103,7 +105,7 @@ class EventStore:
         # Only what no reorganisation can reach: `roll_back` must find every event that it has to take back.
         settled = [log for log in logs if blocks and log.block <= blocks[0][0] - KEPT_BLOCKS]
         useless = _outdated(settled, now)
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             keys = [(log.block, log.log_index) for log in useless]
             self._db.executemany("DELETE FROM chain_events WHERE block = ? AND log_index = ?", keys)
         gone = {(log.block, log.log_index) for log in useless}
@@ -111,7 +113,7 @@ class EventStore:
 
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
         rows = [(entry.block, entry.log_index, msgspec.json.encode(entry)) for entry in logs]
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
             self._db.execute("INSERT OR REPLACE INTO chain_time VALUES (0, ?)", (cursor.timestamp,))
@@ -119,9 +121,15 @@ class EventStore:
             self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
 
     def roll_back(self, block: int) -> None:
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.execute("DELETE FROM chain_events WHERE block > ?", (block,))
             self._db.execute("DELETE FROM chain_blocks WHERE number > ?", (block,))
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
 
     def close(self) -> None:
         with self._lock:
