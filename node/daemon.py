@@ -28,6 +28,7 @@ from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
 from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
+from node.limits import allow_open_files
 from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
@@ -176,6 +177,7 @@ class Daemon:
         self._interrupted = False
 
     async def main(self) -> None:
+        allow_open_files()
         async with trio.open_nursery() as beside:
             if self._companion is not None:
                 beside.start_soon(self._companion, self.progress)  # sees the draining, too

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 CONTROL = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+OPEN_FILES = 16_384
 MOST_DEEP = 64
 """Groups inside groups that are looked at."""
 
@@ -38,6 +39,23 @@ def memory() -> Memory:
     for limit, used in _memories(CONTROL, OWN_GROUPS):
         total, free = min(total, limit), min(free, max(0, limit - used))
     return Memory(total, free)
+
+
+def allow_open_files(most: int = OPEN_FILES) -> int:
+    """Let this process and its children have as many open files as the system lets it choose, `most` at most. Shells
+    and service managers begin with 1,024 for the sake of old programs; a member of a large pool holds more. Returns how
+    many there may be now."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a system with a lower bound of its own
+        return soft
+    return wanted
 
 
 def _shares(control: Path, own: Path) -> Iterator[float]:

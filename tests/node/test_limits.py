@@ -71,3 +71,12 @@ def test_what_is_no_limit_limits_nothing(groups: Path, nonsense: str) -> None:
     write(groups / "cgroup", cpu__max=f"{nonsense} 100000", memory__max="9223372036854771712")
     write(groups / "cgroup" / "cpu", **{"cpu__cfs_quota_us": nonsense, "cpu__cfs_period_us": "0"})
     assert limits.cores() == 8 and limits.memory().total == before
+
+
+def test_a_daemon_may_open_as_many_files_as_the_system_lets_it_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    for bounds, wanted in (((1024, 4096), 4096), ((1024, 10**6), limits.OPEN_FILES), ((10**5, 10**6), 10**5)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, bounds=bounds: bounds)
+        monkeypatch.setattr("resource.setrlimit", lambda _, pair: set_to.append(pair))
+        assert limits.allow_open_files() == wanted
+    assert set_to == [(4096, 4096), (limits.OPEN_FILES, 10**6)]
