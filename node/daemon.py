@@ -231,7 +231,7 @@ class Daemon:
             await nursery.start(self.children.run)
             # The C library keeps what was freed, megabytes after each load of a policy.
             nursery.start_soon(give_back_memory)
-            front = Front(self.config, self.status.render, state.path)
+            front = Front(self.config, self.status.render, self.status.figures, state.path)
             await nursery.start(front.run)
             if front.page:
                 self.progress.tell("page", f"a page shows the swarm: {front.page}")

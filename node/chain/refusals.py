@@ -332,9 +332,9 @@ def kind_of(method: str, message: str, code: int | None = None, data: Any = None
             return row.kind
     if method in CALLS and (code in CALL_CODES or _hex_of(data)):
         return Kind.REVERTED
-    if method == LOGS and code in LOGS_CODES and status not in STATUSES:
+    if method == LOGS and code is not None and code in LOGS_CODES and status not in STATUSES:
         return LOGS_CODES[code]
-    if code in CODES:
+    if code is not None and code in CODES:
         return CODES[code]
     return STATUSES.get(status, Kind.BROKEN)
 

@@ -44,7 +44,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def ask(url: str) -> Any:
     endpoints = Endpoints([url], 1, timeout=2.0)
     try:
-        return endpoints.request("eth_chainId", encoded("eth_chainId", []))["result"]
+        return endpoints.request("eth_chainId", encoded("eth_chainId", [])).get("result")
     finally:
         endpoints.close()
 
