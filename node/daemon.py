@@ -33,7 +33,7 @@ from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.early import chosen_pool
+from node.preflight.early import check_metrics_log, chosen_pool
 from node.preflight.reach import announced, choose_listen, remember_port
 from node.preflight.survey import admit, check_calibrated
 from node.processes.forkserver import ForkServer
@@ -263,6 +263,7 @@ class Daemon:
         if role == "worker" and self.config.role == "auto":
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
+        check_metrics_log(self.config, role)
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)

@@ -36,6 +36,8 @@ WHOLE_ANSWER = 3
 Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
 PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
+VERIFY_EVERY = 300.0
+"""Seconds after which an endpoint is asked again which chain it is: whoever runs it may lead its name elsewhere."""
 WAIT = 2.5
 """Seconds for which a request waits, once, for an endpoint that was asked too often: the least rest, and a little."""
 log = structlog.get_logger()
@@ -65,7 +67,8 @@ class Endpoints:
         self._closed = False
         self._lock = threading.Lock()
         self._current = 0
-        self._verified: set[str] = set()
+        self._verified: dict[str, float] = {}
+        """URL -> when it last told the right chain id (monotonic)."""
         self._marks = Marks()
         self._ended = threading.Event()
         self._thread = threading.local()
@@ -165,7 +168,7 @@ class Endpoints:
             self._thread.unanswered |= sent
             causes[url] = failure
             with self._lock:
-                self._verified.discard(url)
+                self._verified.pop(url, None)
             return None
         with self._lock:
             self._marks.answered(url, method)
@@ -174,16 +177,20 @@ class Endpoints:
         return answer
 
     def _verify(self, url: str) -> None:
-        """Check the chain id before the first request to an endpoint, and again after each of its failures."""
-        if url in self._verified:
+        """Check the chain id before the first request to an endpoint, again after each of its failures, and now and
+        then."""
+        now = time.monotonic()
+        if now - self._verified.get(url, -math.inf) < VERIFY_EVERY:
             return
         answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
         found = int(answer.get("result", "0x0"), 16)
         # Before anything is believed or signed for: the same contract address may exist on another chain.
         if found != self._chain_id:
+            with self._lock:
+                self._verified.pop(url, None)
             raise WrongChain(url, self._chain_id, found)
         with self._lock:
-            self._verified.add(url)
+            self._verified[url] = now
 
     def _stick(self, place: int, causes: Mapping[str, Exception]) -> None:
         """Use this one from now on, unless the one before lacks nothing but this method or this block."""

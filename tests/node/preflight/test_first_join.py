@@ -18,9 +18,9 @@ from node.chain.faucet import DevnetFaucet
 from node.chain.follower import EventFollower
 from node.chain.sender import SendLimits
 from node.config import NodeConfig
-from node.errors import KeyError_
+from node.errors import ConfigError, KeyError_
 from node.preflight.chain import find_provider
-from node.preflight.early import _check_pool
+from node.preflight.early import _check_pool, check_metrics_log
 from node.preflight.survey import check_calibrated
 from node.progress import ProgressRecord
 from node.services.membership.participant import ensure_participant
@@ -122,3 +122,13 @@ async def test_a_named_key_that_does_not_say_its_address_is_not_passed_over(tmp_
     assert address
     config.provider_key_file = None
     assert await find_provider(chain, config) is None, "the control: none was named, none is there"
+
+
+def test_records_of_steps_are_refused_where_a_role_has_none(tmp_path: Path) -> None:
+    """They were passed over in silence."""
+    config = NodeConfig(home=tmp_path, metrics_log="wandb", role="worker")
+    for role in ("worker", "validator"):
+        with pytest.raises(ConfigError, match="only a trainer"):
+            check_metrics_log(config, role)
+    check_metrics_log(config, "trainer")
+    check_metrics_log(config.model_copy(update={"metrics_log": ""}), "worker")
