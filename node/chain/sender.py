@@ -350,8 +350,8 @@ class Sender:
             return receipt
         return None
 
-    def _settled(self, variants: list[Pending]) -> Any | None:
-        """The receipt once enough blocks stand on it, and written down; None until then.
+    def _settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
+        """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
 
         The height is asked first: blocks that are replaced between the two questions only make us wait longer.
         """
@@ -359,22 +359,22 @@ class Sender:
         height = int(self._web3.eth.block_number) if wanted else 0
         receipt = self._receipt(variants)
         if receipt is None:
-            return None
+            return None, False
         block = int(receipt["blockNumber"])
         if wanted and height < block + wanted:
-            return None
+            return receipt, False
         winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
         if receipt["status"] != 1:
             fate = Fate.REVERTED
         self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
-        return receipt
+        return receipt, True
 
     def _look(self, sent: _Sent) -> Any | None:
         """One look at a transaction of ours; a used number without a receipt of ours is somebody else's."""
-        receipt = self._settled(sent.variants)
-        if receipt is not None:
+        receipt, settled = self._settled(sent.variants)
+        if settled:
             return receipt
-        there = self._receipt(sent.variants) is not None if self._limits.confirmations else False
+        there = receipt is not None
         if sent.seen and not there:
             # Its block was replaced. The pool may have forgotten the transaction, so it is sent again.
             log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
@@ -410,14 +410,14 @@ class Sender:
 
     def _recover(self, variants: list[Pending], done: int) -> Recovered:
         last = variants[-1]
-        receipt = self._settled(variants)
-        if receipt is not None:
+        receipt, settled = self._settled(variants)
+        if receipt is not None and settled:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
             digest = "0x" + bytes(receipt["transactionHash"]).hex()
             return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
         # The number is used. Unless a block shows that somebody else used it, the receipt may still come.
         if last.nonce < done:
-            if self._receipt(variants) is None and self._is_replaced(variants):
+            if receipt is None and self._is_replaced(variants):
                 self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
                 log.warning("chain.replaced", action=last.action, transaction=last.hash)
                 return Recovered(last, Fate.REPLACED)
