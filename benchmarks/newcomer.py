@@ -39,9 +39,10 @@ from cli.devnet import cache_directory
 from contracts.bindings import Joined, PoolParams
 from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import rpc
 from node.chain.faucet import DevnetFaucet
 from node.chain.follower import EventFollower
+from node.chain.http import certificates
 from node.chain.profile import NetworkProfile, read_profile, write_profile
 from node.chain.rpc import FallbackProvider
 from node.chain.setup import prepare_participant

@@ -1,6 +1,5 @@
 """`intellect-node devnet`: a chain on this machine, with the contracts, for playing and for tests."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,7 +98,6 @@ def local_profile() -> Path:
 
 def cache_directory() -> Path:
     """Where programs that we download are kept: $INTELLECT_NODE_CACHE, or this user's cache directory."""
-    import platformdirs
+    from node.places import default_cache
 
-    override = os.environ.get("INTELLECT_NODE_CACHE")
-    return Path(override) if override else Path(platformdirs.user_cache_path("intellect-node"))
+    return default_cache()

@@ -66,7 +66,8 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, IntellectError):
         # There always is one: the root of all these classes is in the table.
         return next(_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES)
-    return CONFIGURATION if isinstance(error, (OSError, sqlite3.OperationalError)) else UNEXPECTED
+    expected = isinstance(error, (OSError, sqlite3.DatabaseError, UnicodeEncodeError))
+    return CONFIGURATION if expected else UNEXPECTED
 
 
 def describe(error: BaseException) -> IntellectError:
@@ -78,8 +79,12 @@ def describe(error: BaseException) -> IntellectError:
         return IntellectError("interrupted", "Ctrl-C or SIGINT", "run the command again")
     if isinstance(error, OSError):
         return _describe_os_error(error)
-    if isinstance(error, sqlite3.OperationalError):
+    if isinstance(error, sqlite3.DatabaseError):
         return _describe_database_error(error)
+    if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):
+        # Of the working directory, say: what is typed or set is looked at before anything is done.
+        name = ascii(error.object[:200])[1:-1]
+        return IntellectError("a name is no UTF-8", f"{name} holds bytes that are no text", "rename it, or use another")
     return IntellectError(
         "an unexpected error",
         f"{type(error).__name__}: {error}"[:400],
@@ -109,6 +114,9 @@ def _describe_os_error(error: OSError) -> IntellectError:
             return IntellectError("the disk is full", why, remedy)
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return IntellectError("a file cannot be used", why, "give this user access, or name another directory")
+        case errno.ENOENT if "temporary directory" in str(error):
+            why = "none of the usual places can be written: TMPDIR, /tmp, /var/tmp, the working directory"
+            return IntellectError("there is no temporary directory", why, "set TMPDIR to a directory that can be")
         case errno.ENOENT | errno.ENOTDIR:
             return IntellectError("there is no such file or directory", why, "correct the path")
         case errno.EISDIR:
@@ -121,17 +129,20 @@ def _describe_os_error(error: OSError) -> IntellectError:
             return IntellectError("the operating system refused", why, "mend the cause and run again")
 
 
-def _describe_database_error(error: sqlite3.OperationalError) -> IntellectError:
+def _describe_database_error(error: sqlite3.DatabaseError) -> IntellectError:
     """Of the databases in a state directory: full disks, read-only ones, and disks that fail."""
-    what = "a database of the state directory cannot be written"
-    if "full" in str(error):
-        return IntellectError(what, str(error), "free some space and start again: nothing that was promised is lost")
-    return IntellectError(what, str(error), "look at the disk and at who owns the directory, then start again")
+    from node.state.tables import explained
+
+    why, remedy = explained(error)
+    return IntellectError("a database of the state directory cannot be used", why, remedy)
 
 
 def _keep_traceback(error: BaseException) -> str:
-    # mkstemp: mode 0600 and a name that nobody can have put a link at.
-    handle, path = tempfile.mkstemp(prefix="intellect-node-crash-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+    try:
+        # mkstemp: mode 0600 and a name that nobody can have put a link at.
+        handle, path = tempfile.mkstemp(prefix="intellect-node-crash-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return "no file, for want of a temporary directory (TMPDIR)"
     return path

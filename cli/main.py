@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -50,6 +51,7 @@ from cli import (
 from cli.errors import describe, exit_code
 from cli.invocation import Invocation
 from cli.output import print_error
+from node.places import check_words
 
 HELP = ("-h", "--help")
 WIDTH = 76
@@ -264,8 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program's own: its commands may fork it (their context's `obj`)."""
     # Tests and other programs call `main` with words: their process must not be forked into a daemon.
     own_process = arguments is None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal, or a pipe, that says it knows no more than ASCII
+            stream.reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
+        check_words(words)
         _command().main(args=words, prog_name="intellect-node", obj=Invocation(words, own_process))
     except SystemExit as done:
         # As Python itself does it: a text is a failure, nothing is success.

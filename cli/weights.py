@@ -464,9 +464,9 @@ def _must_not_exist(out: Path) -> None:
 
 
 def _cache() -> Path:
-    import platformdirs
+    from node.places import default_cache
 
-    return Path(platformdirs.user_cache_path("intellect-node")) / "policies"
+    return default_cache() / "policies"
 
 
 def _size(count: int) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 from eth_hash.auto import keccak
 
+from contracts.asking import at_once
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes, parse_address
 from protocol.statements import Accepted, Attestation, TermSilent, Verdict, WorkCommitment
@@ -704,6 +705,11 @@ def parse_revert(data: bytes) -> Revert | None:
     return Revert(name, {part: parse_address(value) if abi == "address" else value for (part, abi), value in pairs})
 
 
+def error_inputs(name: str) -> tuple[tuple[str, str], ...] | None:
+    """(name, ABI type) of the arguments of one of our contracts' errors; None if it is none of ours."""
+    return next((inputs for known, inputs in _error_forms().values() if known == name), None)
+
+
 # ---- ABI. Imported when it is first asked for: a network profile needs the addresses only, and refusals come quickly.
 
 
@@ -819,10 +825,10 @@ class Contracts:
         One question about all: a call without a receiver runs its own data as a program (PUSH20 address, EXTCODESIZE,
         PUSH1 place, MSTORE for each; then RETURN). Every command waits for it, and `eth_getCode` would be five of them.
         """
-        slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
+        slots = list(self.places())
         sizes = [
-            b"\x73" + address_bytes(getattr(self.addresses, slot)) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
-            for place, slot in enumerate(slots)
+            b"\x73" + address_bytes(address) + b"\x3b\x60" + bytes([32 * place]) + b"\x52"
+            for place, address in enumerate(self.places().values())
         ]
         length = 32 * len(slots)
         program = b"".join(sizes) + b"\x60" + bytes([length]) + b"\x60\x00\xf3"
@@ -830,6 +836,14 @@ class Contracts:
         if len(answer) != length:
             raise ValueError(f"{len(answer)} bytes are no answer to {len(slots)} sizes of contracts")
         return [slot for place, slot in enumerate(slots) if not any(answer[32 * place : 32 * (place + 1)])]
+
+    def places(self) -> dict[str, Address]:
+        """Where which contract should be."""
+        slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
+        return {slot: getattr(self.addresses, slot) for slot in slots}
+
+    def has_code(self, address: Address) -> bool:
+        return bool(self.web3.eth.get_code(_hex(address)))
 
     def _ask(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
@@ -852,10 +866,13 @@ class Contracts:
     # views
 
     def pool(self, pool: int) -> PoolInfo:
-        terms, counters = self._ask("swarm", "poolInfo", pool)
+        (terms, counters), bench, chair = at_once(
+            lambda: self._ask("swarm", "poolInfo", pool),
+            lambda: self._ask("court", "benchOf", pool),
+            lambda: self.chair_of(pool),
+        )
         manager, reward, slash, units, stopped_at, opener, run_root, requirement_root, run_uri, bootnodes = terms
-        _, threshold, _, start, _, validators, proposed = self._ask("court", "benchOf", pool)
-        chair = self.chair_of(pool)
+        _, threshold, _, start, _, validators, proposed = bench
 
         def part(first: int, bits: int) -> int:
             """As Counters.sol lays them out."""
@@ -956,10 +973,13 @@ class Contracts:
 
     def required_stake(self, provider: Address, more_units: int = 0) -> int:
         """Token wei that `provider` must have bonded with `more_units` on top of its present ones."""
-        units = self._ask("swarm", "unitsOf", provider) + more_units
-        if units == 0:
-            return 0
-        return self._ask("swarm", "baseStake") + self._ask("swarm", "stakePerUnit") * units
+        present, base, per_unit = at_once(
+            lambda: self._ask("swarm", "unitsOf", provider),
+            lambda: self._ask("swarm", "baseStake"),
+            lambda: self._ask("swarm", "stakePerUnit"),
+        )
+        units = present + more_units
+        return base + per_unit * units if units else 0
 
     def min_window(self) -> int:
         """No pool's window is shorter, in seconds."""

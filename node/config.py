@@ -9,11 +9,19 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_origin
 
-import platformdirs
 from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from node.errors import ConfigError
+from node.places import OURS, default_home
 
 Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]
@@ -25,10 +33,21 @@ MAX_SOCKET_PATH = 100
 """Bytes; the systems differ, the least is 103."""
 
 
-def default_home() -> Path:
-    """Networks, caches and nodes of this user: $INTELLECT_NODE_HOME or the platform's state directory."""
-    override = os.environ.get("INTELLECT_NODE_HOME")
-    return Path(override) if override else Path(platformdirs.user_state_path("intellect-node"))
+class ListsFromEnvironment(EnvSettingsSource):
+    """Lists in variables as flags and other programs write them, comma between, or as JSON."""
+
+    def prepare_field_value(self, field_name: str, field: Any, value: Any, value_is_complex: bool) -> Any:
+        if isinstance(value, str) and get_origin(field.annotation) is tuple and not value.lstrip().startswith("["):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        except ValueError as error:
+            form = '["a", "b"], or a,b' if get_origin(field.annotation) is tuple else '{"name": "value"}'
+            raise ConfigError(
+                f"the variable {OURS}{field_name.upper()} cannot be read",
+                f"its value is not of the form {form}",
+                "correct the variable, or write the setting into config.toml",
+            ) from error
 
 
 class NodeConfig(BaseSettings):
@@ -118,7 +137,7 @@ class NodeConfig(BaseSettings):
         file = default_home() / "config.toml"
         # The order is the precedence. Neither .env files nor secret directories are read: a program that is started in
         # a stranger's checkout must not take its settings.
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+        return init_settings, ListsFromEnvironment(settings_cls), TomlConfigSettingsSource(settings_cls, toml_file=file)
 
     @staticmethod
     def engine_program() -> list[str]:
@@ -158,7 +177,7 @@ def program_version() -> str:
 def api_socket_path(state_dir: Path) -> Path:
     """Where the daemon of `state_dir` listens for the command line."""
     # A hash, as the path itself may be too long: client and daemon come to the same without asking each other.
-    return runtime_socket(hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:20])
+    return runtime_socket(hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:20])
 
 
 def api_socket_of(state_dir: Path) -> Path:

@@ -28,11 +28,12 @@ from node.chain.profile import NetworkProfile, load_profile
 from node.config import NodeConfig, Role
 from node.errors import EvictedError
 from node.hardware import Hardware, choose_role, inspect_hardware, reason_for
+from node.limits import allow_open_files
 from node.logs import set_up_logging
 from node.member import Member, open_member
 from node.network.circuit.rules import Limits as RelayLimits
 from node.network.host import Libp2pNetwork
-from node.preflight.early import chosen_pool
+from node.preflight.early import check_metrics_log, chosen_pool
 from node.preflight.reach import announced, choose_listen, remember_port
 from node.preflight.survey import admit, check_calibrated
 from node.processes.forkserver import ForkServer
@@ -176,6 +177,7 @@ class Daemon:
         self._interrupted = False
 
     async def main(self) -> None:
+        allow_open_files()
         async with trio.open_nursery() as beside:
             if self._companion is not None:
                 beside.start_soon(self._companion, self.progress)  # sees the draining, too
@@ -229,7 +231,7 @@ class Daemon:
             await nursery.start(self.children.run)
             # The C library keeps what was freed, megabytes after each load of a policy.
             nursery.start_soon(give_back_memory)
-            front = Front(self.config, self.status.render, state.path)
+            front = Front(self.config, self.status.render, self.status.figures, state.path)
             await nursery.start(front.run)
             if front.page:
                 self.progress.tell("page", f"a page shows the swarm: {front.page}")
@@ -261,6 +263,7 @@ class Daemon:
         if role == "worker" and self.config.role == "auto":
             self.progress.enter("role", "measuring how fast this machine's engine is, once")
             check_speed(await measured(self.config.home, hardware, self.config.engine_options, starter=self.children))
+        check_metrics_log(self.config, role)
         self.status.place(profile, number, role)
         self.progress.tell("role", f"{role}: {reason_for(self.config.role, role, hardware)}")
         listen = await trio.to_thread.run_sync(choose_listen, self.config.listen, profile, state.path)

@@ -6,6 +6,7 @@ form. Knows nothing of what the services are.
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,14 @@ class StatusPage:
 
     # the page
 
+    def figures(self) -> dict[str, Any]:
+        """The same without a row for each member, of which there may be ten thousand: how many are in which state."""
+        return self._page([]) | {"members": self._states()}
+
     def render(self) -> dict[str, Any]:
+        return self._page(self._swarm())
+
+    def _page(self, swarm: list[dict[str, Any]]) -> dict[str, Any]:
         beat = self._crew.beat()
         page: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -65,7 +73,7 @@ class StatusPage:
             "run": self._run(),
             "stake": self._stake(),
             "pay": None,
-            "swarm": self._swarm(),
+            "swarm": swarm,
             "work": _no_work(float(beat.get("rate", 0.0))),
             "training": None,
             "contributions": None,
@@ -146,6 +154,12 @@ class StatusPage:
         return [
             self._row(member, now, ways.get(member.address, ""), paths.get(member.address)) for member in table.all()
         ]
+
+    def _states(self) -> dict[str, int]:
+        if self._member is None:
+            return {}
+        now = trio.current_time()
+        return Counter(str(member.state(now)) for member in self._member.membership.table.all())
 
     def _row(self, member: liveness.Member, now: float, way: str, path: TcpPath | None) -> dict[str, Any]:
         beat = member.beat

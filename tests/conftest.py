@@ -3,6 +3,8 @@ property fails because the machine is busy. And what is imported and collected i
 would be done some hundred times."""
 
 import gc
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +32,14 @@ LONGEST = (
 """Seconds, most first: 124 to 24, with four processes on two cores."""
 
 gc.disable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not run, and how it is, in one line of every run: what is skipped unseen may have ceased to work."""
+    told = (report.longrepr for report in terminalreporter.stats.get("skipped", ()))
+    skips = Counter(f"{Path(file).name}: {str(why).removeprefix('Skipped: ')}" for file, _, why in told)
+    if skips:
+        terminalreporter.write_line("not run: " + "; ".join(f"{reason} ({count})" for reason, count in skips.items()))
 
 
 def pytest_collection_finish() -> None:

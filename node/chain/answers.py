@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from node.chain.refusals import MOST_WORDS, Refused, kind_of
+
 if TYPE_CHECKING:
     from web3.types import RPCResponse
 
@@ -93,19 +95,16 @@ RESULTS: dict[str, Any] = {
 anything."""
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int = -32603
-    data: Any = None
-
-
 class _Envelope(msgspec.Struct):
+    """error: an object, as JSON-RPC has it; some gateways put a sentence there."""
+
     result: msgspec.Raw | UnsetType = UNSET
-    error: _Error | None = None
+    error: dict[str, Any] | str | None = None
 
 
-def parse_answer(method: str, body: bytes) -> "RPCResponse":
-    """An endpoint's whole answer to a request for `method`; raises BadAnswer."""
+def parse_answer(method: str, body: bytes, status: int = 200) -> "RPCResponse":
+    """An endpoint's whole answer to a request for `method`, with a result. status: of HTTP. Raises Refused where it
+    answers with an error, and BadAnswer."""
     if not _is_flat(body):
         raise BadAnswer(f"with more than {MAX_NESTING} brackets inside each other")
     try:
@@ -115,14 +114,24 @@ def parse_answer(method: str, body: bytes) -> "RPCResponse":
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadAnswer("without JSON") from error
     if envelope.error is not None:
-        return {"jsonrpc": "2.0", "id": 1, "error": msgspec.to_builtins(envelope.error)}
+        raise _refused(method, envelope.error, status)
     if envelope.result is UNSET:
         raise BadAnswer("without a JSON-RPC answer")
     try:
         result = _rows(envelope.result) if method == LOGS else _one(envelope.result, RESULTS.get(method, Any))
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # each string is looked at only now
         raise BadAnswer(f"to {method} with something else: {error}") from error
     return {"jsonrpc": "2.0", "id": 1, "result": result}
+
+
+def _refused(method: str, error: dict[str, Any] | str, status: int) -> Refused:
+    """As much of an error as has a form: makers leave fields out, or put other types there."""
+    said = {"message": error} if isinstance(error, str) else error
+    message, code, data = said.get("message"), said.get("code"), said.get("data")
+    words = message if isinstance(message, str) else ""
+    number = code if isinstance(code, int) else None
+    kind = kind_of(method, words, number, data, status)
+    return Refused(kind, method, words[:MOST_WORDS], data=data, code=number or 0)
 
 
 def _one(raw: msgspec.Raw, kind: Any) -> Any:

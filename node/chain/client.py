@@ -14,10 +14,11 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import BlockNotFound, Web3RPCError
+from web3.exceptions import BlockNotFound
 from web3.middleware import AttributeDictMiddleware
 from web3.types import RPCEndpoint
 
+from contracts.asking import at_once
 from contracts.bindings import (
     NOBODY,
     CaseInfo,
@@ -45,6 +46,7 @@ from node.chain.cases import Case, write_case
 from node.chain.errors import ChainError, NotDeployed, RpcRefused, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import LOGS, Kind, Refused
 from node.chain.rpc import EXPECTED, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import Simulation, Step, simulate
@@ -56,7 +58,7 @@ E = TypeVar("E", bound=Event)
 logger = structlog.get_logger()
 THREADS = 8
 MEMBER_BATCH = 256
-GET_LOGS, GET_BLOCK = RPCEndpoint("eth_getLogs"), RPCEndpoint("eth_getBlockByNumber")
+GET_LOGS, GET_BLOCK = RPCEndpoint(LOGS), RPCEndpoint("eth_getBlockByNumber")
 REGISTRATION_SECONDS = 3600
 
 
@@ -119,7 +121,8 @@ class ChainClient:
         # By chain and contract: what was left for another deployment is not sent to this one.
         self._outbox = Outbox(outbox, f"{profile.chain_id}:{profile.contracts.swarm}")
         self._checked = False
-        self._span = Span()
+        self._spans: dict[str, Span] = {}
+        """Of each endpoint, by how it is shown."""
         self._cases = cases
         self._contacts: dict[tuple[int, Address], tuple[int, str]] = {}
         self._sender = Sender(
@@ -212,6 +215,10 @@ class ChainClient:
         """Whether judges had a node slashed in a pool, and nobody overturned it."""
         return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).evicted
 
+    async def joined_block(self, pool: int, node: Address) -> int:
+        """Where the log of a member's last joining stands; 0 of one that never joined."""
+        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).joined_block
+
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))
 
@@ -243,8 +250,12 @@ class ChainClient:
 
     async def balances(self, address: Address) -> Balances:
         def read() -> Balances:
-            coin = self._web3.eth.get_balance(Web3.to_checksum_address(address))
-            return Balances(int(coin), self._contracts.token_balance(address))
+            return Balances(
+                *at_once(
+                    lambda: int(self._web3.eth.get_balance(Web3.to_checksum_address(address))),
+                    lambda: self._contracts.token_balance(address),
+                )
+            )
 
         return await self._read("read balances", read)
 
@@ -265,6 +276,12 @@ class ChainClient:
         c = self.profile.contracts
         places = [c.swarm, c.court, *([c.vault] if everything else []), *([] if c.chair == NOBODY else [c.chair])]
         return await self._read("read logs", lambda: self._logs(first, last, topics, places))
+
+    def distrust_logs(self, why: str) -> ChainError:
+        """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
+        place = self._provider.endpoints.pass_over(LOGS)
+        remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
+        return RpcRefused("tell all logs", f"{place}: {why}", remedy)
 
     # ---- writes
 
@@ -421,10 +438,23 @@ class ChainClient:
             raise translate(error, action) from error
 
     def _check_contracts(self) -> None:
-        missing = self._contracts.missing() if self.profile.deployed else []
+        missing = self._missing() if self.profile.deployed else []
         if missing:
             raise NotDeployed(missing, self.profile.chain_id)
         self._checked = True
+
+    def _missing(self) -> list[str]:
+        """Contracts that are not there: one question about all, else one about each, for endpoints that run no program
+        of ours."""
+        try:
+            return self._contracts.missing()
+        except (RpcUnreachable, *EXPECTED) as error:
+            if isinstance(error, RpcUnreachable) and not error.refused:
+                raise
+            logger.info("chain.contracts_asked_one_by_one", why=str(error)[:200])
+        places = self._contracts.places()
+        has = at_once(*(partial(self._contracts.has_code, address) for address in places.values()))
+        return [slot for slot, there in zip(places, has, strict=True) if not there]
 
     async def _write(self, action: str, call: ContractFunction | ContractConstructor, key: NodeKey | None) -> Receipt:
         signer = key or self.key
@@ -465,18 +495,25 @@ class ChainClient:
         found: list[RawLog] = []
         start = first
         while start <= last:
-            end = min(start + self._span.blocks - 1, last)
+            end = min(start + self.log_blocks - 1, last)
             try:
                 part = self._log_range(start, end, topics, places)
-            except Web3RPCError:
-                # Endpoints word their limits differently, so any refusal halves the range.
-                if not self._span.refused(end - start + 1):
+            except Refused as refusal:
+                if refusal.kind is not Kind.RANGE or not self._span_of(refusal.endpoint).refused(end - start + 1):
                     raise
                 continue
-            self._span.answered(end - start + 1, len(part))
+            self._span_of(self._provider.endpoints.answered).answered(end - start + 1, len(part))
             found += part
             start = end + 1
         return found
+
+    @property
+    def _span(self) -> "Span":
+        """Of the endpoint that is asked for logs first."""
+        return self._span_of(self._provider.endpoints.first_for(LOGS))
+
+    def _span_of(self, endpoint: str) -> "Span":
+        return self._spans.setdefault(endpoint, Span())
 
     def _block(self, which: str) -> Block:
         """Past web3's own formatters, as logs are: every node asks for a block each second."""

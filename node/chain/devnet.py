@@ -28,10 +28,12 @@ import trio
 from contracts.bindings import Addresses, Contracts
 from contracts.deploy import DeployParams, deploy
 from node.chain.anvil import find_anvil
-from node.chain.endpoints import Endpoints, certificates, encoded, rpc
-from node.chain.errors import ChainError, DevnetError
+from node.chain.endpoints import Endpoints, encoded, rpc
+from node.chain.errors import ChainError, DevnetError, translate
 from node.chain.faucet import FAUCET_CAP
+from node.chain.http import client_for
 from node.chain.profile import NetworkProfile, read_profile, write_profile
+from node.chain.refusals import Refused
 from node.state.files import write_whole
 from node.state.locks import FileLock
 from protocol.errors import UNREADABLE
@@ -321,7 +323,7 @@ class Devnet:
         from node.chain.rpc import FallbackProvider
 
         accounts = self.accounts()
-        with httpx.Client(timeout=8.0, verify=certificates()) as http:
+        with client_for(url, timeout=8.0) as http:
             for account in accounts:
                 rpc(http, url, "anvil_setBalance", account.address, hex(RICH))
         with closing(FallbackProvider([url], record.chain_id)) as provider:
@@ -350,7 +352,7 @@ class Devnet:
             return saved
         url = f"http://{HOST}:{record.port}"
         try:
-            with httpx.Client(timeout=30.0, verify=certificates()) as http:
+            with client_for(url, timeout=30.0) as http:
                 head = int(rpc(http, url, "eth_blockNumber"), 16)
                 if head == saved:
                     return saved
@@ -486,7 +488,7 @@ def _require_free(port: int) -> None:
 
 def _block_number(url: str) -> int | None:
     try:
-        with httpx.Client(timeout=2.0, verify=certificates()) as http:
+        with client_for(url, timeout=2.0) as http:
             return int(rpc(http, url, "eth_blockNumber"), 16)
     except (httpx.HTTPError, ValueError):
         return None
@@ -494,8 +496,11 @@ def _block_number(url: str) -> int | None:
 
 def _has_code(url: str, chain_id: int, address: Address) -> bool:
     """Raises ChainError."""
-    with closing(Endpoints([url], chain_id)) as endpoints:
-        answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
+    try:
+        with closing(Endpoints([url], chain_id)) as endpoints:
+            answer = endpoints.request("eth_getCode", encoded("eth_getCode", [address, "latest"]))
+    except Refused as refusal:
+        raise translate(refusal, "look for the contracts") from refusal
     return answer.get("result", "0x") != "0x"
 
 

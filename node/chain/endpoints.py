@@ -1,26 +1,28 @@
-"""Several RPC endpoints as one: sticks to the one that works, moves on when it fails.
+"""Several RPC endpoints as one: sticks to the one that works, moves on when it fails or refuses.
 
-Knows HTTP, limits of time and size, and chain ids; what an answer may be says `answers.py`. Blocking: call it from
-threads. It tries every endpoint once per request; waiting and trying later is for the callers. Imports no web3, so that
-a command may ask the chain before it pays the second that this takes.
+Knows HTTP, limits of time and size, and chain ids; what an answer may be says `answers.py`, and what a refusal means
+says `refusals.py`. Blocking: call it from threads. It tries every endpoint once per request, those that rest last, and
+waits out a quota once where that takes a moment; more patience is for the callers. Imports no web3, so that a command
+may ask the chain before it pays the second that this takes.
 """
 
 import json
 import math
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import structlog
 
 from node.chain.answers import BadAnswer, parse_answer
-from node.chain.errors import RpcUnreachable, WrongChain, from_answer
+from node.chain.errors import RpcUnreachable, WrongChain, scrubbed, shown, translate
+from node.chain.http import EnvironmentUnusable, client_for
+from node.chain.refusals import CALLERS, MAYBE_HEARD, OF_THE_QUESTION, STATUSES, Kind, Marks, Refused
 from node.deadline import within
 
 if TYPE_CHECKING:
@@ -34,17 +36,12 @@ WHOLE_ANSWER = 3
 Fewer than the client waits for a read: else an endpoint that trickles would never be left for the next one."""
 PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
-REFUSALS = (401, 402, 403, 429)
-"""Of whoever asks, not of what is asked: a key that is not valid any more, a bill, a quota. Another endpoint may
-answer, whatever JSON stands in the body."""
+VERIFY_EVERY = 300.0
+"""Seconds after which an endpoint is asked again which chain it is: whoever runs it may lead its name elsewhere."""
+WAIT = 2.5
+"""Seconds for which a request waits, once, for an endpoint that was asked too often: the least rest, and a little."""
 log = structlog.get_logger()
 T = TypeVar("T")
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Whom to trust behind https://. Read once: that takes as long as dozens of requests."""
-    return httpx.create_ssl_context()
 
 
 def encoded(method: str, params: Any) -> bytes:
@@ -57,9 +54,9 @@ class EndpointFailed(Exception):
 
 
 class Endpoints:
-    """JSON-RPC over HTTP. Raises RpcUnreachable when no endpoint answers, WrongChain when all that answer
-    belong to another chain. timeout: seconds without a byte; a request takes up to WHOLE_ANSWER times that at an
-    endpoint.
+    """JSON-RPC over HTTP. Raises Refused for what is the asker's business, and where all endpoints refuse the
+    question; RpcUnreachable when none answers, WrongChain when all that answer belong to another chain. timeout:
+    seconds without a byte; a request takes up to WHOLE_ANSWER times that at an endpoint.
     """
 
     def __init__(self, urls: Sequence[str], chain_id: int, timeout: float = 8.0) -> None:
@@ -70,7 +67,10 @@ class Endpoints:
         self._closed = False
         self._lock = threading.Lock()
         self._current = 0
-        self._verified: set[str] = set()
+        self._verified: dict[str, float] = {}
+        """URL -> when it last told the right chain id (monotonic)."""
+        self._marks = Marks()
+        self._ended = threading.Event()
         self._thread = threading.local()
 
     @property
@@ -85,77 +85,129 @@ class Endpoints:
         """The endpoint in use."""
         return self._urls[self._current]
 
+    @property
+    def answered(self) -> str:
+        """The endpoint that answered this thread's last request, as it is shown."""
+        return getattr(self._thread, "answered", "")
+
+    def first_for(self, method: str) -> str:
+        """The endpoint that is asked first, as it is shown."""
+        return shown(self._urls[self._order(method)[0]])
+
+    def pass_over(self, method: str) -> str:
+        """The endpoint that is asked first for a method does not do it well: the others come before it for a while.
+        Returns it, as it is shown."""
+        url = self._urls[self._order(method)[0]]
+        with self._lock:
+            self._marks.note(url, method, Kind.UNSUPPORTED, time.monotonic())
+        return shown(url)
+
     def close(self) -> None:
         """A request that is in progress closes its own connection."""
+        self._ended.set()
         with self._lock:  # those that end at the same moment each come here
             self._closed, idle, self._idle = True, self._idle, []
         for line in idle:
             line.close()
 
     def request(self, method: str, payload: bytes) -> "RPCResponse":
-        """The answer to a whole request, which may be an error."""
-        causes: dict[str, str] = {}
-        wrong: WrongChain | None = None
-        start = self._current
+        """The answer to a whole request, which has a result."""
         self._thread.unanswered = False
-        for offset in range(len(self._urls)):
-            place = (start + offset) % len(self._urls)
-            url = self._urls[place]
-            try:
-                self._verify(url)
-            except EndpointFailed as failure:
-                causes[url] = str(failure)
-                continue
-            except WrongChain as error:
-                causes[url] = error.why
-                wrong = error
-                continue
-            try:
-                response = self._post(url, payload, method)
-            except EndpointFailed as failure:
-                # It may have taken the request and lost only its answer: for a transaction that is not the same as a
-                # refusal.
-                self._thread.unanswered = True
-                causes[url] = str(failure)
-                self._distrust(url)
-                continue
-            self._stick(place, causes)
-            return response
-        if wrong is not None and all("chain id" in cause for cause in causes.values()):
-            raise wrong
-        raise RpcUnreachable(causes)
+        causes: dict[str, Exception] = {}
+        for place in self._order(method):
+            if (answer := self._try(place, method, payload, causes)) is not None:
+                return answer
+        # Quotas are of seconds mostly: who has no other endpoint would fail at each of them.
+        place, pause = self._soonest(method, causes)
+        if 0 < pause <= WAIT and not self._ended.wait(pause):
+            if (answer := self._try(place, method, payload, causes)) is not None:
+                return answer
+        raise _worst(causes)
+
+    def _order(self, method: str) -> list[int]:
+        """All endpoints: the one in use first, those that rest last, in the order in which they may be asked again."""
+        with self._lock:
+            places = [(self._current + offset) % len(self._urls) for offset in range(len(self._urls))]
+            now = time.monotonic()
+            return sorted(places, key=lambda place: self._marks.rests(self._urls[place], method, now))
+
+    def _soonest(self, method: str, causes: Mapping[str, Exception]) -> tuple[int, float]:
+        """The endpoint whose quota has room again soonest, and in how many seconds; (0, 0) if none told of one."""
+        now = time.monotonic()
+        with self._lock:
+            rests = [
+                (self._marks.rests(url, method, now), place)
+                for place, url in enumerate(self._urls)
+                if isinstance(error := causes.get(url), Refused) and error.kind is Kind.QUOTA
+            ]
+        pause, place = min(rests, default=(0.0, 0))
+        return place, pause
+
+    def _try(self, place: int, method: str, payload: bytes, causes: dict[str, Exception]) -> "RPCResponse | None":
+        """One endpoint's answer; None, and why in `causes`, where the next is to be asked. Raises Refused."""
+        url, sent = self._urls[place], False
+        try:
+            self._verify(url)
+            sent = True
+            answer = self._post(url, payload, method)
+        except Refused as refusal:
+            if refusal.kind in CALLERS:
+                self._stick(place, causes)
+                raise
+            causes[url] = refusal
+            self._thread.unanswered |= sent and refusal.kind in MAYBE_HEARD
+            with self._lock:
+                self._marks.note(url, refusal.method, refusal.kind, time.monotonic())
+            return None
+        except WrongChain as error:
+            causes[url] = error
+            return None
+        except EndpointFailed as failure:
+            # It may have taken the request and lost only its answer: for a transaction that is not the same as a
+            # refusal.
+            self._thread.unanswered |= sent
+            causes[url] = failure
+            with self._lock:
+                self._verified.pop(url, None)
+            return None
+        with self._lock:
+            self._marks.answered(url, method)
+        self._thread.answered = shown(url)
+        self._stick(place, causes)
+        return answer
 
     def _verify(self, url: str) -> None:
-        """Check the chain id before the first request to an endpoint, and again after each of its failures."""
-        if url in self._verified:
+        """Check the chain id before the first request to an endpoint, again after each of its failures, and now and
+        then."""
+        now = time.monotonic()
+        if now - self._verified.get(url, -math.inf) < VERIFY_EVERY:
             return
         answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
-        if "result" not in answer:
-            raise EndpointFailed("it does not tell its chain id")
-        found = int(answer["result"], 16)
+        found = int(answer.get("result", "0x0"), 16)
         # Before anything is believed or signed for: the same contract address may exist on another chain.
         if found != self._chain_id:
+            with self._lock:
+                self._verified.pop(url, None)
             raise WrongChain(url, self._chain_id, found)
         with self._lock:
-            self._verified.add(url)
+            self._verified[url] = now
 
-    def _distrust(self, url: str) -> None:
+    def _stick(self, place: int, causes: Mapping[str, Exception]) -> None:
+        """Use this one from now on, unless the one before lacks nothing but this method or this block."""
+        before = causes.get(self._urls[self._current])
+        if place == self._current or (isinstance(before, Refused) and before.kind in OF_THE_QUESTION):
+            return
         with self._lock:
-            self._verified.discard(url)
-
-    def _stick(self, place: int, causes: dict[str, str]) -> None:
-        if place != self._current:
-            log.warning("chain.endpoint_changed", url=self._urls[place], causes=causes)
-            with self._lock:
-                self._current = place
+            rests = self._marks.rests(self._urls[self._current], "", time.monotonic())
+            if before is None and not rests:
+                return
+            self._current = place
+        told = {shown(url): str(cause) for url, cause in causes.items()}
+        log.warning("chain.endpoint_changed", url=shown(self._urls[place]), causes=told)
 
     def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
         with self._line() as line:
-            status, answer = line.post(url, payload, method)
-        # With an error in its body a 500 is an answer: a revert, told by an endpoint of that habit.
-        if status in REFUSALS or (status >= 500 and "error" not in answer):
-            raise EndpointFailed(f"HTTP {status}")
-        return answer
+            return line.post(url, payload, method)
 
     @contextmanager
     def _line(self) -> Iterator["Line"]:
@@ -178,31 +230,48 @@ class Line:
 
     def __init__(self, timeout: float) -> None:
         # A host that is gone shows at the connect; one that computes may take longer to answer.
-        patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
-        self._http = httpx.Client(timeout=patience, limits=limits, verify=certificates())
+        self._patience = httpx.Timeout(timeout, connect=min(timeout, 4.0))
+        self._clients: dict[tuple[str, str], httpx.Client] = {}
+        """By scheme and host: the environment may want a proxy for one and none for another."""
         self._longest = WHOLE_ANSWER * timeout
         self._ends = math.inf
         """When the request in progress must be over (monotonic)."""
         self._layers = 0
         """Of encryption."""
         self._sock: socket.socket | None = None
-        self.close = self._http.close
+
+    def close(self) -> None:
+        for client in list(self._clients.values()):
+            client.close()
+
+    def _client(self, url: str) -> httpx.Client:
+        """Raises EnvironmentUnusable."""
+        parts = urlsplit(url)
+        place = (parts.scheme, parts.hostname or "")
+        if place not in self._clients:
+            limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+            self._clients[place] = client_for(url, timeout=self._patience, limits=limits)
+        return self._clients[place]
 
     def ask(self, url: str, method: str, *params: Any) -> Any:
-        """The result of one request. Raises EndpointFailed, and ValueError for an answer that is an error."""
-        _, answer = self.post(url, encoded(method, params), method)
-        if "error" in answer:
-            raise ValueError(f"{method}: {answer['error']}")
-        return answer.get("result")
+        """The result of one request. Raises EndpointFailed, and Refused for an answer that is an error."""
+        return self.post(url, encoded(method, params), method).get("result")
 
-    def post(self, url: str, payload: bytes, method: str) -> "tuple[int, RPCResponse]":
-        """The status and the answer to a whole request, which may be an error. Raises EndpointFailed."""
+    def post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
+        """The answer to a whole request, with a result. Raises EndpointFailed, and Refused."""
         status, body = self._post(url, payload)
         try:
-            return status, parse_answer(method, body)
+            answer = parse_answer(method, body, status)
         except BadAnswer as error:
-            raise EndpointFailed(f"HTTP {status} {error}") from error
+            if status in STATUSES:
+                raise Refused(STATUSES[status], method, f"HTTP {status}", shown(url)) from error
+            raise EndpointFailed(scrubbed(f"HTTP {status} {error}", url)) from error
+        except Refused as refusal:
+            words = scrubbed(refusal.words or f"HTTP {status}", url)
+            raise Refused(refusal.kind, method, words, shown(url), refusal.data, refusal.code) from None
+        if status in STATUSES or status >= 500:
+            raise Refused(STATUSES.get(status, Kind.BROKEN), method, f"HTTP {status}", shown(url))
+        return answer
 
     def _post(self, url: str, payload: bytes) -> tuple[int, bytes]:
         until = time.monotonic() + self._longest
@@ -219,13 +288,15 @@ class Line:
                         answered.enter_context(within(self._sock, self._longest))
 
             try:
-                with self._http.stream(
+                with self._client(url).stream(
                     "POST", url, content=payload, headers=HEADERS, extensions={"trace": traced}
                 ) as response:
                     return response.status_code, _bounded(response, until)
+            except EnvironmentUnusable as error:
+                raise EndpointFailed(f"{error.what}: {error.why}: {error.remedy}") from error
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                 late = "its answer does not end" if time.monotonic() > until else ""
-                raise EndpointFailed(late or str(error) or type(error).__name__) from error
+                raise EndpointFailed(scrubbed(late or str(error) or type(error).__name__, url)) from error
 
     def _bound(self, stream: Any) -> None:
         """What httpx reads and writes by: each read gets what is left of the whole answer's time at most, also while
@@ -241,6 +312,25 @@ class Line:
             return work(data, min(timeout, left))
 
         return limited
+
+
+def _worst(causes: Mapping[str, Exception]) -> Exception:
+    """What to tell where no endpoint gave an answer: the last words about the question itself, which the asker may
+    put otherwise; else that all are of another chain, or cannot be used."""
+    of_the_question = [e for e in causes.values() if isinstance(e, Refused) and e.kind in OF_THE_QUESTION]
+    if of_the_question:
+        return of_the_question[-1]
+    wrong = [error for error in causes.values() if isinstance(error, WrongChain)]
+    if wrong and len(wrong) == len(causes):
+        return wrong[-1]
+    refused = all(isinstance(error, Refused) for error in causes.values())
+    return RpcUnreachable({url: _told(error) for url, error in causes.items()}, refused=refused and bool(causes))
+
+
+def _told(cause: Exception) -> str:
+    if isinstance(cause, Refused):
+        return f"{cause.kind} ({cause})"
+    return cause.why if isinstance(cause, WrongChain) else str(cause)
 
 
 def _bounded(response: httpx.Response, until: float) -> bytes:
@@ -269,9 +359,10 @@ class Asker:
 
     def call(self, transaction: Any) -> bytes:
         """Raises ChainError."""
-        answer = self._endpoints.request("eth_call", encoded("eth_call", [transaction, "latest"]))
-        if "error" in answer:
-            raise from_answer(answer["error"], self._action)
+        try:
+            answer = self._endpoints.request("eth_call", encoded("eth_call", [transaction, "latest"]))
+        except Refused as refusal:
+            raise translate(refusal, self._action) from refusal
         return bytes.fromhex(answer.get("result", "").removeprefix("0x"))
 
 

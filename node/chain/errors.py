@@ -1,10 +1,13 @@
 """Everything that can go wrong between a node and its chain, each with a remedy."""
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-from contracts.bindings import Revert, parse_revert
+from contracts.bindings import Revert
+from node.chain.refusals import Kind, Refused, revert_of
 from protocol.errors import IntellectError
 
 
@@ -17,22 +20,26 @@ class ProfileError(ChainError):
 
 
 class RpcUnreachable(ChainError):
-    """None of the profile's RPC endpoints answers."""
+    """None of the profile's RPC endpoints answers. causes: URL -> why; refused: all of them said why, in an answer."""
 
-    def __init__(self, causes: Mapping[str, str]) -> None:
-        tried = "; ".join(f"{url}: {cause}" for url, cause in causes.items())
-        super().__init__(
-            "the chain cannot be reached",
-            tried or "no RPC endpoint is configured",
-            "check the connection and rpc_urls in the network profile; for a local chain run: intellect-node devnet up",
+    def __init__(self, causes: Mapping[str, str], *, refused: bool = False) -> None:
+        tried = "; ".join(f"{shown(url)}: {cause}" for url, cause in causes.items())
+        remedy = (
+            "check the connection and rpc_urls in the network profile; for a local chain run: intellect-node devnet up"
         )
+        super().__init__(
+            "no RPC endpoint serves the chain now" if refused else "the chain cannot be reached",
+            tried or "no RPC endpoint is configured",
+            "wait; or name another endpoint in rpc_urls of the network profile" if refused else remedy,
+        )
+        self.refused = refused
 
 
 class RpcRefused(ChainError):
     """An RPC endpoint answers with an error that is not a contract's."""
 
-    def __init__(self, action: str, why: str) -> None:
-        super().__init__(f"the chain's RPC endpoint refused to {action}", why, "try again, or use another endpoint")
+    def __init__(self, action: str, why: str, remedy: str = "try again, or use another endpoint") -> None:
+        super().__init__(f"the chain's RPC endpoint refused to {action}", why, remedy)
 
 
 class WrongChain(ChainError):
@@ -41,7 +48,7 @@ class WrongChain(ChainError):
     def __init__(self, url: str, expected: int, found: int | str) -> None:
         super().__init__(
             "this is another chain",
-            f"{url} answers for chain id {found}, the network profile says {expected}",
+            f"{shown(url)} answers for chain id {found}, the network profile says {expected}",
             "correct rpc_urls or chain_id in the network profile",
         )
 
@@ -130,6 +137,32 @@ def tokens(wei: int) -> str:
     """Wei as a decimal number of tokens, without rounding."""
     text = f"{wei // 10**18}.{wei % 10**18:018d}".rstrip("0").rstrip(".")
     return text or "0"
+
+
+def shown(url: str) -> str:
+    """An endpoint without what its owner would not show: keys stand in paths, queries and before the host."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "an endpoint"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    hidden = "/…" if parts.path.strip("/") or parts.query else ""
+    return f"{parts.scheme}://{host}{port}{hidden}"
+
+
+_SECRET = 6
+"""Characters from which on a part of a URL may be a key."""
+
+
+def scrubbed(text: str, url: str) -> str:
+    """A text of or about an endpoint, without the secrets of its URL: gateways repeat the address, and the key in
+    it."""
+    parts = urlsplit(url)
+    words = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query)), parts.username, parts.password]
+    for word in sorted({word for word in words if word and len(word) >= _SECRET}, key=len, reverse=True):
+        text = re.sub(re.escape(word), "…", text)
+    return text
 
 
 _TIMES = (*("from", "until", "deadline", "madeAt", "matureAt", "finalAt", "withdrawableAt"),)
@@ -257,21 +290,41 @@ def translate(error: Exception, action: str) -> ChainError:
     """The error to raise instead of `error`; action completes "cannot ..."."""
     if isinstance(error, ChainError):
         return error
+    if isinstance(error, Refused):
+        return _from_refusal(error, action)
     # web3 takes a second to import, and whoever reads a profile needs these errors, but no chain
-    from web3.exceptions import BadFunctionCallOutput, ContractLogicError, Web3RPCError
+    from web3.exceptions import BadFunctionCallOutput
 
-    if isinstance(error, ContractLogicError):
-        return from_revert(_revert_of(error.data, error.message), action)
     if isinstance(error, BadFunctionCallOutput):
         return RpcRefused(action, "the answer does not have the form of the contract's ABI")
-    if isinstance(error, Web3RPCError):
-        return _from_rpc(str(error.message or error), action)
     return RpcRefused(action, f"{type(error).__name__}: {str(error)[:300]}")
+
+
+_REMEDIES: Mapping[Kind, str] = {
+    Kind.QUOTA: "wait, or name another endpoint in rpc_urls of the network profile",
+    Kind.BEHIND: "wait: an endpoint that lags has the block soon; or name another one in rpc_urls",
+    Kind.PRUNED: "name an endpoint that keeps old states (an archive) in rpc_urls of the network profile",
+    Kind.UNSUPPORTED: "name an endpoint with this method in rpc_urls of the network profile",
+    Kind.RANGE: "name an endpoint that gives logs of more blocks in rpc_urls of the network profile",
+}
+
+
+def _from_refusal(refusal: Refused, action: str) -> ChainError:
+    if refusal.kind is Kind.REVERTED:
+        return from_revert(revert_of(refusal.words, refusal.data), action)
+    if refusal.kind is Kind.FUNDS:
+        remedy = "send the account some of the chain's coin for gas"
+        return InsufficientFunds(f"cannot {action}", refusal.words[:300], remedy)
+    place = f"{refusal.endpoint}: " if refusal.endpoint else ""
+    remedies = {} if refusal.kind not in _REMEDIES else {"remedy": _REMEDIES[refusal.kind]}
+    return RpcRefused(action, f"{place}{str(refusal)[:300]}", **remedies)
 
 
 def from_revert(revert: Revert, action: str) -> ChainError:
     """The error that says why a contract refused."""
     args = revert.args
+    if not args and revert.name in ("StakeTooLow", "ERC20InsufficientBalance"):
+        return Reverted(action, revert.name, args)  # told in words only
     if revert.name == "StakeTooLow" and action.startswith("unbond"):
         left, needed = tokens(args["bonded"]), tokens(args["required"])
         why = f"{left} tokens would be left, the nodes of {args['provider']} need {needed}"
@@ -286,27 +339,3 @@ def from_revert(revert: Revert, action: str) -> ChainError:
             f"cannot {action}", why, "get tokens first; on a test network: intellect-node contract faucet"
         )
     return Reverted(action, revert.name, args)
-
-
-def from_answer(error: Mapping[str, Any], action: str) -> ChainError:
-    """The same for the error in an endpoint's answer, where web3 does not ask."""
-    data, message = error.get("data"), str(error.get("message", ""))
-    reverted = isinstance(data, str) or "revert" in message.lower()
-    return from_revert(_revert_of(data, message), action) if reverted else _from_rpc(message, action)
-
-
-def _revert_of(data: Any, message: str | None) -> Revert:
-    if isinstance(data, str) and data.startswith("0x"):
-        try:
-            revert = parse_revert(bytes.fromhex(data[2:]))
-        except ValueError:
-            revert = None
-        if revert is not None:
-            return revert
-    return Revert("unknown", {"message": str(message or data or "")[:200]})
-
-
-def _from_rpc(message: str, action: str) -> ChainError:
-    if "insufficient funds" in message.lower():
-        return InsufficientFunds(f"cannot {action}", message[:300], "send the account some of the chain's coin for gas")
-    return RpcRefused(action, message[:300])

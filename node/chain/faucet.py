@@ -4,12 +4,14 @@ Works from any process that has the profile, without a shared key, so that sever
 """
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import httpx
 import trio
 
-from node.chain.endpoints import certificates, rpc
-from node.chain.errors import DevnetError
+from node.chain.endpoints import rpc
+from node.chain.errors import DevnetError, scrubbed, shown
+from node.chain.http import client_for, is_here
 from node.chain.profile import NetworkProfile
 from protocol.identity import Address, NodeKey
 
@@ -21,9 +23,15 @@ FAUCET_CAP = 1_000_000 * 10**18
 COIN_FOR_GAS = 10**18
 
 
+SET_BALANCE = ("anvil_setBalance", "hardhat_setBalance", "evm_setAccountBalance")
+"""What the programs that run a local chain call it: anvil, Hardhat, ganache."""
+
+
 def is_devnet(profile: NetworkProfile) -> bool:
-    """Whether the profile names a chain that the faucet may be tried on."""
-    return profile.chain_id == 31337 or profile.name == "local"
+    """Whether the profile names a chain that the faucet may be tried on. The number 31337 alone says nothing: others
+    share chains of that number."""
+    here = all(is_here(urlsplit(url).hostname or "") for url in profile.rpc_urls)
+    return profile.name == "local" or (profile.chain_id == 31337 and here)
 
 
 class DevnetFaucet:
@@ -50,11 +58,18 @@ class DevnetFaucet:
 
 def _set_balance(url: str, address: Address, amount: int) -> None:
     try:
-        with httpx.Client(timeout=8.0, verify=certificates()) as http:
-            rpc(http, url, "anvil_setBalance", address, hex(amount))
+        with client_for(url, timeout=8.0) as http:
+            refusals: list[ValueError] = []
+            for method in SET_BALANCE:
+                try:
+                    rpc(http, url, method, address, hex(amount))
+                    return
+                except ValueError as error:
+                    refusals.append(error)
+            raise refusals[0]
     except (httpx.HTTPError, ValueError) as error:
         raise DevnetError(
             f"cannot fund {address}",
-            f"{url}: {error}",
+            f"{shown(url)}: {scrubbed(str(error), url)}",
             "only a local chain gives coins away; see: intellect-node devnet",
         ) from error

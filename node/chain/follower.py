@@ -3,21 +3,28 @@
 Knows the cursor: rows and cursor stand in one SQLite transaction, so that neither can be ahead of the
 other. At every start the whole known history is delivered again, so consumers keep no state of their own.
 An endpoint whose newest block is older than what was read, with the same hashes, lags: it is waited for.
+
+Behind one address stand several machines, and one that lags answers a question for logs with nothing, as if nothing
+had happened. So each look near the newest block asks for the last blocks again, in the same question, and tells what
+it has not told.
 """
 
-import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import structlog
 import trio
+from blake3 import blake3
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import Block, ChainClient
-from node.chain.errors import ChainError
+from node.chain.errors import ChainError, shown
+from node.errors import StateError
+from node.state.tables import Form, open_table, refused
 from protocol.errors import IntellectError
 
 PACE = 0.05
@@ -26,6 +33,10 @@ EMPTY = 16
 """Blocks without an event whose reading may be forgotten at a restart: to write each down is most of a quiet second."""
 KEPT_BLOCKS = 256
 """Block hashes remembered for finding the fork point; a deeper reorganisation starts over."""
+AGAIN = 32
+"""Blocks before those that are new whose logs are asked for again: machines behind one address differ by fewer."""
+FILLED = 4
+"""Blocks that were passed over between two looks and are asked for by number, so that the line stays whole."""
 MAX_BACKOFF = 30.0
 LAG_PATIENCE = 20.0
 """Seconds for which a shorter chain is taken for an endpoint that lags, before it is believed."""
@@ -40,6 +51,7 @@ CREATE TABLE IF NOT EXISTS chain_events (
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
 """
+FORM = Form("what was read of the chain,", 1, _SCHEMA, cache=True)
 
 
 class RolledBack(msgspec.Struct, frozen=True):
@@ -57,13 +69,13 @@ class EventStore:
 
     def __init__(self, path: Path | str) -> None:
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.executescript(_SCHEMA)
+        self._path = path
+        # After a power cut the last blocks are read again.
+        self._db = open_table(path, FORM, durable=False)
 
     def bind(self, source: str) -> None:
         """Forget everything if the rows are of another chain, contract or pool."""
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             row = self._db.execute("SELECT name FROM chain_source").fetchone()
             if row is not None and row[0] != source:
                 self._db.execute("DELETE FROM chain_events")
@@ -73,18 +85,18 @@ class EventStore:
 
     def blocks(self) -> list[tuple[int, bytes]]:
         """Remembered (number, hash), newest first; the first is the cursor."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             return list(self._db.execute("SELECT number, hash FROM chain_blocks ORDER BY number DESC"))
 
     def events(self, above: int = -1) -> list[RawLog]:
         """Stored logs of blocks above a number, in order."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
-            return [msgspec.json.decode(body, type=RawLog) for (body,) in self._db.execute(query, (above,))]
+            return [unsealed(body) for (body,) in self._db.execute(query, (above,))]
 
     def time(self) -> int:
         """Of the last block that was read, unix seconds; 0 before the first."""
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             row = self._db.execute("SELECT at FROM chain_time").fetchone()
         return row[0] if row else 0
 
@@ -95,15 +107,24 @@ class EventStore:
         # Only what no reorganisation can reach: `roll_back` must find every event that it has to take back.
         settled = [log for log in logs if blocks and log.block <= blocks[0][0] - KEPT_BLOCKS]
         useless = _outdated(settled, now)
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             keys = [(log.block, log.log_index) for log in useless]
             self._db.executemany("DELETE FROM chain_events WHERE block = ? AND log_index = ?", keys)
         gone = {(log.block, log.log_index) for log in useless}
         return [log for log in logs if (log.block, log.log_index) not in gone]
 
+    def sound(self) -> list[RawLog]:
+        """What `compact` leaves. Where a row is damaged all of it is forgotten, to be read again."""
+        try:
+            return self.compact()
+        except StateError as error:
+            log.warning("chain.rows_damaged", file=str(self._path), why=error.why)
+            self.roll_back(-1)
+            return []
+
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
-        rows = [(entry.block, entry.log_index, msgspec.json.encode(entry)) for entry in logs]
-        with self._lock, self._db:
+        rows = [(entry.block, entry.log_index, sealed(entry)) for entry in logs]
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
             self._db.execute("INSERT OR REPLACE INTO chain_time VALUES (0, ?)", (cursor.timestamp,))
@@ -111,13 +132,36 @@ class EventStore:
             self._db.execute(f"DELETE FROM chain_blocks WHERE number NOT IN ({keep})", (KEPT_BLOCKS,))  # noqa: S608
 
     def roll_back(self, block: int) -> None:
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.execute("DELETE FROM chain_events WHERE block > ?", (block,))
             self._db.execute("DELETE FROM chain_blocks WHERE number > ?", (block,))
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+SEAL = 8
+"""Bytes of a row's BLAKE3 that stand before it: SQLite's own check sees no bit that flips inside a cell."""
+
+
+def sealed(entry: RawLog) -> bytes:
+    """A log as a row."""
+    body = msgspec.json.encode(entry)
+    return blake3(body).digest(SEAL) + body
+
+
+def unsealed(row: bytes) -> RawLog:
+    """Raises StateError for a row that is not as it was written."""
+    if blake3(row[SEAL:]).digest(SEAL) != row[:SEAL]:
+        raise StateError("an event of the chain is damaged on this disk", "a bit of its row is another", "start again")
+    return msgspec.json.decode(row[SEAL:], type=RawLog)
 
 
 class EventFollower:
@@ -154,6 +198,12 @@ class EventFollower:
         """Number and hash of the last block that was read."""
         self._written = 0
         """The last block whose reading the store knows."""
+        self._line: dict[int, Block] = {}
+        """The newest blocks that were seen, each the parent of the next: what it holds needs no question."""
+        self._told: dict[tuple[int, int], bytes] = {}
+        """Block and index of the logs of the last AGAIN blocks and more, and the hash of the block."""
+        self._done: bytes | None = None
+        """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -163,22 +213,27 @@ class EventFollower:
             profile = self._client.profile
             chair = "" if profile.contracts.chair == NOBODY else f":{profile.contracts.chair}"
             places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
-            source = f"2:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the second form of rows
+            source = f"3:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the third form of rows
             await trio.to_thread.run_sync(store.bind, source)
-            history = await trio.to_thread.run_sync(store.compact)
+            history = await trio.to_thread.run_sync(store.sound)
             self.now = await trio.to_thread.run_sync(store.time)
             task_status.started()
             await self._deliver(history)
             self._cursor = next(iter(await trio.to_thread.run_sync(store.blocks)), None)
+            self._told = {(log.block, log.log_index): log.block_hash for log in history}
+            self._forget_told()
             await self._follow(store)
         finally:
             self._send.close()
             store.close()
 
     async def _follow(self, store: EventStore) -> None:
-        backoff = self._poll
+        backoff, believed = self._poll, False
         while True:
             try:
+                if not believed:
+                    await self._check_logs(await self._client.block())
+                    believed = True
                 behind = await self._step(store)
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
@@ -194,6 +249,10 @@ class EventFollower:
     async def _step(self, store: EventStore) -> bool:
         """Read what is new; returns whether there is more to read at once."""
         latest = await self._client.block()
+        if latest.hash == self._done:
+            self._reached(latest)
+            return False
+        await self._lengthen(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
         if not await self._undo_replaced(store, latest):
             return False
@@ -202,6 +261,7 @@ class EventFollower:
         # Only blocks that are deep enough are read: what is shallow may be replaced, and would have to be taken back.
         if first > target:
             self._reached(latest)
+            self._done = latest.hash
             return False
         while first + self._client.log_blocks <= target - KEPT_BLOCKS:  # so old that it is not replaced any more
             last = first + self._client.log_blocks - 1
@@ -210,25 +270,72 @@ class EventFollower:
             first = last + 1
             await trio.sleep(PACE)
         last = min(first + self._client.log_blocks - 1, target)
-        return not await self._read_chunk(store, first, last, latest) or last < target
+        if not await self._read_chunk(store, first, last, latest):
+            return True
+        self._done = latest.hash if last == target else None
+        return last < target
 
     async def _read_chunk(self, store: EventStore, first: int, last: int, latest: Block) -> bool:
         """Keep and deliver the events of some blocks, in one transaction; false if they were replaced meanwhile."""
         topics = [] if self._pool is None else [None, "0x" + pool_topic(self._pool).hex()]
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
-        end = latest if last == latest.number else await self._client.block(last)
-        logs = await self._client.logs(first, last, topics, everything=self._pool is None)
-        if any(entry.block == last and entry.block_hash != end.hash for entry in logs):
+        end = latest if last == latest.number else self._line.get(last) or await self._client.block(last)
+        room = self._client.log_blocks - (last - first + 1) if last > latest.number - KEPT_BLOCKS else 0
+        again = max(self._client.profile.deployed_block, first - max(0, min(AGAIN, room)))
+        found = await self._client.logs(min(first, again), last, topics, everything=self._pool is None)
+        if any(entry.block == last and entry.block_hash != end.hash for entry in found):
             return False  # between two questions: ask again
+        known = {place: self._told.get(place) for place in ((entry.block, entry.log_index) for entry in found)}
+        logs = [entry for entry in found if known[entry.block, entry.log_index] != entry.block_hash]
+        if any(known[entry.block, entry.log_index] is not None for entry in logs):
+            return False  # a block that was replaced: the next look sees where, and takes back what it told
+        late = sum(entry.block < first for entry in logs)
+        if late:
+            log.info("chain.told_late", events=late, pool=self._pool)
         # Kept before it is delivered: a crash in between delivers again at the next start, and misses nothing.
         if logs or last >= self._written + EMPTY:
             await trio.to_thread.run_sync(store.advance, end, logs)
             self._written = last
         self._cursor = end.number, end.hash
+        self._told |= {(entry.block, entry.log_index): entry.block_hash for entry in logs}
+        self._forget_told()
         self._reached(latest)
         await self._deliver(logs)
         self.read_until = end.timestamp
         return True
+
+    def _forget_told(self) -> None:
+        newest = self._cursor[0] if self._cursor else 0
+        self._told = {place: digest for place, digest in self._told.items() if place[0] > newest - KEPT_BLOCKS}
+
+    async def _lengthen(self, latest: Block) -> None:
+        """Put the newest block at the end of the line, which begins anew where it does not fit."""
+        if (known := self._line.get(latest.number)) is not None and known.hash == latest.hash:
+            return  # an endpoint that lags
+        newest = max(self._line, default=latest.number)
+        for number in range(newest + 1, latest.number if latest.number - newest <= FILLED else newest):
+            self._append(await self._client.block(number))
+        self._append(latest)
+
+    def _append(self, block: Block) -> None:
+        parent = self._line.get(block.number - 1)
+        if parent is None or parent.hash != block.parent:
+            self._line.clear()
+        kept = range(block.number - KEPT_BLOCKS, block.number)
+        self._line = {number: one for number, one in self._line.items() if number in kept} | {block.number: block}
+
+    async def _check_logs(self, latest: Block) -> None:
+        """Before anything is read: whether logs are told at all. Of a node that is a member, the one of its joining
+        must be there; one that joined a moment ago may wait for an endpoint that lags. Raises ChainError."""
+        key = self._client.key
+        if key is None or self._pool is None:
+            return
+        block = await self._client.joined_block(self._pool, key.address)
+        if not 0 < block < latest.number - AGAIN:
+            return
+        topics = ["0x" + topic_of(Joined).hex(), "0x" + pool_topic(self._pool).hex()]
+        if not any(entry.block == block for entry in await self._client.logs(block, block, topics)):
+            raise self._client.distrust_logs(f"this node joined in block {block}, and no log there says so")
 
     def _reached(self, latest: Block) -> None:
         """The chain answered; said before its events are delivered, so that who hears of them can rely on it."""
@@ -247,7 +354,7 @@ class EventFollower:
             if await self._stands(number, known, latest):
                 kept = number
                 break
-        newest_comparable = next((number for number, _ in remembered if number <= latest.number), None)
+        newest_comparable = next((number for number, _ in remembered if number <= latest.number), -1)
         # All that it still shows is what we know, so it may only be behind: its word alone takes nothing back.
         if latest.number < remembered[0][0] and kept == newest_comparable and self._still_patient(latest):
             return False
@@ -255,6 +362,7 @@ class EventFollower:
         undone = await trio.to_thread.run_sync(store.events, kept)
         await trio.to_thread.run_sync(store.roll_back, kept)
         self._cursor, self._written = next((one for one in remembered if one[0] == kept), None), 0
+        self._told = {place: digest for place, digest in self._told.items() if place[0] <= kept}
         log.warning("chain.rolled_back", block=kept, events=len(undone), pool=self._pool)
         if undone:
             events = (self._parsed(entry) for entry in undone)
@@ -262,9 +370,12 @@ class EventFollower:
         return True
 
     async def _stands(self, number: int, known: bytes, latest: Block) -> bool:
-        """Whether a block is the one that it was. The newest one tells its own hash and the one before it."""
-        if number == latest.number or (number == latest.number - 1 and latest.parent):
-            return known == (latest.hash if number == latest.number else latest.parent)
+        """Whether a block is the one that it was. The newest one tells its own hash and the one before it, and the line
+        those before."""
+        if number == latest.number - 1 and latest.parent:
+            return known == latest.parent
+        if number <= latest.number and latest.number in self._line and number in self._line:
+            return known == self._line[number].hash
         return number < latest.number and (await self._client.block(number)).hash == known
 
     def _still_patient(self, latest: Block) -> bool:
@@ -272,7 +383,7 @@ class EventFollower:
         now = time.monotonic()
         if self._behind_since is None:
             self._behind_since = now
-            log.info("chain.endpoint_behind", url=self._client.url, block=latest.number)
+            log.info("chain.endpoint_behind", url=shown(self._client.url), block=latest.number)
         return now - self._behind_since < self._patience
 
     async def _deliver(self, logs: Sequence[RawLog]) -> None:

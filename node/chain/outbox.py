@@ -4,12 +4,15 @@ Knows SQLite rows only; blocking, a few milliseconds each. Rows belong to one de
 local chain that starts anew is not sent the transactions of the last one.
 """
 
-import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+
+from node.state.tables import Form, open_table, refused
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS transactions (
@@ -25,6 +28,7 @@ CREATE TABLE IF NOT EXISTS transactions (
 );
 CREATE INDEX IF NOT EXISTS transactions_of_sender ON transactions (source, sender, fate, nonce);
 """
+FORM = Form("the outbox", 1, _SCHEMA, care="do not delete the file while transactions of its keys are unfinished")
 KEPT = 2_000
 """Finished rows that are kept for people to look at."""
 
@@ -62,26 +66,23 @@ class Outbox:
     def __init__(self, path: Path | None = None, source: str = "") -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, timeout=10)
-        if path is not None:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            # A transaction that was sent and is not on the disk would be signed again after a power cut, under another
-            # number.
-            self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
+        self._path = path or ":memory:"
+        # Durable: a transaction that was sent and is not on the disk would be signed again after a power cut, under
+        # another number.
+        self._db = open_table(self._path, FORM)
 
     def record(self, pending: Pending) -> None:
         """Call before sending."""
         p = pending
         row = (p.hash, self._source, p.sender, p.nonce, p.raw, p.action, p.intent, p.fate.value, p.block)
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.execute("INSERT OR REPLACE INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def settle(self, sender: str, nonce: int, fate: Fate, *, winner: str | None = None, block: int = 0) -> None:
         """The number is used up: `winner` (a hash) has this fate, its other variants were replaced."""
         mine = "UPDATE transactions SET fate = ?, block = ? WHERE source = ? AND sender = ? AND nonce = ? AND fate = ?"
         waiting = (self._source, sender, nonce, Fate.PENDING.value)
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             if winner is not None:
                 self._db.execute(f"{mine} AND hash = ?", (fate.value, block, *waiting, winner))
                 # What still waits under this number now is the winner's other variants.
@@ -93,7 +94,7 @@ class Outbox:
 
     def refuse(self, digest: str) -> None:
         """No endpoint took this variant."""
-        with self._lock, self._db:
+        with self._lock, refused(self._path, FORM), self._at_once():
             self._db.execute("UPDATE transactions SET fate = ? WHERE hash = ?", (Fate.REFUSED.value, digest))
 
     def pending(self, sender: str) -> list[Pending]:
@@ -106,12 +107,19 @@ class Outbox:
 
     def _select(self, where: str, *values: str) -> list[Pending]:
         query = f"SELECT hash, sender, nonce, raw, action, intent, fate, block FROM transactions WHERE source = ? AND {where}"  # noqa: S608,E501 - constants
-        with self._lock:
+        with self._lock, refused(self._path, FORM):
             rows = list(self._db.execute(query, (self._source, *values)))
         return [
             Pending(digest, sender, nonce, raw, action, intent, Fate(fate), block)
             for digest, sender, nonce, raw, action, intent, fate, block in rows
         ]
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """One transaction: all of it or nothing."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
 
     def close(self) -> None:
         with self._lock:

@@ -8,9 +8,10 @@ from web3.providers.base import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from node.chain.endpoints import Endpoints
+from node.chain.refusals import Refused
 
-EXPECTED: tuple[type[Exception], ...] = (Web3Exception, ValueError, TypeError, KeyError)
-"""What web3 raises for bad answers, besides what the endpoints raise."""
+EXPECTED: tuple[type[Exception], ...] = (Refused, Web3Exception, ValueError, TypeError, KeyError)
+"""Refusals of endpoints, and what web3 raises for bad answers."""
 
 
 class FallbackProvider(JSONBaseProvider):

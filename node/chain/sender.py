@@ -15,8 +15,9 @@ import structlog
 import trio
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import BlockNotFound, ContractLogicError, TransactionNotFound, Web3RPCError
+from web3.exceptions import BlockNotFound, TransactionNotFound
 
+from contracts.asking import at_once
 from node.chain.errors import (
     ChainError,
     FeeTooHigh,
@@ -29,14 +30,15 @@ from node.chain.errors import (
     translate,
 )
 from node.chain.outbox import Fate, Outbox, Pending
+from node.chain.refusals import Kind, Refused
 from node.chain.rpc import EXPECTED
 from node.chain.transactions import (
     FEE_BUMP,
     FEES,
     Call,
+    base_and_tip,
     call_of,
     fields_of,
-    judge,
     noop,
     raise_fee,
     sign_transaction,
@@ -55,6 +57,8 @@ ENDPOINT_LAG = 15.0
 """Seconds that one endpoint, or one part of it, may be behind another."""
 LAG_LOOKS = 0.2
 """Seconds between two looks while that is waited out."""
+RESEND = 0.5
+"""Seconds after which what no endpoint took is offered again; twice as long each time."""
 TIP_SHARE = 10
 """A tip is at most this part of the highest fee: what an endpoint recommends is its own word."""
 log = structlog.get_logger()
@@ -100,13 +104,21 @@ class _Underpriced(Exception):
 
 
 class _Sent(msgspec.Struct):
-    """One nonce on its way: every variant that was sent, the newest last."""
+    """One nonce on its way: every variant that was sent, the newest last. unheard: offers of the newest in a row that
+    no endpoint took; again_at: when the next one may follow (monotonic)."""
 
     nonce: int
     fields: dict[str, Any]
     variants: list[Pending]
     seen: bool = False
     replaced: bool = False
+    unheard: int = 0
+    again_at: float = 0.0
+
+    def offered(self, *, heard: bool) -> None:
+        """Equal bytes cost nothing, and what nobody took is in no block; but who refuses is not hurried."""
+        self.again_at = time.monotonic() + RESEND * 2 ** min(self.unheard, 4)
+        self.unheard = 0 if heard else self.unheard + 1
 
 
 class Sender:
@@ -178,12 +190,17 @@ class Sender:
                 return earlier
             sender = Web3.to_checksum_address(key.address)
             asked: Any = {**call.fields(), "from": sender}
-            # Simulated first: a revert is then told with its reason and costs no gas.
-            self._web3.eth.call(asked)
+            # Simulated before it is sent: a revert is then told with its reason and costs no gas.
+            _, gas, fees, have, nonce = at_once(
+                lambda: self._web3.eth.call(asked),
+                lambda: self._web3.eth.estimate_gas(asked),
+                self._fees,
+                lambda: self._web3.eth.get_balance(sender),
+                lambda: self._nonce(key.address),
+            )
             # State may move between the estimate and the block; what is not used is not paid.
-            gas = int(self._web3.eth.estimate_gas(asked) * GAS_MARGIN)
-            fields: dict[str, Any] = {**call.fields(), "gas": gas, "chainId": self._chain_id, **self._fees()}
-            self._require_funds(key.address, fields, action)
+            fields = {**call.fields(), "gas": int(gas * GAS_MARGIN), "chainId": self._chain_id, **fees, "nonce": nonce}
+            _require_funds(have, key.address, fields, action)
             return self._number_and_put_out(fields, key, action, call.intent)
         except EXPECTED as error:
             raise translate(error, action) from error
@@ -200,9 +217,11 @@ class Sender:
         return found
 
     def _number_and_put_out(self, fields: dict[str, Any], key: NodeKey, action: str, intent: str) -> _Sent:
+        """fields: complete; after a refusal the number is asked for anew."""
         tries = 0
-        for _ in range(NONCE_TRIES + FEE_TRIES):
-            fields["nonce"] = self._nonce(key.address)
+        for turn in range(NONCE_TRIES + FEE_TRIES):
+            if turn:
+                fields["nonce"] = self._nonce(key.address)
             sent = _Sent(fields["nonce"], fields, [])
             try:
                 self._put_out(sent, key, action, intent)
@@ -220,8 +239,7 @@ class Sender:
         raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
     def _fees(self) -> dict[str, Any]:
-        base = self._web3.eth.get_block("latest").get("baseFeePerGas", 0)
-        told, cap = self._web3.eth.max_priority_fee, self._limits.max_fee
+        (base, told), cap = base_and_tip(self._web3), self._limits.max_fee
         if base > cap:
             raise FeeTooHigh(base, cap)
         tip = min(told, cap // TIP_SHARE, cap - base)
@@ -234,13 +252,6 @@ class Sender:
         """The same transaction, paid better, but never above the cap."""
         better = raise_fee(fields, factor)
         return {**better, **{name: min(better[name], self._limits.max_fee) for name in FEES}}
-
-    def _require_funds(self, sender: Address, fields: Any, action: str) -> None:
-        need = fields["gas"] * fields["maxFeePerGas"]
-        have = self._web3.eth.get_balance(Web3.to_checksum_address(sender))
-        if have < need:
-            why = f"{sender} has {have} wei of the chain's coin, {need} may be needed for gas"
-            raise InsufficientFunds(f"cannot {action}", why, "send the account some of the chain's coin")
 
     def _nonce(self, sender: Address) -> int:
         """The lowest number that neither the chain's pool nor an unfinished transaction of ours uses.
@@ -265,7 +276,9 @@ class Sender:
         first = not sent.variants
         try:
             self._broadcast(pending, first=first)
+            sent.offered(heard=True)
         except RpcUnreachable as error:
+            sent.offered(heard=False)
             log.warning("chain.send_delayed", action=action, transaction=pending.hash, why=error.why)
         # Certainly not taken by anybody: without this the row would be sent again for ever.
         except (ChainError, _NonceTaken, _Underpriced):
@@ -276,25 +289,25 @@ class Sender:
     def _broadcast(self, pending: Pending, *, first: bool = False) -> None:
         """first: nothing was sent with this nonce before, so that whoever has it now is somebody else.
 
-        Returns where it may have been taken; raises only where it certainly was not.
+        Returns where it was taken, or may have been by one endpoint of several; raises RpcUnreachable where none took
+        it for now, and others where it certainly was not taken.
         """
         try:
             self._web3.eth.send_raw_transaction(pending.raw)
-        except Web3RPCError as error:
-            message = str(error.message or error)
-            answer = judge(message, _code(error))
+        except Refused as refusal:
+            used = refusal.kind in (Kind.NONCE_USED, Kind.OCCUPIED)
             # "Nonce too low" for a variant may mean that an earlier variant of ours was mined: the receipts will tell.
-            if answer.known or self._uncertain() or (answer.nonce_used and not first):
+            if refusal.kind is Kind.KNOWN or self._uncertain() or (used and not first):
                 return
-            if answer.nonce_used:
-                if self._took(pending, wait=not answer.occupied):
+            if used:
+                if self._took(pending, wait=refusal.kind is Kind.NONCE_USED):
                     return
-                raise _NonceTaken from error
-            if answer.underpriced:
-                raise _Underpriced from error
-            if answer.definite:
-                raise translate(error, pending.action) from error
-            log.warning("chain.send_unclear", transaction=pending.hash, why=message[:200])
+                raise _NonceTaken from refusal
+            if refusal.kind is Kind.UNDERPRICED:
+                raise _Underpriced from refusal
+            if refusal.kind in (Kind.BEHIND, Kind.WRONG):
+                raise RpcUnreachable({refusal.endpoint: str(refusal)}, refused=True) from refusal
+            raise translate(refusal, pending.action) from refusal
 
     # ---- in threads: looking
 
@@ -337,8 +350,8 @@ class Sender:
             return receipt
         return None
 
-    def _settled(self, variants: list[Pending]) -> Any | None:
-        """The receipt once enough blocks stand on it, and written down; None until then.
+    def _settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
+        """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
 
         The height is asked first: blocks that are replaced between the two questions only make us wait longer.
         """
@@ -346,22 +359,22 @@ class Sender:
         height = int(self._web3.eth.block_number) if wanted else 0
         receipt = self._receipt(variants)
         if receipt is None:
-            return None
+            return None, False
         block = int(receipt["blockNumber"])
         if wanted and height < block + wanted:
-            return None
+            return receipt, False
         winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
         if receipt["status"] != 1:
             fate = Fate.REVERTED
         self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
-        return receipt
+        return receipt, True
 
     def _look(self, sent: _Sent) -> Any | None:
         """One look at a transaction of ours; a used number without a receipt of ours is somebody else's."""
-        receipt = self._settled(sent.variants)
-        if receipt is not None:
+        receipt, settled = self._settled(sent.variants)
+        if settled:
             return receipt
-        there = self._receipt(sent.variants) is not None if self._limits.confirmations else False
+        there = receipt is not None
         if sent.seen and not there:
             # Its block was replaced. The pool may have forgotten the transaction, so it is sent again.
             log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
@@ -375,9 +388,9 @@ class Sender:
         asked: Any = {**call.fields(), "from": Web3.to_checksum_address(key.address)}
         try:
             self._web3.eth.call(asked, block_identifier=receipt["blockNumber"])
-        except ContractLogicError as error:
-            return translate(error, action)
-        except EXPECTED as error:
+        except (RpcUnreachable, *EXPECTED) as error:
+            if isinstance(error, Refused) and error.kind is Kind.REVERTED:
+                return translate(error, action)
             log.warning("chain.revert_unexplained", action=action, why=str(error)[:200])
         return Reverted(action, "unknown", {}, "0x" + bytes(receipt["transactionHash"]).hex())
 
@@ -397,14 +410,14 @@ class Sender:
 
     def _recover(self, variants: list[Pending], done: int) -> Recovered:
         last = variants[-1]
-        receipt = self._settled(variants)
-        if receipt is not None:
+        receipt, settled = self._settled(variants)
+        if receipt is not None and settled:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
             digest = "0x" + bytes(receipt["transactionHash"]).hex()
             return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
         # The number is used. Unless a block shows that somebody else used it, the receipt may still come.
         if last.nonce < done:
-            if self._receipt(variants) is None and self._is_replaced(variants):
+            if receipt is None and self._is_replaced(variants):
                 self._outbox.settle(last.sender, last.nonce, Fate.REPLACED)
                 log.warning("chain.replaced", action=last.action, transaction=last.hash)
                 return Recovered(last, Fate.REPLACED)
@@ -413,8 +426,10 @@ class Sender:
             self._broadcast(last)
         except _Underpriced:
             log.info("chain.resend_underpriced", transaction=last.hash)
-        except RpcUnreachable:
-            raise
+        except RpcUnreachable as error:
+            if not error.refused:
+                raise
+            log.info("chain.resend_refused", action=last.action, why=error.why)
         except ChainError as error:
             log.warning("chain.resend_refused", action=last.action, why=error.why)
             self._outbox.settle(last.sender, last.nonce, Fate.REFUSED)
@@ -478,7 +493,7 @@ class Sender:
                 await self._run(partial(self._outbox.settle, key.address, sent.nonce, Fate.REPLACED), abandon=False)
                 raise TransactionReplaced(action, sent.variants[-1].hash, sent.nonce)
             await trio.sleep(pause)
-            if pause > self._limits.poll:
+            if pause > self._limits.poll or (sent.unheard and time.monotonic() >= sent.again_at):
                 await self._again(sent, action)
             elif time.monotonic() - tended > self._limits.bump_after:
                 tended = time.monotonic()
@@ -490,7 +505,7 @@ class Sender:
 
         def work() -> None:
             self._tend(sent, key)
-            if not sent.seen and len(sent.variants) <= MAX_BUMPS:
+            if not sent.seen and not sent.unheard and len(sent.variants) <= MAX_BUMPS:
                 self._bump(sent, key, action)
 
         try:
@@ -504,7 +519,9 @@ class Sender:
         again = partial(self._broadcast, sent.variants[-1])
         try:
             await self._run(partial(self._guarded, again, action), abandon=False)
+            sent.offered(heard=True)
         except ChainError as error:
+            sent.offered(heard=False)
             log.info("chain.send_delayed", transaction=sent.variants[-1].hash, why=error.why)
 
     def _guarded(self, function: Callable[[], T], action: str) -> T | None:
@@ -527,10 +544,11 @@ def _translated(function: Callable[[], T], action: str) -> T:
         raise translate(error, action) from error
 
 
-def _code(error: Web3RPCError) -> int | None:
-    response = error.rpc_response
-    found = response.get("error") if response else None
-    return found.get("code") if isinstance(found, dict) else None
+def _require_funds(have: int, sender: Address, fields: Any, action: str) -> None:
+    need = fields["gas"] * fields["maxFeePerGas"]
+    if have < need:
+        why = f"{sender} has {have} wei of the chain's coin, {need} may be needed for gas"
+        raise InsufficientFunds(f"cannot {action}", why, "send the account some of the chain's coin")
 
 
 # Whose is a transaction's number: who asks by hash and by block is not misled by an endpoint whose parts lag
@@ -576,7 +594,11 @@ def use_of(web3: Web3, sender: str, nonce: int) -> Use | None:
             else:
                 low = middle + 1
         block: Any = web3.eth.get_block(low, full_transactions=True)
-    except (BlockNotFound, Web3RPCError):
+    except (BlockNotFound, Refused):
+        return None
+    except RpcUnreachable as error:
+        if not error.refused:
+            raise
         return None
     for row in block["transactions"]:
         if not isinstance(row, Mapping):

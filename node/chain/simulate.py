@@ -13,13 +13,13 @@ import msgspec
 from hexbytes import HexBytes
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
-from web3.exceptions import Web3Exception
 from web3.types import RPCEndpoint
 
-from contracts.bindings import Revert, parse_revert
-from node.chain.errors import InsufficientFunds, RpcRefused, from_revert, tokens, translate
+from contracts.asking import at_once
+from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
+from node.chain.refusals import Refused, revert_of
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import Call, call_of
+from node.chain.transactions import Call, base_and_tip, call_of
 from protocol.identity import Address
 
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
@@ -77,10 +77,11 @@ def simulate(web3: Web3, steps: Sequence[Step], sender: Address, *, l1_fees: boo
     gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
     gas = gas or [_gas_of_one(web3, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
     try:
-        base = int(web3.eth.get_block("latest").get("baseFeePerGas", 0))
-        tip = int(web3.eth.max_priority_fee)
-        layer1 = [l1_fee(web3, call) if l1_fees else 0 for call in calls]
-        have = int(web3.eth.get_balance(Web3.to_checksum_address(sender)))
+        (base, tip), have, layer1 = at_once(
+            lambda: base_and_tip(web3),
+            lambda: int(web3.eth.get_balance(Web3.to_checksum_address(sender))),
+            lambda: [l1_fee(web3, call) if l1_fees else 0 for call in calls],
+        )
     except EXPECTED as error:
         raise translate(error, "ask for the fees") from error
     estimates = tuple(
@@ -111,22 +112,21 @@ def l1_fee(web3: Web3, call: Call) -> int:
 def _gas_of_one(web3: Web3, step: Step, call: Call, sender: Address) -> int:
     asked: Any = {**call.fields(), "from": Web3.to_checksum_address(sender)}
     try:
-        web3.eth.call(asked)
-        return int(web3.eth.estimate_gas(asked))
+        return at_once(lambda: web3.eth.call(asked), lambda: int(web3.eth.estimate_gas(asked)))[1]
     except EXPECTED as error:
         raise translate(error, step.action) from error
 
 
 def _gas_of_many(web3: Web3, steps: Sequence[Step], calls: Sequence[Call], sender: Address) -> list[int | None] | None:
-    """None where the endpoint does not know the method."""
+    """None where no endpoint can do that."""
     who = [{"from": sender, **({"to": call.to} if call.to else {})} for call in calls]
     asked = [{**names, "input": "0x" + call.data.hex()} for names, call in zip(who, calls, strict=True)]
     request: Any = [{"blockStateCalls": [{"calls": asked}]}, "latest"]
     try:
         answer = web3.provider.make_request(RPCEndpoint("eth_simulateV1"), request)
-    except Web3Exception as error:
-        raise translate(error, steps[0].action) from error
-    if "error" in answer or not answer.get("result"):
+    except (Refused, RpcUnreachable):
+        return None
+    if not answer.get("result"):
         return None
     return [_gas_used(step, result) for step, result in zip(steps, _results(answer, steps), strict=True)]
 
@@ -146,9 +146,7 @@ def _gas_used(step: Step, result: Any) -> int:
         if int(result["status"], 16) == 1:
             return int(result["gasUsed"], 16)
         error = result.get("error") or {}
-        data = str(error.get("data") or result.get("returnData") or "0x")
-        revert = parse_revert(bytes.fromhex(data.removeprefix("0x")))
-        message = str(error.get("message", ""))[:200]
+        revert = revert_of(str(error.get("message", "")), [error.get("data"), result.get("returnData")])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RpcRefused(step.action, "its simulation does not have the promised form") from error
-    raise from_revert(revert or Revert("unknown", {"message": message}), step.action)
+    raise from_revert(revert, step.action)

@@ -1,4 +1,4 @@
-"""What a transaction is made of, and what an endpoint's answer to one means. Sends nothing.
+"""What a transaction is made of, and what it pays per gas. Sends nothing.
 
 A `Call` is who is called with what; numbers and fees come later, so that the same call can be recognised after
 a restart however it was numbered and paid.
@@ -14,8 +14,11 @@ from eth_hash.auto import keccak
 from hexbytes import HexBytes
 from web3 import Web3
 from web3.contract.contract import ContractConstructor, ContractFunction
+from web3.types import RPCEndpoint
 
+from contracts.asking import at_once
 from node.chain.outbox import Pending
+from node.chain.refusals import OF_THE_QUESTION, Refused
 from protocol.identity import Address, NodeKey
 
 FEE_BUMP = 1.125
@@ -23,26 +26,7 @@ FEE_BUMP = 1.125
 NOOP_GAS = 21_000
 FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
 """Wei per gas: in all, and of it for whoever makes the block."""
-
-# words of an endpoint's refusal, lower case, over geth, reth, erigon and anvil
-_KNOWN = ("already known", "already imported", "known transaction")
-_NONCE_USED = ("nonce too low", "nonce is too low")
-_OCCUPIED = ("replacement transaction", "replacement fee", "could not replace")
-_UNDERPRICED = ("underpriced", "less than block base fee", "fee too low", "base fee")
-_DEFINITE = (
-    "insufficient funds",
-    "intrinsic gas",
-    "exceeds block gas limit",
-    "exceeds the configured cap",
-    "gas limit too high",
-    "gas required exceeds",
-    "invalid chain id",
-    "invalid sender",
-    "oversized data",
-    "initcode",
-    "type not supported",
-    "no such method",
-)
+MAX_TIP = RPCEndpoint("eth_maxPriorityFeePerGas")
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -60,19 +44,6 @@ class Call(msgspec.Struct, frozen=True):
         """As a transaction's fields."""
         to = {"to": Web3.to_checksum_address(self.to)} if self.to else {}
         return {**to, "data": HexBytes(self.data), "value": 0}
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What an endpoint's error says about a transaction that was just sent to it.
-
-    nonce_used: another one has its number, in a block or (occupied) waiting for one.
-    """
-
-    known: bool = False
-    nonce_used: bool = False
-    occupied: bool = False
-    underpriced: bool = False
-    definite: bool = False
 
 
 def call_of(call: ContractFunction | ContractConstructor) -> Call:
@@ -113,16 +84,18 @@ def noop(sender: Address, nonce: int, chain_id: int, fees: Mapping[str, Any]) ->
     return {"to": own, "data": b"", "value": 0, "gas": NOOP_GAS, "chainId": chain_id, "nonce": nonce, **fees}
 
 
-def judge(message: str, code: int | None = None) -> Answer:
-    """Read an endpoint's error to eth_sendRawTransaction. All false: it may or may not have been taken."""
-    text = message.lower()
-    if any(words in text for words in _KNOWN):
-        return Answer(known=True)
-    if any(words in text for words in _NONCE_USED):
-        return Answer(nonce_used=True)
-    # Before "underpriced": geth says "replacement transaction underpriced" of a number that is taken.
-    if any(words in text for words in _OCCUPIED):
-        return Answer(nonce_used=True, occupied=True)
-    if any(words in text for words in _UNDERPRICED):
-        return Answer(underpriced=True)
-    return Answer(definite=code == -32601 or any(words in text for words in _DEFINITE))
+def base_and_tip(web3: Web3) -> tuple[int, int]:
+    """Wei per gas: what the newest block takes, and what an endpoint recommends to add."""
+    block, tip = at_once(lambda: web3.eth.get_block("latest"), lambda: _tip(web3))
+    base = int(block.get("baseFeePerGas", 0))
+    return base, max(0, int(web3.eth.gas_price) - base) if tip is None else tip
+
+
+def _tip(web3: Web3) -> int | None:
+    """None where the endpoints do not have the method, which is not in Ethereum's specification."""
+    try:
+        return int(web3.manager.request_blocking(MAX_TIP, []), 16)
+    except Refused as refusal:
+        if refusal.kind not in OF_THE_QUESTION:
+            raise
+        return None

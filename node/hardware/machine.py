@@ -1,10 +1,8 @@
 """What this machine is (cores, memory, GPUs; blocking: call from a thread), and which role fits it."""
 
-import os
-
 import msgspec
-import psutil
 
+from node import limits
 from node.config import Role
 from node.errors import ConfigError
 from node.hardware import amd, cpu, nvidia
@@ -30,7 +28,8 @@ class Hardware(msgspec.Struct, frozen=True):
     @property
     def summary(self) -> str:
         gpus = ", ".join(gpu.name for gpu in self.gpus) or "no GPU"
-        return f"{self.cores} cores, {self.memory / 2**30:.0f} GiB, {gpus}"
+        cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
+        return f"{cores}, {self.memory / 2**30:.{0 if self.memory >= 4 * 2**30 else 1}f} GiB, {gpus}"
 
     @property
     def fingerprint(self) -> str:
@@ -41,14 +40,13 @@ class Hardware(msgspec.Struct, frozen=True):
 
 def inspect_hardware() -> Hardware:
     """Look at this machine."""
-    memory, processor = psutil.virtual_memory(), cpu.look()
+    memory, processor = limits.memory(), cpu.look()
     cards, driver = nvidia.look()
     return Hardware(
-        # What this process may use: in a container or under taskset that is less than the machine has.
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=limits.cores(),
         memory=memory.total,
         gpus=(*cards, *amd.look()),
-        free=memory.available,
+        free=memory.free,
         processor=processor.name,
         features=processor.features,
         driver=driver,

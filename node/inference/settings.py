@@ -98,9 +98,9 @@ def free_memory(device: str) -> int:
 
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    import psutil  # a machine that is borrowed for its GPU need not have it
+    from node import limits  # a machine that is borrowed for its GPU need not have psutil
 
-    return psutil.virtual_memory().available
+    return limits.memory().free
 
 
 def devices() -> list[str]:

@@ -1,17 +1,32 @@
-"""/status and the newest step's record in Prometheus's text format.
+"""/status and the newest step's record in Prometheus's text format. What stands here is a contract: alerts count on it.
 
 Names: intellect_<section>_<field> for plain numbers of /status, intellect_step_<field> for the newest step; tables
-become one metric with a label (age of rollouts, environment, part of the step's time). Reference of the step metrics:
-docs/training.md.
+become one metric with a label (age of rollouts, environment, part of the step's time). What only grows is a counter and
+ends in _total; seconds and bytes are in the names. No series is of a member: a pool has ten thousand. Reference:
+docs/training.md ("What is on record", "Metrics of a node").
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 SECTIONS = ("work", "training", "verdicts", "network_stats", "run")
+GROWING = {
+    "work": ("files_committed", "files_accepted", "files_rejected", "units"),
+    "verdicts": ("accepted", "rejected"),
+    "network_stats": (
+        *("messages_in", "messages_out", "bytes_in", "bytes_out", "requests_in", "requests_out"),
+        *("dropped", "rejected", "faults"),
+    ),
+}
+"""Fields that count since the daemon's start, or since its journal's."""
+RENAMED = {("run", "steps_total"): "intellect_run_last_step"}
+"""A name that ends in _total is a counter's, and this is the step at which the run ends."""
 LABELS = {
     "seconds": "part",
     "file_seconds": "stage",
@@ -22,56 +37,122 @@ LABELS = {
     "eval_length_error_by_target": "target",
 }
 ALARMS = ("entropy_rise", "mismatch", "grad_norm", "reward_collapse", "no_signal")
+REASONS = (
+    ("work", "rejected_by_reason", "intellect_work_refusals", "own files that validators refused, by their reason"),
+    ("verdicts", "by_reason", "intellect_verdicts_against", "own verdicts against a file, by their reason"),
+)
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """The text of /metrics. status: what /status says."""
-    # Made anew for each answer: a gauge of a worker that has left would else be told for ever.
+    """The text of /metrics. status: what /status says; its rows of members may be left out."""
+    # Made anew for each answer: a gauge of a child process that has left would else be told for ever.
     registry = CollectorRegistry()
-    for section in SECTIONS:
-        for name, value in _numbers(status.get(section) or {}):
-            Gauge(f"intellect_{section}_{name}", f"{section}.{name} of /status", registry=registry).set(value)
-    training = status.get("training") or {}
-    if training:
-        _step(training.get("latest") or {}, registry)
-        _alarms(training.get("alarms") or [], registry)
-    if uses := (status.get("uses") or {}).get("workers"):
-        _uses(uses, registry)
-    if processes := status.get("processes"):
-        _restarts(processes, registry)
+    registry.register(_Figures(status))
+    ProcessCollector(registry=registry)
     return generate_latest(registry).decode()
 
 
-def _step(record: Mapping[str, Any], registry: CollectorRegistry) -> None:
+class _Figures(Collector):
+    """One answer's figures."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status
+        for section in SECTIONS:
+            yield from _section(section, status.get(section) or {})
+        for section, table, name, what in REASONS:
+            if reasons := (status.get(section) or {}).get(table):
+                yield _table(CounterMetricFamily(name, what, labels=["reason"]), reasons)
+        if board := status.get("board"):
+            yield _table(
+                CounterMetricFamily("intellect_board_messages", "what became of messages", labels=["what"]), board
+            )
+        training = status.get("training") or {}
+        if training:
+            yield from _step(training.get("latest") or {})
+            yield _alarms(training.get("alarms") or [])
+        if workers := (status.get("uses") or {}).get("workers"):
+            yield _uses(workers)
+        if processes := status.get("processes"):
+            yield _restarts(processes)
+        yield from _node(status.get("node") or {})
+        yield from _chain(status.get("network") or {})
+        if members := status.get("members"):
+            yield _table(
+                GaugeMetricFamily("intellect_members", "members by how they are heard", labels=["state"]), members
+            )
+
+
+def _section(section: str, table: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, value in _numbers(table):
+        full, what = f"intellect_{section}_{name}", f"{section}.{name} of /status"
+        if name in GROWING.get(section, ()):
+            yield CounterMetricFamily(full, what, value=value)
+        else:
+            yield GaugeMetricFamily(RENAMED.get((section, name), full), what, value=value)
+
+
+def _step(record: Mapping[str, Any]) -> Iterator[Metric]:
     for name, value in _numbers(record):
-        Gauge(f"intellect_step_{_clean(name)}", f"{name} of the newest step", registry=registry).set(value)
+        yield GaugeMetricFamily(f"intellect_step_{_clean(name)}", f"{name} of the newest step", value=value)
     for name, table in record.items():
         if isinstance(table, Mapping):
-            label = LABELS.get(name, "name")
-            gauge = Gauge(f"intellect_step_{_clean(name)}", f"{name} of the newest step", [label], registry=registry)
-            for key, value in _numbers(table):
-                gauge.labels(key).set(value)
+            label, full = LABELS.get(name, "name"), f"intellect_step_{_clean(name)}"
+            yield _table(GaugeMetricFamily(full, f"{name} of the newest step", labels=[label]), table)
 
 
-def _alarms(alarms: list[Mapping[str, Any]], registry: CollectorRegistry) -> None:
+def _alarms(alarms: list[Mapping[str, Any]]) -> Metric:
     ringing = {alarm.get("name") for alarm in alarms}
-    gauge = Gauge("intellect_alarm", "1 while the alarm rings", ["name"], registry=registry)
-    for name in ALARMS:
-        # All of them, the silent ones as 0: an alert on a series that is missing never fires.
-        gauge.labels(name).set(float(name in ringing))
+    # All of them, the silent ones as 0: an alert on a series that is missing never fires.
+    told = {name: float(name in ringing) for name in ALARMS}
+    return _table(GaugeMetricFamily("intellect_alarm", "1 while the alarm rings", labels=["name"]), told)
 
 
-def _uses(workers: Mapping[str, Mapping[str, Any]], registry: CollectorRegistry) -> None:
-    gauge = Gauge("intellect_worker_files", "accepted files by their use", ["node", "use"], registry=registry)
-    for node, uses in workers.items():
-        for use, count in _numbers(uses):
-            gauge.labels(node, use).set(count)
+def _uses(workers: Mapping[str, Mapping[str, Any]]) -> Metric:
+    """Of all workers together: whose files they were stands in /status."""
+    sums: dict[str, float] = {}
+    for uses in workers.values():
+        for use, count in uses.items():
+            sums[use] = sums.get(use, 0) + count
+    return _table(CounterMetricFamily("intellect_worker_files", "accepted files by their use", labels=["use"]), sums)
 
 
-def _restarts(processes: list[Mapping[str, Any]], registry: CollectorRegistry) -> None:
-    gauge = Gauge("intellect_process_restarts", "starts again of a child process", ["name"], registry=registry)
-    for process in processes:
-        gauge.labels(process.get("name", "")).set(float(process.get("restarts", 0)))
+def _restarts(processes: list[Mapping[str, Any]]) -> Metric:
+    family = CounterMetricFamily("intellect_process_restarts", "starts again of a child process", labels=["name"])
+    return _table(family, {process.get("name", ""): process.get("restarts", 0) for process in processes})
+
+
+def _node(node: Mapping[str, Any]) -> Iterator[Metric]:
+    build = GaugeMetricFamily("intellect_build_info", "1; what runs here", labels=["version", "role"])
+    build.add_metric([str(node.get("version", "")), str(node.get("role", ""))], 1.0)
+    yield build
+    if isinstance(uptime := node.get("uptime_seconds"), int | float):
+        yield GaugeMetricFamily("intellect_uptime_seconds", "since the daemon's start", value=uptime)
+    try:
+        disk = shutil.disk_usage(node["state_dir"]) if node.get("state_dir") else None
+    except OSError:
+        disk = None
+    if disk is not None:
+        yield GaugeMetricFamily("intellect_disk_free_bytes", "on the disk of the state directory", value=disk.free)
+        yield GaugeMetricFamily("intellect_disk_size_bytes", "of the disk of the state directory", value=disk.total)
+
+
+def _chain(network: Mapping[str, Any]) -> Iterator[Metric]:
+    if network:
+        told = float(bool(network.get("rpc_ok")))
+        yield GaugeMetricFamily("intellect_chain_answers", "1 while an RPC endpoint answers", value=told)
+        yield GaugeMetricFamily(
+            "intellect_chain_block", "the newest block that was seen", value=network.get("block", 0)
+        )
+
+
+def _table(family: Any, table: Mapping[str, Any]) -> Metric:
+    """family with one series for each number of a table."""
+    for key, value in _numbers(table):
+        family.add_metric([str(key)], value)
+    return family
 
 
 def _numbers(table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

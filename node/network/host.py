@@ -4,10 +4,12 @@ Puts the parts together: who is connected is known to `links`, requests to `requ
 `screening`, who hears what to `gossip`, and the library's defects to `hardening`.
 """
 
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 
+import psutil
 import structlog
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -369,7 +371,8 @@ def listening_address(text: str) -> Multiaddr:
 
 
 def reachable(address: str) -> str:
-    """Replace a wildcard by the address of the interface that leads to the internet."""
+    """Replace a wildcard by the address of the interface that leads to the internet; where none does, by one that
+    leads to other machines."""
     for wildcard, family, target in (
         ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
         ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
@@ -380,9 +383,24 @@ def reachable(address: str) -> str:
                     probe.connect((target, 9))  # sends nothing
                     own = probe.getsockname()[0]
                 except OSError:
-                    own = "127.0.0.1" if family == socket.AF_INET else "::1"
+                    own = _beside_the_internet(family)
             return address.replace(wildcard, wildcard[:5] + own + "/", 1)
     return address
+
+
+def _beside_the_internet(family: socket.AddressFamily) -> str:
+    """This machine's address in a network of its own, such as a LAN without a router; loopback's without one."""
+    stats = psutil.net_if_stats()
+    known = [
+        ipaddress.ip_address(one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family == family and name in stats and stats[name].isup
+    ]
+    found = sorted((one for one in known if not one.is_loopback), key=lambda one: (one.is_link_local, int(one)))
+    # A link-local address of IPv6 is one with its interface only.
+    usable = [one for one in found if not (one.version == 6 and one.is_link_local)]
+    return str(usable[0]) if usable else "127.0.0.1" if family == socket.AF_INET else "::1"
 
 
 BLOCK = 32 * 1024**2 - 64 * 1024

@@ -1,26 +1,27 @@
 """What the chain says: its endpoints, its clock and peers', the pool, the stake, and what the owner types next."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
+import trio
 
 from contracts.bindings import NOBODY, Contracts, PoolInfo
 from node.chain.endpoints import EndpointFailed, Line
-from node.chain.errors import ChainError, RpcUnreachable, tokens
+from node.chain.errors import ChainError, RpcUnreachable, shown, tokens
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import Refused
 from node.config import NodeConfig
 from node.errors import KeyError_
 from node.preflight.finding import Finding, failure, ok, warning
 from node.state.keystore import claimed_address, read_keystore
 from protocol.economics import daily_gas
-from protocol.identity import Address, parse_address
+from protocol.identity import Address, InvalidIdentity, parse_address
 from protocol.liveness import AHEAD
 
 if TYPE_CHECKING:  # web3 takes a second, and `join` refuses before it
@@ -62,7 +63,7 @@ def probe(url: str, profile: NetworkProfile, *, deep: bool) -> Endpoint:
             found["block"], found["timestamp"] = int(block["number"], 16), int(block["timestamp"], 16)
             if deep and profile.deployed:
                 found["logs_from"] = _logs_from(line, url, profile, found["block"])
-    except (EndpointFailed, ValueError, TypeError, KeyError) as error:
+    except (EndpointFailed, Refused, ValueError, TypeError, KeyError) as error:
         found["error"] = (str(error) or type(error).__name__)[:200]
     return found
 
@@ -89,14 +90,6 @@ def judge(endpoint: Endpoint, profile: NetworkProfile, now: float) -> Finding:
     return ok("rpc", told, **endpoint)
 
 
-def shown(url: str) -> str:
-    """An endpoint without what its owner would not show: keys stand in paths, queries and before the host."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    hidden = "/…" if parts.path.strip("/") or parts.query else ""
-    return f"{parts.scheme}://{parts.hostname}{port}{hidden}"
-
-
 def _logs_from(line: Line, url: str, profile: NetworkProfile, head: int) -> int:
     """The first block of which logs are told, found by halving between the contracts' first block and the newest."""
     low, high = min(profile.deployed_block, head), head
@@ -115,7 +108,7 @@ def _tells_logs(line: Line, url: str, profile: NetworkProfile, block: int) -> bo
     try:
         # An endpoint that has thrown old logs away refuses the question; that is what is looked for.
         return isinstance(line.ask(url, "eth_getLogs", wanted), list)
-    except ValueError:
+    except Refused:
         return False
 
 
@@ -196,15 +189,16 @@ async def look_up(
     chain: "ChainClient", node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
 ) -> Standing:
     """candidate: whose stake would answer for a node that is not registered yet. Raises ChainError."""
-    info = await chain.node_info(node)
+    info, balances, price = await together(lambda: chain.node_info(node), lambda: chain.balances(node), chain.gas_price)
     provider = info.provider
     whose = provider or candidate
-    bonded = (await chain.stake_of(whose)).bonded if whose else 0
-    required = await chain.required_stake(whose or NOBODY, 0 if provider else units)
-    coin = (await chain.balances(node)).coin
-    price = await chain.gas_price()
+    required, *stake = await together(
+        lambda: chain.required_stake(whose or NOBODY, 0 if provider else units),
+        *([lambda: chain.stake_of(whose)] if whose else []),
+    )
+    bonded = stake[0].bonded if stake else 0
     day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
-    return Standing(node, provider, bonded, required, coin, JOIN_GAS * price, day)
+    return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day)
 
 
 def check_stake(standing: Standing, commands: list[str]) -> Finding:
@@ -335,18 +329,56 @@ async def look(
 
 
 async def find_provider(chain: "ChainClient", config: NodeConfig) -> Provider | None:
-    """None where no key is known. The keystore stays locked: its address stands in it. Raises ChainError."""
+    """None where no key is known. The keystore stays locked: its address stands in it. Raises ChainError, and
+    KeyError_ for a file that was named and does not say its address."""
     file = provider_file(config)
-    try:
-        address = claimed_address(read_keystore(file)) if file else None
-    except (KeyError_, ValueError):
-        address = None
+    address = None if file is None else _address_in(file, named=config.provider_key_file is not None)
     if file is None or address is None:
         return None
     key = file.stem if file.parent == config.home / "keys" else str(file)
-    balances = await chain.balances(address)
-    needs = PROVIDER_GAS * await chain.gas_price()
-    return Provider(key, address, balances.coin, balances.token, needs, await _is_mintable(chain, address))
+    balances, price, mintable = await together(
+        lambda: chain.balances(address), chain.gas_price, lambda: _is_mintable(chain, address)
+    )
+    return Provider(key, address, balances.coin, balances.token, PROVIDER_GAS * price, mintable)
+
+
+def _address_in(file: Path, *, named: bool) -> Address | None:
+    """What a keystore says of itself; of one that was named, an answer or an error."""
+    try:
+        address = claimed_address(read_keystore(file))
+        if address is not None or not named:
+            return address
+    except (KeyError_, InvalidIdentity) as error:
+        if not named:
+            return None
+        if isinstance(error, KeyError_):
+            raise
+        raise KeyError_(f"the provider's key {file} cannot be used", str(error), "name a keystore v3 file") from error
+    raise KeyError_(
+        f"the provider's key {file} does not say its address",
+        "the file leaves it out, as foundry's `cast wallet import` does; only its password opens it",
+        f"take it in once: intellect-node keys import provider --keystore {quote(str(file))}",
+    )
+
+
+async def together(*questions: Callable[[], Awaitable[Any]]) -> list[Any]:
+    """The answers to questions that do not wait for each other, in their order. Raises what the first of those raises
+    that fail."""
+    answers: dict[int, Any] = {}
+    errors: dict[int, ChainError] = {}
+
+    async def ask(place: int) -> None:
+        try:
+            answers[place] = await questions[place]()
+        except ChainError as error:
+            errors[place] = error
+
+    async with trio.open_nursery() as nursery:
+        for place in range(len(questions)):
+            nursery.start_soon(ask, place)
+    if errors:
+        raise errors[min(errors)]
+    return [answers[place] for place in range(len(questions))]
 
 
 def network_word(network: str) -> str:

@@ -40,6 +40,14 @@ def refuse_early(config: NodeConfig) -> None:
     _check_pool(config, profile, number)
 
 
+def check_metrics_log(config: NodeConfig, role: str) -> None:
+    """Raises ConfigError where a role has no records that could be sent: only a trainer has a step's."""
+    if config.metrics_log and role != "trainer":
+        what = f"--metrics-log {config.metrics_log} cannot be heeded"
+        why = f"a {role} makes no records of steps; only a trainer does"
+        raise ConfigError(what, why, "leave it out; what this node does is served by --metrics-address HOST:PORT")
+
+
 def chosen_pool(config: NodeConfig, profile: NetworkProfile) -> int:
     """The pool's number. Raises ConfigError where nobody says it."""
     number = config.pool if config.pool is not None else profile.pool
@@ -50,6 +58,8 @@ def chosen_pool(config: NodeConfig, profile: NetworkProfile) -> int:
 
 def _check_arguments(config: NodeConfig) -> None:
     """Each kind imports its parser only where it was given."""
+    if config.role in ("worker", "validator"):
+        check_metrics_log(config, config.role)
     if config.run_file is not None:
         from node.run.file import load_run_file
 

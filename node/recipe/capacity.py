@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 
+from node import limits
 from node.hardware import Gpu
 from node.inference.errors import ModelError
 from node.inference.model_files import read_json
@@ -82,7 +82,7 @@ class CapacityGauge:
 def measure(assets: Path, gpus: tuple[Gpu, ...] = ()) -> Machine:
     """This machine and the run's model. Blocking: call from a thread."""
     largest = max((gpu.memory for gpu in gpus), default=0)
-    return Machine(psutil.virtual_memory().available, cache_per_token(assets / "model" / "config.json"), largest)
+    return Machine(limits.memory().free, cache_per_token(assets / "model" / "config.json"), largest)
 
 
 def cache_per_token(config: Path) -> int:

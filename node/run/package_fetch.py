@@ -2,7 +2,7 @@
 
 import httpx
 
-from node.chain.endpoints import certificates
+from node.chain.http import client_for
 from node.environments.errors import PackageError
 from node.environments.package.archive import MAX_BYTES, root_of
 from node.run.packages import Known, keep
@@ -27,7 +27,7 @@ def fetch(root: str, url: str) -> Known:
 def _content(place: str) -> bytes:
     data = bytearray()
     with (
-        httpx.Client(timeout=SECONDS, verify=certificates(), follow_redirects=True) as http,
+        client_for(place, timeout=SECONDS, follow_redirects=True) as http,
         http.stream("GET", place) as reply,
     ):
         reply.raise_for_status()

@@ -1,6 +1,5 @@
 """Opens a sandbox: the one way in for everybody else."""
 
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from node.limits import cores
 from node.recent import Recent
 from node.sandbox import shelf, wire
 from node.sandbox.base import Call, Limits, Outcome, Sandbox, Session, Status
@@ -106,7 +106,7 @@ class SandboxPool:
     def __init__(self, open_one: Opened, most: int | None = None) -> None:
         """Raises what the first one raises."""
         self._open = open_one
-        self._most = most or min(MOST, _cores())
+        self._most = most or min(MOST, cores())
         self._sandboxes = [open_one()]
 
     def call(self, function: str, *arguments: Any) -> Outcome:
@@ -155,10 +155,6 @@ class SandboxPool:
         except SandboxError:
             self._most = len(self._sandboxes)
         return len(self._sandboxes) > 1
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # Machines that remember, by what was called in them: the same calls in the same order lead to the same machine.

@@ -18,8 +18,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import platformdirs
-
+from node.places import default_cache
 from node.sandbox.errors import RuntimeMissing
 from node.sandbox.wasi.settings import OPTIMISED, Settings
 
@@ -36,8 +35,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def cache_directory() -> Path:
     """$INTELLECT_NODE_CACHE, or this user's cache directory; `sandbox` in it."""
-    override = os.environ.get("INTELLECT_NODE_CACHE")
-    return (Path(override) if override else Path(platformdirs.user_cache_path("intellect-node"))) / "sandbox"
+    return default_cache() / "sandbox"
 
 
 def find_runtime(assets: Path | None = None) -> Path:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from node.errors import StateError
-from node.state.journal import Journal, check_form
+from node.state.journal import FORM, Journal
 from node.state.locks import FileLock
+from node.state.tables import check_head
 
 JOURNAL_NAME = "journal.sqlite"
 FACT = "pool"
@@ -58,7 +59,7 @@ def check_place(path: Path) -> None:
         why = f"{place} cannot be written" if place.is_dir() else f"{place} is no directory"
         raise StateError(f"cannot use the state directory {path}", why, ELSEWHERE)
     check_space(place)
-    check_form(path / JOURNAL_NAME)
+    check_head(path / JOURNAL_NAME, FORM)
 
 
 def existing(path: Path) -> Path:

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from node.errors import StateError
+from node.state.tables import Form, open_table, refused
 from protocol.identity import Address
 from protocol.statements import Accepted
 
@@ -34,8 +35,6 @@ TABLE = "posted_table"
 BOOT = "boot"
 RUNS_COUNTED = 16
 """Runs whose counters are kept, the newest."""
-SQLITE = b"SQLite format 3\0"
-"""How each of its files begins."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMARY KEY (kind, slot));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -62,6 +61,13 @@ CREATE TABLE IF NOT EXISTS sources (
 CREATE TABLE IF NOT EXISTS refused (work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
 """
+
+FORM = Form(
+    "the journal",
+    1,
+    _SCHEMA,
+    care="do not delete the file, nor put an older copy in its place: it prevents double signing",
+)
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -142,48 +148,20 @@ def read_records(journal: sqlite3.Connection, most: int, since: float) -> list[F
     return [FileRecord(*row) for row in journal.execute(query, (since, most))]
 
 
-def check_form(path: Path) -> None:
-    """Raises StateError for a file that is no database. Opens nothing: to SQLite that alone is writing."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(SQLITE))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _unusable(path, error.strerror or str(error), "make it readable") from error
-    if head and head != SQLITE:
-        raise _unusable(path, "it is no SQLite database", "restore it from a backup")
-
-
-def _unusable(path: Path, why: str, remedy: str) -> StateError:
-    keep = "do not delete the file: it prevents double signing"
-    return StateError(f"cannot use the journal {path}", why, f"{remedy}; {keep}")
-
-
 class Journal:
     """One database per state directory; one writer."""
 
     def __init__(self, path: Path) -> None:
         # One thread at a time: sqlite3 connections are not reentrant, and calls keep the order they were made in.
         self._limiter = trio.CapacityLimiter(1)
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            # WAL lets `contributions` read while the daemon writes; FULL syncs at each commit, because a signature that
-            # leaves before its row is on disk can be signed a second time after a power cut.
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            # A full disk is an OperationalError; what is left is a file that holds something else.
-            mend = "free disk space" if isinstance(error, sqlite3.OperationalError) else "restore it from a backup"
-            raise _unusable(path, str(error), mend) from error
+        self._path = path
+        # Durable: a signature that leaves before its row is on disk can be signed a second time after a power cut.
+        self._db = open_table(path, FORM)
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
         """Run one of the methods below in the journal's thread."""
-        try:
+        with refused(self._path, FORM):
             return await trio.to_thread.run_sync(lambda: work(*args), limiter=self._limiter)
-        except sqlite3.OperationalError as error:
-            raise StateError("cannot write the journal", str(error), "free disk space and start again") from error
 
     def close(self) -> None:
         self._db.close()

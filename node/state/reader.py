@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from node.errors import StateError
-from node.state.journal import PAY, TABLE, FileRecord, PayRecord, read_records
+from node.state.journal import FORM, PAY, TABLE, FileRecord, PayRecord, read_records
+from node.state.tables import check_head, refused
 from protocol.blobs import describe
 from protocol.earnings import Table
 from protocol.policy import MalformedPolicy, decode_image, describe_tensors, find_step, weights_root
@@ -86,13 +87,15 @@ class StateFiles:
 
     def _journal(self, read: Callable[[sqlite3.Connection], T]) -> T:
         path = self.directory / "journal.sqlite"
-        try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
-                return read(journal)
-        except sqlite3.DatabaseError as error:
-            raise StateError(
-                f"no journal in {self.directory}", str(error), "a node that has worked keeps one: check the directory"
-            ) from error
+        if not path.exists():
+            why = "a node that has worked keeps one"
+            raise StateError(f"no journal in {self.directory}", why, "check the directory")
+        check_head(path, FORM)
+        with (
+            refused(path, FORM),
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal,
+        ):
+            return read(journal)
 
     def blob(self, root: str) -> Path:
         """A complete blob by the hex digits of its root."""

@@ -32,14 +32,16 @@ METRICS, METRICS_FLAG = "metrics", "--metrics-address"
 
 
 class Front:
-    """status: what /status says; directory: the state of this node."""
+    """status: what /status says; figures: the same for /metrics, which needs no rows; directory: the state of this
+    node."""
 
-    def __init__(self, config: NodeConfig, status: Status, directory: Path) -> None:
+    def __init__(self, config: NodeConfig, status: Status, figures: Status, directory: Path) -> None:
         self._config = config
         self._status = status
+        self._figures = figures
         self._directory = directory
         self.web = HttpHost()
-        self.control = ApiServer(api_socket_path(directory), status)
+        self.control = ApiServer(api_socket_path(directory), status, figures)
         self.page: str | None = None
         """Its URL, where it is served."""
 
@@ -51,7 +53,7 @@ class Front:
             if self._config.page:
                 await self._open_page(self._config.page, nursery)
             if self._config.metrics_address:
-                self.web.at(self._config.metrics_address, METRICS, METRICS_FLAG).mount(metrics_routes(self._status))
+                self.web.at(self._config.metrics_address, METRICS, METRICS_FLAG).mount(metrics_routes(self._figures))
             task_status.started()
 
     async def _open_page(self, address: str, nursery: trio.Nursery) -> None:
@@ -65,10 +67,10 @@ class Front:
 class ApiServer:
     """Serves `status()` until cancelled; the socket file is gone afterwards."""
 
-    def __init__(self, path: Path, status: Status) -> None:
+    def __init__(self, path: Path, status: Status, figures: Status | None = None) -> None:
         self._path = path
         self._status = status
-        self._routes: list[BaseRoute] = [Route("/status", self._answer), *metrics_routes(status)]
+        self._routes: list[BaseRoute] = [Route("/status", self._answer), *metrics_routes(figures or status)]
         self._listener: Listener | None = None
 
     def mount(self, routes: Sequence[BaseRoute]) -> None:

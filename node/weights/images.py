@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from blake3 import blake3
 
+from node.limits import cores
 from node.state.files import mapped
 from node.weights.errors import WeightsError, disk_errors
 from protocol.blobs import BlobInfo
@@ -66,7 +67,7 @@ def in_order(
     A few results are ready ahead of the one that is taken, no more: they may be whole tensors.
     """
     if workers is None:
-        workers = min(MAX_THREADS, os.cpu_count() or 1, len(items)) if size >= PARALLEL_BYTES else 1
+        workers = min(MAX_THREADS, cores(), len(items)) if size >= PARALLEL_BYTES else 1
     if workers < 2:
         yield from map(work, items)
         return

@@ -25,7 +25,8 @@ from eth_hash.auto import keccak
 from cli.main import main as run_cli
 from node.chain.anvil import find_anvil
 from node.chain.cases import CommitmentContradiction, FileCase, VerdictContradiction, Vote, write_case
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import rpc
+from node.chain.http import certificates
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import load_profile, user_profile_path, write_profile
 from node.state.keystore import load_key, read_password

@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_nothing_running_and_what_it_ended_goes_on_to_curves_and_a
     longer = str(STEPS + 1)
     resumed = train("--dir", str(desk), "--resume", "--steps", longer, "--json", "--metrics-address", address)
     metrics = scrape(resumed, address)
-    assert "intellect_step_eval_reward " in metrics and f"intellect_run_steps_total {longer}.0" in metrics
+    assert "intellect_step_eval_reward " in metrics and f"intellect_run_last_step {longer}.0" in metrics
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])["summary"]

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 from web3 import Web3
-from web3.exceptions import ContractCustomError
 
 from contracts.bindings import (
     Bonded,
@@ -15,6 +14,7 @@ from contracts.bindings import (
     parse_revert,
 )
 from contracts.deploy import TOKEN
+from node.chain.refusals import Refused
 
 UNBONDING = 3600
 
@@ -149,7 +149,7 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
         ((token, vault_params(treasury=nobody)), "ZeroAddress"),
         ((token, vault_params(arbiter=nobody)), "ZeroAddress"),
     ):
-        with pytest.raises(ContractCustomError) as caught:
+        with pytest.raises(Refused) as caught:
             factory.constructor(*args).estimate_gas({"from": world.deployer.address})
         revert = parse_revert(bytes.fromhex(str(caught.value.data)[2:]))
         assert revert is not None and revert.name == name

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, numbered
 from node.environments.errors import EnvironmentFault, Undecided
 from node.environments.lines import LineChild
+from node.places import default_cache
 
 START_SECONDS = 300.0
 SHOWN = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
@@ -138,7 +138,7 @@ PYTHON_VARIABLE = "INTELLECT_NODE_VERIFIERS_PYTHON"
 
 def own_place() -> Path:
     """The environment that `intellect-node verifiers install` makes."""
-    return platformdirs.user_cache_path("intellect-node") / f"verifiers-{VERSION}"
+    return default_cache() / f"verifiers-{VERSION}"
 
 
 def python() -> Path:

@@ -12,7 +12,7 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.chain.client import ChainClient
-from node.chain.errors import ChainError, InsufficientFunds, InsufficientStake, RpcUnreachable, tokens
+from node.chain.errors import ChainError, DevnetError, InsufficientFunds, InsufficientStake, RpcUnreachable, tokens
 from node.chain.faucet import DevnetFaucet, is_devnet
 from node.chain.setup import prepare_participant
 from node.config import NodeConfig
@@ -46,9 +46,12 @@ async def ensure_participant(
             progress.trouble(f"{error.what}: {error.why}")  # somebody who waits for hours outlasts that
             await trio.sleep(LOOK_EVERY)
             continue
-        if not standing.registered and config.auto_setup and is_devnet(chain.profile):
-            await _set_up(chain, key, config, directory)
-            return
+        if not standing.registered and config.auto_setup and is_devnet(chain.profile) and not told:
+            try:
+                await _set_up(chain, key, config, directory)
+                return
+            except DevnetError as error:  # its number is a devnet's, and it gives no coin away
+                progress.trouble(f"{error.what}: {error.why}")
         if standing.ready or (standing.staked and is_devnet(chain.profile)):
             return
         lacking = check_gas(standing) if standing.staked else check_stake(standing, steps)

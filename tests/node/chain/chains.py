@@ -14,8 +14,9 @@ from contracts.bindings import PoolParams
 from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.client import ChainClient
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import rpc
 from node.chain.faucet import DevnetFaucet
+from node.chain.http import certificates
 from node.chain.profile import NetworkProfile
 from node.chain.rpc import FallbackProvider
 from node.chain.setup import prepare_participant

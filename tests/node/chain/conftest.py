@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from node.chain.client import ChainClient
-from node.chain.endpoints import certificates, rpc
+from node.chain.endpoints import rpc
+from node.chain.http import certificates
 from node.chain.profile import NetworkProfile
 from node.chain.sender import SendLimits
 from protocol.identity import NodeKey

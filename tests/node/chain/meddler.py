@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from node.chain.endpoints import certificates
+from node.chain.http import certificates
 
 
 class Meddler:
@@ -20,7 +20,8 @@ class Meddler:
     before: method -> answer to give instead of asking; after: method -> answer to give although it was asked.
     An answer is a JSON-RPC object's rest, or None for no answer at all. Each is used `times` times. lags: methods that
     know nothing for so many seconds after the last transaction was taken. at: told of every method that is asked for,
-    before and after the real endpoint is.
+    before and after the real endpoint is. rule: request -> what to answer instead of asking, None to go on; rewrite:
+    the real endpoint's answer -> what is handed on.
     """
 
     def __init__(self, target: str) -> None:
@@ -32,6 +33,8 @@ class Meddler:
         self.sent = 0
         self.url = ""
         self.at: Callable[[str, str], None] = lambda method, when: None
+        self.rule: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda request: None
+        self.rewrite: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
         self._sent_at = -math.inf  # nothing was sent; the clock begins at boot, which may be a minute ago
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -42,6 +45,9 @@ class Meddler:
             self.times -= 1
             given = self.before[method]
             return None if given is None else envelope | given
+        ruled = self.rule(request)
+        if ruled is not None:
+            return envelope | ruled
         if time.monotonic() - self._sent_at < self.lags.get(method, 0.0):
             return envelope | {"result": None}
         if method == "eth_sendRawTransaction":
@@ -52,7 +58,7 @@ class Meddler:
             self.times -= 1
             given = self.after[method]
             return None if given is None else envelope | given
-        return real
+        return self.rewrite(real)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
 from node.chain.client import Block
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventStore
+from node.chain.refusals import Kind, Refused
 from node.chain.rpc import FallbackProvider
 
 
@@ -70,9 +71,7 @@ def test_a_log_at_no_place_is_refused(name: str) -> None:
         parse_answer("eth_getLogs", answer([{**log, name: "0x" + "f" * 16}]))
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[]", b"{}", b"null", b'{"jsonrpc":"2.0"}', b'{"error":"no"}', b"\xff"]
-)
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b"null", b'{"jsonrpc":"2.0"}', b'{"error":7}', b"\xff"])
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     with pytest.raises(BadAnswer):
         parse_answer("eth_call", body)
@@ -82,8 +81,23 @@ def test_what_endpoints_add_is_let_through() -> None:
     assert (
         parse_answer("eth_call", b'{"jsonrpc":"2.0","id":7,"result":"0x","extra":[1],"error":null}')["result"] == "0x"
     )
-    told = parse_answer("eth_call", b'{"error":{"code":3,"message":"execution reverted","data":"0x12"}}')["error"]
-    assert told == {"code": 3, "message": "execution reverted", "data": "0x12"}
+    with pytest.raises(Refused) as caught:
+        parse_answer("eth_call", b'{"error":{"code":3,"message":"execution reverted","data":"0x12","more":1}}')
+    refusal = caught.value
+    assert (refusal.kind, refusal.code, refusal.words, refusal.data) == (Kind.REVERTED, 3, "execution reverted", "0x12")
+
+
+@pytest.mark.parametrize("error", ['"over the limit"', "{}", '{"message":null,"code":"x"}', '{"code":1.5,"data":[7]}'])
+def test_an_error_without_its_form_is_a_refusal_all_the_same(error: str) -> None:
+    with pytest.raises(Refused):
+        parse_answer("eth_getBalance", b'{"error":' + error.encode() + b"}")
+
+
+@pytest.mark.parametrize(("method", "result"), [("eth_call", b'"0x\xff"'), ("eth_getLogs", b'[{"data":"\xc3\x28"}]')])
+def test_a_byte_that_is_no_utf8_makes_no_answer(method: str, result: bytes) -> None:
+    """It ended the request in an exception that no endpoint's failure is, and no other endpoint was asked."""
+    with pytest.raises(BadAnswer):
+        parse_answer(method, b'{"jsonrpc":"2.0","id":1,"result":' + result + b"}")
 
 
 def test_nesting_that_would_end_the_process_is_refused() -> None:

@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -92,6 +93,18 @@ async def test_an_endpoint_that_talks_nonsense_is_passed_over(
     assert (await client.block()).number > 0
 
 
+async def test_an_endpoint_that_becomes_another_chain_is_found_out(
+    profile: NetworkProfile, connect: Connect, meddler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(with_urls(profile, meddler.url))
+    assert (await client.block()).number > 0
+    meddler.before["eth_chainId"] = {"result": "0x1"}
+    assert (await client.block()).number > 0, "the control: it is not asked each time"
+    monkeypatch.setattr("node.chain.endpoints.VERIFY_EVERY", 0.0)
+    with pytest.raises(WrongChain):
+        await client.block()
+
+
 async def test_an_endpoint_that_floods_is_passed_over(
     profile: NetworkProfile, connect: Connect, bad_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +167,7 @@ async def test_an_endpoint_that_serves_us_no_longer_is_left_for_the_next(
 ) -> None:
     refusing = bad_endpoint(status, b'{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"invalid api key"}}')
     client = connect(with_urls(profile, refusing, profile.rpc_urls[0]))
-    client._provider.endpoints._verified.add(refusing)  # it told its chain id when the key was good
+    client._provider.endpoints._verified[refusing] = time.monotonic()  # it told its chain id when the key was good
     assert (await client.block()).number > 0
     assert client.url == profile.rpc_urls[0]
 

@@ -6,15 +6,17 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from node.chain.client import ChainClient
 from node.chain.devnet import Devnet, DevnetOptions, StateCopies, play_account
 from node.chain.errors import ChainError, DevnetError
-from node.chain.faucet import FAUCET_CAP, DevnetFaucet
-from node.chain.profile import load_profile, local_profile_path
+from node.chain.faucet import FAUCET_CAP, DevnetFaucet, is_devnet
+from node.chain.profile import NetworkProfile, load_profile, local_profile_path
 from protocol.identity import NodeKey
 
 
@@ -141,3 +143,25 @@ def test_the_newest_copy_that_is_whole_is_taken_and_few_are_kept(tmp_path: Path)
     assert copies.newest_valid() == paths[2]
     with pytest.raises(ValueError, match="not a state"):
         copies.save("0x1234")
+
+
+@pytest.mark.parametrize(
+    ("name", "chain_id", "url", "devnet"),
+    [
+        ("local", 1337, "http://127.0.0.1:1", True),
+        ("mine", 31337, "http://localhost:1", True),
+        ("shared", 31337, "https://rpc.example", False),
+        ("base", 8453, "http://127.0.0.1:1", False),
+    ],
+)
+def test_a_number_alone_makes_no_devnet(name: str, chain_id: int, url: str, devnet: bool) -> None:
+    assert is_devnet(NetworkProfile(name=name, chain_id=chain_id, rpc_urls=(url,))) is devnet
+
+
+async def test_hardhats_and_ganaches_chains_give_coins_too(people: Any, meddler: Any, connect: Any) -> None:
+    """Each calls it otherwise; anvil here knows two of the names."""
+    meddler.before["anvil_setBalance"] = {"error": {"code": -32601, "message": "Method anvil_setBalance not found"}}
+    client = connect(msgspec.structs.replace(people.client.profile, rpc_urls=(meddler.url,)))
+    rich = NodeKey.generate().address
+    await DevnetFaucet(client).fund(rich, coin=7)
+    assert (await client.balances(rich)).coin == 7

@@ -140,7 +140,7 @@ def test_prometheus_gets_status_step_tables_and_alarms() -> None:
     lines = render({"training": training, "work": {"units": 5}, "verdicts": None}).splitlines()
     for line in (
         "intellect_training_step 7.0",
-        "intellect_work_units 5.0",
+        "intellect_work_units_total 5.0",
         "intellect_step_loss -0.25",
         'intellect_step_staleness{age="1"} 24.0',
         'intellect_step_reward_by_environment{environment="a\\"b"} 0.5',
@@ -154,5 +154,5 @@ def test_prometheus_gets_status_step_tables_and_alarms() -> None:
 
 def test_restarts_of_child_processes_are_a_metric() -> None:
     text = render({"processes": [{"name": "learner", "pid": 1, "restarts": 2}, {"name": "engine", "pid": None}]})
-    assert 'intellect_process_restarts{name="learner"} 2.0' in text
-    assert 'intellect_process_restarts{name="engine"} 0.0' in text
+    assert 'intellect_process_restarts_total{name="learner"} 2.0' in text
+    assert 'intellect_process_restarts_total{name="engine"} 0.0' in text

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from contracts.bindings import PoolInfo
+from node.chain.errors import shown
 from node.chain.profile import NetworkProfile
 from node.config import NodeConfig
 from node.hardware import Gpu, Hardware
@@ -31,7 +32,6 @@ from node.preflight.chain import (
     check_stake,
     judge,
     next_steps,
-    shown,
 )
 from node.preflight.engines import check_class, check_engines, judge_class
 from node.preflight.finding import Finding, PreflightFailed, failure, ok, warning, worst

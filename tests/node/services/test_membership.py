@@ -223,7 +223,7 @@ async def test_a_node_without_provider_is_told_the_stake_that_the_contract_asks_
     asked: list[int] = []
 
     class Unregistered:
-        profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
+        profile = SimpleNamespace(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example",))
 
         async def ask(self, action: str, view: object) -> Powers:
             await trio.lowlevel.checkpoint()
@@ -257,8 +257,8 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
     class Chain:
         """Registered at the third look; in between it does not answer. The coin for gas comes last."""
 
-        profile = SimpleNamespace(name="base-sepolia", chain_id=84532)
-        looks = 0
+        profile = SimpleNamespace(name="base-sepolia", chain_id=84532, rpc_urls=("https://rpc.example",))
+        looks = asked = 0
 
         async def ask(self, action: str, view: object) -> Powers:
             await trio.lowlevel.checkpoint()
@@ -278,7 +278,8 @@ async def test_a_node_waits_for_its_stake_and_then_goes_on(tmp_path: Path, autoj
             return 20 * 10**18
 
         async def balances(self, address: str) -> Any:
-            return SimpleNamespace(coin=10**18 if self.looks >= 5 else 0, token=0)
+            self.asked += 1  # once a look, before or after the node's standing
+            return SimpleNamespace(coin=10**18 if self.asked >= 5 else 0, token=0)
 
         async def gas_price(self) -> int:
             return 10**9

@@ -36,7 +36,9 @@ async def test_the_socket_is_its_owners_and_gone_afterwards(tmp_path: Path) -> N
 @pytest.fixture
 def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
     def make(**settings: Any) -> Front:
-        return Front(NodeConfig(home=tmp_path, state_dir=tmp_path, **settings), lambda: STATUS, tmp_path)
+        return Front(
+            NodeConfig(home=tmp_path, state_dir=tmp_path, **settings), lambda: STATUS, lambda: STATUS, tmp_path
+        )
 
     with tempfile.TemporaryDirectory() as runtime:  # short enough for sockets
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)

@@ -1,0 +1,11 @@
+"""Questions that do not wait for each other, asked at once: over a slow line each costs a round trip."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+def at_once(*questions: Callable[[], Any]) -> list[Any]:
+    """The answers, in the order of the questions. Raises what the first of those raises that fail."""
+    with ThreadPoolExecutor(len(questions)) as threads:
+        return [asked.result() for asked in [threads.submit(question) for question in questions]]

@@ -1,0 +1,144 @@
+"""A pool is followed through a gateway with a public chain's habits: each event once, and few questions."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from contracts.bindings import Joined
+from node.chain import follower as follower_module
+from node.chain.client import ChainClient
+from node.chain.errors import RpcRefused
+from node.chain.follower import EventFollower
+from node.chain.refusals import RESTS, Kind
+from tests.node.chain.gateway import Gateway
+from tests.node.chain.test_follower import following, nothing_more, take
+
+LAGS = (0, 4, 7, 0, 7, 7, 4)
+
+
+@pytest.fixture
+def gateway(meddler: Any, profile: Any) -> Iterator[Callable[..., Gateway]]:
+    made: list[Gateway] = []
+
+    def make(**habits: Any) -> Gateway:
+        made.append(Gateway(meddler, profile.rpc_urls[0], **habits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def through(people: Any, meddler: Any, connect: Callable[..., ChainClient]) -> Any:
+    """The pool's people, with a node that sees the chain through the gateway."""
+    people.direct = people.client
+    people.client = connect(msgspec.structs.replace(people.client.profile, rpc_urls=(meddler.url,)), people.node)
+    return people
+
+
+async def mine(chain_rpc: Any) -> None:
+    """Blocks, one after the other, as on a public chain."""
+    while True:
+        await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
+        await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("again", "all_told"), [(follower_module.AGAIN, True), (0, False)])
+async def test_events_are_not_lost_behind_machines_that_lag(
+    through: Any,
+    gateway: Any,
+    chain_rpc: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    again: int,
+    all_told: bool,
+) -> None:
+    """The control asks for no block a second time."""
+    monkeypatch.setattr(follower_module, "AGAIN", again)
+    habits = gateway(lags=LAGS)
+    async with following(through, tmp_path / "f.sqlite") as follower:
+        for number in range(8):
+            await through.direct.join(through.pool, str(number))
+            for _ in range(3):  # slowly enough for a look at each
+                await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
+                await trio.sleep(0.05)
+        told: list[str] = []
+        with trio.move_on_after(1):  # in which blocks go on coming
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(mine, chain_rpc)
+                while len(told) < 8:
+                    event = await follower.events.receive()
+                    told += [event.contact] if isinstance(event, Joined) else []
+                nursery.cancel_scope.cancel()
+        assert habits.logs_asked
+        assert (sorted(told) == [str(n) for n in range(8)]) is all_told
+
+
+async def test_a_gateway_that_limits_lacks_and_lags_is_followed_each_event_once(
+    through: Any, gateway: Any, chain_rpc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RESTS, Kind.QUOTA, RESTS[Kind.QUOTA]._replace(least=0.02))  # type: ignore[arg-type]
+    gateway(lags=LAGS, heads=(0, 1, 0, 2), every=9, range_limit=10)
+    async with following(through, tmp_path / "f.sqlite", patience=60) as follower:
+        await take(follower, 2)
+        for number in range(4):
+            await through.client.join(through.pool, str(number))  # sent through the gateway, too
+        told: list[str] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mine, chain_rpc)
+            with trio.fail_after(30):
+                while len(told) < 4:
+                    event = await follower.events.receive()
+                    assert isinstance(event, Joined)
+                    told.append(event.contact)
+            assert sorted(told) == [str(n) for n in range(4)]
+            assert await nothing_more(follower)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_quiet_day_costs_two_questions_a_block_and_one_each_look(
+    through: Any, gateway: Any, chain_rpc: Any, tmp_path: Path
+) -> None:
+    """A look at a newest block that is known asks for nothing more. Of blocks of 2 s, looked at each second, that is
+    2 looks, the logs once: 130,000 questions a day."""
+    through.client.profile = msgspec.structs.replace(through.client.profile, confirmations=3)
+    habits, blocks = gateway(), 12
+    await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x8")
+    async with following(through, tmp_path / "f.sqlite", poll=0.03) as follower:
+        await take(follower, 2)
+        for turn in range(4 + blocks):
+            await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
+            head = int(chain_rpc("eth_blockNumber"), 16)
+            with trio.fail_after(30):
+                while follower.block is None or follower.block.number < head:  # noqa: ASYNC110 - it looks by itself
+                    await trio.sleep(0.01)
+            await trio.sleep(0.1)
+            if turn == 3:  # the line is as long as the confirmations
+                habits.asked.clear()
+                habits.by_number = 0
+        assert habits.asked["eth_getLogs"] == blocks
+        assert habits.by_number == 0, "no block is asked for by its number"
+        assert sum(habits.asked.values()) == habits.asked["eth_getLogs"] + habits.asked["eth_getBlockByNumber"]
+        assert habits.asked["eth_getBlockByNumber"] > 2 * blocks, "the control: it looked more often than blocks came"
+
+
+async def test_an_endpoint_that_tells_no_logs_is_found_out_by_the_nodes_own(
+    through: Any, gateway: Any, chain_rpc: Any, meddler: Any, tmp_path: Path, connect: Callable[..., ChainClient]
+) -> None:
+    await through.client.join(through.pool, "here")
+    await trio.to_thread.run_sync(chain_rpc, "anvil_mine", hex(follower_module.AGAIN + 1))
+    meddler.before["eth_getLogs"] = {"result": []}
+    latest = await through.client.block()
+    follower = EventFollower(through.client, through.pool, tmp_path / "f.sqlite")
+    with pytest.raises(RpcRefused, match="no log there says so"):
+        await follower._check_logs(latest)
+    urls = (meddler.url, *through.direct.profile.rpc_urls)
+    through.client = connect(msgspec.structs.replace(through.client.profile, rpc_urls=urls), through.node)
+    async with following(through, tmp_path / "g.sqlite") as follower:
+        told = await take(follower, 3)  # the other endpoint's
+        assert isinstance(told[2], Joined)
