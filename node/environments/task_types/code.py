@@ -1,4 +1,4 @@
-"""`prime_rl_code`, `verifiable_code`: the answer's last fenced block is a Python program that passes every test.
+"""`prime_rl_code`, `verifiable_code`: the fenced program of the answer, in Python, passes every test.
 
 Tests feed standard input, or call a function. Each runs in a fresh copy of the sandbox; what is expected stays here.
 """
@@ -7,11 +7,13 @@ import ast
 import json
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import msgspec
 
 from node.environments.base import JSON_BRACKETS, MAX_NESTED, key_of, nested_deeply
+from node.environments.numbers import computed_near, integer, number
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import Question, Row, Truth, read, said
 from node.environments.task_types.shapes.base import as_json, parsed
@@ -145,9 +147,8 @@ class CodeScorer:
 
 
 # What a program printed or returned is compared as the judges of the published data do. Printed text: line by line
-# without blanks at the ends, then token by token, numbers within a tolerance (as numpy's allclose). Returned values: as
-# JSON. Those judges also accept lines in any order; that is left out, because it pays for wrong orders.
-_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+# without blanks at the ends, then token by token, numbers as `numbers` says. Returned values: as JSON. Two things of
+# those judges are left out, since they pay for wrong answers: lines in any order, and a tolerance for whole numbers.
 MAX_PRINTED = 64 * 1024
 
 
@@ -208,19 +209,25 @@ def _same_line(line: str, wanted: str) -> bool:
 def _same_token(token: str, wanted: str) -> bool:
     if token == wanted:
         return True
-    try:
-        return _close(float(token), float(wanted))
-    except ValueError:
+    whole, other = integer(token), integer(wanted)
+    if whole is not None and other is not None:
+        return whole == other
+    value, right = number(token), number(wanted)
+    if value is None or right is None:
         return False
+    return value == right if other is not None and value.denominator == 1 else computed_near(value, right)
 
 
 def _close(value: float, expected: float) -> bool:
-    try:
-        # The tolerance of an infinite number is infinite, and text of 309 digits is one: any answer would be close.
-        finite = math.isfinite(value) and math.isfinite(expected)
-        return finite and abs(value - expected) <= _ABSOLUTE + _RELATIVE * abs(expected)
-    except OverflowError:  # a whole number beyond all floats
+    # To an infinite number any would be near.
+    if value == expected or not _finite(value) or not _finite(expected):
         return value == expected
+    given, right = Fraction(value), Fraction(expected)
+    return False if isinstance(expected, int) and given.denominator == 1 else computed_near(given, right)
+
+
+def _finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)
 
 
 MAX_CHARACTERS = 64 * 1024
