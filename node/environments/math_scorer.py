@@ -7,7 +7,7 @@ deadline here; what does not finish scores 0. Plain integers and equal strings n
 
 import atexit
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from unicodedata import normalize
 
@@ -24,6 +24,11 @@ _ABSOLUTE, _RELATIVE = Fraction(1, 2_000_000), Fraction(1, 1_000_000)
 """How far two written numbers may lie apart. math-verify rounds to six places: to it, 0.0000002 and 0 are equal."""
 _BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]*(\{)|[ \t]+(?=[-+.0-9\\]))")
 _WORD = re.compile(r"[^\s{}$]+")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BLANK = re.compile(r"(?:\s|\\[ ,;:!]|~|\.|\\[lc]?dots|\\(?:text|mathrm)\{\s*\}|\u2026|_)*")
+"""An empty box is spoken of, not answered with."""
+ALL = "\x1e"
+"""Between the last box of an answer and all of them."""
 _SIGNS = str.maketrans(
     {"\u00b0": "^{\\circ}", "\u221e": "\\infty ", "\u00b1": "\\pm ", "\u222a": "\\cup ", "\u2229": "\\cap "}
     | {"\u2208": "\\in ", "\u2260": "\\neq ", "\u00b7": "\\cdot ", "\u2212": "-", "\u03c0": "\\pi "}
@@ -37,32 +42,53 @@ atexit.register(ALGEBRA.close)
 
 
 def final_answer(text: str) -> str | None:
-    """The last \\boxed{...} after the reasoning, or else all the text after it; None if that is too long."""
+    """The last \\boxed{...} after the reasoning, or else all the text after it; None if that is too long. Where an
+    answer has several boxes, all of them follow behind ALL: a truth of several values may be said so."""
     # Without the tag, rpartition leaves the whole text in its last part.
     text = text.rpartition("</think>")[2]
-    box = last_box(text)
-    text = (text if box is None else box).strip()
-    return text if 0 < len(text) <= MAX_ANSWER_CHARACTERS else None
+    found = boxes(text)
+    if found:
+        together = ", ".join(found)
+        text = found[-1] if len(found) == 1 or len(together) > MAX_ANSWER_CHARACTERS else f"{found[-1]}{ALL}{together}"
+    elif _BOX.search(text):
+        return None  # one that is empty, or cut off
+    else:
+        text = text.strip()
+    return text if 0 < len(text.partition(ALL)[0]) <= MAX_ANSWER_CHARACTERS else None
 
 
-def last_box(text: str) -> str | None:
-    """What stands in the last \\boxed{...}, \\fbox{...} or behind a \\boxed without braces; empty for one that does not
-    close, None if there is none."""
-    box = None
-    for box in _BOX.finditer(text):  # noqa: B007 - the last one is meant
-        pass
-    if box is None:
-        return None
-    return _braced(text[box.end() :]) if box[1] else _WORD.match(text, box.end())[0]  # type: ignore[index]
+def boxes(text: str) -> list[str]:
+    """What stands in each box, each once, in order of where it was said last."""
+    found: dict[str, None] = {}
+    for _, inner in placed_boxes(text):
+        found.pop(inner, None)
+        found[inner] = None
+    return list(found)
 
 
-def _braced(text: str) -> str:
+def placed_boxes(text: str) -> Iterator[tuple[int, str]]:
+    """(where, what stands in it) of each \\boxed{...}, \\fbox{...} or \\boxed without braces. One that is empty or does
+    not close says nothing."""
+    end = 0
+    for box in _BOX.finditer(text):
+        if box.start() < end:
+            continue  # it stands in the one before
+        inner = _braced(text, box.end()) if box[1] else _WORD.match(text, box.end())[0]  # type: ignore[index]
+        if inner is None:
+            break  # nothing closes behind it, either
+        end = box.end() + len(inner)
+        if not _BLANK.fullmatch(inner):
+            yield box.start(), inner.strip()
+
+
+def _braced(text: str, start: int) -> str | None:
+    """What stands in front of the brace that closes; None if none does. Each character once: marks alone are found."""
     depth = 1
-    for i, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
+    for mark in _BRACES.finditer(text, start):
+        depth += 1 if mark[0] == "{" else -1 if mark[0] == "}" else 0
         if depth == 0:
-            return text[:i]
-    return ""
+            return text[start : mark.start()]
+    return None
 
 
 Question = tuple[str, tuple[str, ...]]
@@ -96,6 +122,8 @@ class MathScorer:
 
 def _plainly(answer: str, truths: Sequence[str]) -> bool | None:
     """The verdict where no algebra is needed, else None."""
+    if ALL in answer:
+        return None
     if any(_plainly_equal(answer, truth) for truth in truths):
         return True
     # Where one side is an expression, 1/2 beside 0.5, they may still be equal: algebra decides.
@@ -125,6 +153,6 @@ def _equals(answer: str, truths: Sequence[str]) -> bool:
     """In the child. math-verify's own deadlines need signals and the main thread; the parent's does their work."""
     from math_verify import parse, verify
 
-    given = parse(f"\\boxed{{{readable(answer)}}}", parsing_timeout=0)
-    wanted = (parse(f"\\boxed{{{readable(truth)}}}", parsing_timeout=0) for truth in truths)
-    return any(verify(one, given, timeout_seconds=0) for one in wanted)
+    given = [parse(f"\\boxed{{{readable(one)}}}", parsing_timeout=0) for one in answer.split(ALL)]
+    wanted = [parse(f"\\boxed{{{readable(truth)}}}", parsing_timeout=0) for truth in truths]
+    return any(verify(one, other, timeout_seconds=0) for one in wanted for other in given)

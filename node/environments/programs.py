@@ -28,11 +28,13 @@ _ENTRY = "intellect_program"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run. function: empty for a script, which reads `stdin`; else it is called with `arguments` (JSON)."""
+    """One run. function: empty for a script, which reads `stdin`; else it is called with `arguments` (JSON), or with
+    the list that `python` writes."""
 
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
+    python: str = ""
 
 
 def last_block(text: str) -> str | None:
@@ -119,6 +121,8 @@ class ProgramRunner:
 
 
 def _call(source: str, trial: Trial, fuel: int) -> Call:
+    if trial.python:
+        return Call("call_written", (source, trial.function, trial.python), trial.stdin.encode(), fuel)
     if trial.function:
         return Call("call", (source, trial.function, list(trial.arguments)), trial.stdin.encode(), fuel)
     return Call("run", (source,), trial.stdin.encode(), fuel)

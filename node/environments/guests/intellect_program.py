@@ -3,6 +3,7 @@
 Imported once, before any program: what solutions take for granted is there already, as judges of programs have it.
 """
 
+import ast
 import builtins
 import importlib
 import sys
@@ -81,6 +82,11 @@ def call(source: str, name: str, arguments: list[Any]) -> Any:
     """What its function returns: one of the module, or a method of its class, `Solution` first."""
     space = _execute(source, "answer")
     return _function(space, name)(*arguments)
+
+
+def call_written(source: str, name: str, arguments: str) -> Any:
+    """Likewise, with arguments that JSON has not: tuples, sets."""
+    return call(source, name, ast.literal_eval(arguments))
 
 
 def _execute(source: str, name: str) -> dict[str, Any]:

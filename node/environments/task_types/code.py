@@ -29,17 +29,19 @@ _REMEMBERED = 1 << 14
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
     """expected: the text that is printed or, of a function, the JSON value that it returns; text: how that value was
-    written, where nobody said whether the text is returned or what it says: both are right."""
+    written, where nobody said whether the text is returned or what it says: both are right; python: the list of
+    arguments as Python writes it, where JSON would change them."""
 
     expected: Any
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
     text: str | None = None
+    python: str = ""
 
     @property
     def trial(self) -> Trial:
-        return Trial(self.stdin, self.function, self.arguments)
+        return Trial(self.stdin, self.function, self.arguments, self.python)
 
     def passed(self, outcome: Outcome) -> bool:
         if self.function:
@@ -75,7 +77,7 @@ def _test(case: Row, place: int) -> Case:
         value, arguments = _value(expected), _arguments(given, place)
         # Both would become null, and whoever returns nothing would be paid.
         as_json([value, arguments], f"test {place}")
-        return Case(value, function=function, arguments=tuple(arguments), text=text)
+        return Case(value, function=function, arguments=tuple(arguments), text=text, python=case.get("python", ""))
     return Case(_text(expected, place), stdin=_text(given, place))
 
 

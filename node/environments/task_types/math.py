@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from node.environments.errors import Undecided
-from node.environments.math_scorer import MathScorer, final_answer
+from node.environments.math_scorer import MathScorer, final_answer, placed_boxes
 from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
@@ -60,7 +60,7 @@ def marked(answer: str) -> str:
     number with its unit, 72 clips, the number counts, as GSM8K's and verl's judges have it."""
     text = answer.rpartition("</think>")[2]
     place = max((found.end() for found in _MARKS.finditer(text)), default=-1)
-    if place < 0 or text.rfind("\\boxed") > place:
+    if place < 0 or max((start for start, _ in placed_boxes(text)), default=-1) > place:
         return text
     said = text[place:].strip().partition("</answer>")[0].strip()
     said = said.partition("\n")[0].strip().strip("*$").rstrip(".").strip()
