@@ -97,6 +97,7 @@ def _execute(source: str, name: str) -> dict[str, Any]:
     present = _PRESENT | {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
     module.__dict__["__builtins__"] = vars(builtins) | present
     sys.setrecursionlimit(RECURSION)
+    sys.set_int_max_str_digits(0)  # a program pays for its digits with fuel
     exec(compile(source, "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
     return module.__dict__
 

@@ -6,6 +6,7 @@ Tests feed standard input, or call a function. Each runs in a fresh copy of the 
 import ast
 import json
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -152,6 +153,8 @@ class CodeScorer:
 # without blanks at the ends, then token by token, numbers as `numbers` says. Returned values: as JSON. Two things of
 # those judges are left out, since they pay for wrong answers: lines in any order, and a tolerance for whole numbers.
 MAX_PRINTED = 64 * 1024
+_FIXED = re.compile(r"[+-]?\d{1,60}\.(\d{6,60})")
+"""A number with as many decimals as judges of competitions ask for."""
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -217,7 +220,12 @@ def _same_token(token: str, wanted: str) -> bool:
     value, right = number(token), number(wanted)
     if value is None or right is None:
         return False
-    return value == right if other is not None and value.denominator == 1 else computed_near(value, right)
+    if other is not None and value.denominator == 1:
+        return value == right
+    # 0.012346 says all that six decimals can say of 0.0123456789.
+    decimals = _FIXED.fullmatch(token)
+    rounded = decimals is not None and abs(value - right) * 10 ** len(decimals[1]) <= 1
+    return rounded or computed_near(value, right)
 
 
 def _close(value: float, expected: float) -> bool:

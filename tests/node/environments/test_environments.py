@@ -196,8 +196,8 @@ def test_all_boxes_of_an_answer_follow_its_last_one() -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    pytest.importorskip("math_verify")
-    pool = ScoringPool(60.0, "math_verify")
+    pytest.importorskip("latex2sympy2_extended")
+    pool = ScoringPool(60.0, "node.environments.mathematics.comparison")
     yield pool
     pool.close()
 
@@ -231,6 +231,8 @@ def test_answers_are_compared_as_mathematics_and_within_bounds(
         ("\\sqrt{4}", ("2",)),
     ]
     assert scorer.match(questions) == [True, True, False, False, True]
-    monkeypatch.setattr(pool, "_deadline", 2.0)  # a busy machine takes longer for first answers
     assert scorer.match([*questions[:2], (tower, ("2",))]) == [True, True, False]
+    assert scorer.gave_up == 0, "what is too large is decided by its size, on every machine alike"
+    monkeypatch.setattr(pool, "_deadline", 0.0)
+    assert scorer.match([*questions[:2], ("\\frac{1}{3}", ("x",))]) == [True, True, False]
     assert scorer.gave_up == 1

@@ -155,16 +155,8 @@ def _rlvr(row: _Row, question: Any) -> tuple[Any, _Reading]:
 _OTHERS = ("task_type", "reward_model", "input_output", "instruction_id_list", "public_tests")
 _OTHERS += ("test", "tests", "test_cases", "test_list")
 """Columns of forms that say more of a row than one question and one truth."""
-_TRUTHS = (
-    "answer",
-    "final_answer",
-    "expected_answer",
-    "ground_truth",
-    "reference_answer",
-    "label",
-    "target",
-    "solution",
-)
+_TRUTHS = ("final_answer", "expected_answer", "answer", "ground_truth", "reference_answer", "label", "target")
+_TRUTHS += ("solution",)
 """Where a row has several of these, the first is its truth: a solution explains it."""
 
 
