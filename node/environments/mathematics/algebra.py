@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
+from node.environments.base import nested_deeply
 from node.environments.mathematics.reading import Form, value_of
 from node.environments.numbers import RELATIVE, near
 
@@ -29,6 +30,10 @@ _POINTS = ((3, 7), (-5, 11), (13, 4), (-2, 9), (17, 19), (1, 23))
 _DECIMAL = re.compile(r"(\d*)\.(\d+)|(\d+)\.(?!\d)")
 _APART = re.compile(r"\d \d|'|\\text|\\ldots|%|\\circ|\\overline\s?\{\s?\d")
 """What the grammar reads otherwise than people: 5 6 would be 11, x' would be x."""
+_SIGNED = re.compile(r"(?:[-+] ?){4}")
+MAX_CHARACTERS, MAX_NESTED, MAX_SLOW = 400, 10, 8
+_SLOW = re.compile(r"\||\\int|\\sum|\\prod|\\lim")
+"""The grammar takes exponential time for what is nested or has bars, whatever that says, and sympy for sums of sums."""
 _TOWER = re.compile(r"\^\s?\{[^{}]*\^")
 _LONG = re.compile(r"\^\s?\{?\s?-?\d{5,}|\d{5,}\s?\}?\s?!|!\s?!|\d{400}")
 
@@ -36,7 +41,9 @@ _LONG = re.compile(r"\^\s?\{?\s?-?\d{5,}|\d{5,}\s?\}?\s?!|!\s?!|\d{400}")
 @lru_cache(maxsize=512)
 def expression(text: str) -> Any | None:
     """sympy's expression for all of a text; None where it is none, or would be too large to compute."""
-    if _APART.search(text) or _TOWER.search(text) or _LONG.search(text):
+    if _APART.search(text) or _TOWER.search(text) or _LONG.search(text) or _SIGNED.search(text):
+        return None
+    if len(text) > MAX_CHARACTERS or nested_deeply(text, most=MAX_NESTED) or len(_SLOW.findall(text)) > MAX_SLOW:
         return None
     try:
         # A decimal fraction is exact: as a float of 15 digits it would lose some.
@@ -189,7 +196,8 @@ def set_of(form: Form) -> Any | None:
     if form.kind in ("interval", "tuple") and len(form.items) == 2:
         begin, end = (_bound(item) for item in form.items)
         left, right = form.extra or ("(", ")")
-        if begin is None or end is None:
+        # Turned around it is a point of the plane, not an empty set.
+        if begin is None or end is None or (begin < end) != sympy.true:
             return None
         return sympy.Interval(begin, end, left == "(", right == ")")
     if form.kind in ("set", "number", "list"):

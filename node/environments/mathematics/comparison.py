@@ -141,6 +141,8 @@ def _same_value(truth: Form, answer: Form) -> bool:
     """Numbers and expressions, with their signs of percent and units. One side may leave them out."""
     if truth.kind == "quantity" and answer.kind == "quantity" and not _same_unit(truth.extra, answer.extra):
         return False
+    if {truth.kind, answer.kind} == {"percent", "quantity"}:
+        return False
     if "?" in (*truth.extra, *answer.extra) and truth.kind != answer.kind:
         return False
     inner, given = _inner(truth), _inner(answer)

@@ -54,8 +54,8 @@ _SAME = {
     "varnothing": "emptyset", "backslash": "setminus", "land": "text{and}", "wedge": "text{and}", "lor": "text{or}",
     "vee": "text{or}", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "degree": "^{\\circ}", "colon": ":",
     "ast": "*", "thickapprox": "approx", "simeq": "approx", "to": "rightarrow", "varphi": "phi",
-    "varepsilon": "epsilon", "dbinom": "binom", "tbinom": "binom", "lg": "log", "arccot": "operatorname{arccot}", "tg": "tan",
-    "ctg": "cot",
+    "varepsilon": "epsilon", "dbinom": "binom", "tbinom": "binom", "lg": "log", "arccot": "operatorname{arccot}",
+    "tg": "tan", "ctg": "cot",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _PERCENT = re.compile(
