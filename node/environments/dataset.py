@@ -39,6 +39,8 @@ from node.environments.task_types.table import TASK_TYPES
 from node.errors import Finding, Findings
 from node.sandbox import Limits
 
+MAX_GOLDS, MAX_GOLD = 4096, 16 * 1024
+"""Published solutions that are kept for a look at the scorers, and their characters."""
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
@@ -69,7 +71,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(slots=True)
 class Rows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
-    equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"."""
+    equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip";
+    golds: published solutions of some, by problem_id."""
 
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
@@ -77,6 +80,7 @@ class Rows:
     skipped: Findings = field(default_factory=Findings)
     repeats: int = 0
     left_out: int = 0
+    golds: dict[str, str] = field(default_factory=dict)
 
 
 class DatasetEnvironment(ListedProblems, OneTurn):
@@ -112,6 +116,10 @@ class DatasetEnvironment(ListedProblems, OneTurn):
             for (i, _), reward in zip(given, rewards, strict=True):
                 scores[i] = reward
         return scores
+
+    def score_texts(self, problem: Problem, answers: Sequence[str]) -> list[float]:
+        """Rewards of answers as text, each complete."""
+        return self._scorers[problem.task].score([(answer, problem.answer) for answer in answers])
 
     def start(self) -> None:
         """What a scorer needs besides this program is missed when a run is loaded, not at its first answer."""
@@ -245,6 +253,8 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         return
     seen[problem.problem_id] = problem
     rows.shapes[published.shape] += 1
+    if isinstance(published.gold, str) and len(rows.golds) < MAX_GOLDS and len(published.gold) < MAX_GOLD:
+        rows.golds[problem.problem_id] = published.gold
     # By its name, not its place: rows that are added later move no problem to the other side.
     aside = is_held_back(problem.problem_id, arguments.held_back_share)
     (rows.held_back if aside else rows.training).append(problem)

@@ -22,7 +22,10 @@ def paid(truth: str, answer: str) -> bool:
 
 
 @GENERATED
-@given(WHOLE, st.sampled_from(["{}", " {} ", "{}.", "${}$", "\\text{{{}}}", "x = {}", "{}.0", "\\left({}\\right)", "{{{}}}"]))
+@given(
+    WHOLE,
+    st.sampled_from(["{}", " {} ", "{}.", "${}$", "\\text{{{}}}", "x = {}", "{}.0", "\\left({}\\right)", "{{{}}}"]),
+)
 def test_a_whole_number_is_itself_in_every_spelling_and_no_neighbour(value: int, form: str) -> None:
     assert paid(str(value), form.format(value)) and paid(str(value), f"{value:,}")
     for wrong in {value + 1, value - 1, value * 10, -value, value + 10**6} - {value}:
@@ -66,7 +69,9 @@ def test_a_list_is_all_of_its_items_in_any_order(values: list[int], random: obje
 
 
 @GENERATED
-@given(st.text("01", min_size=3, max_size=12).filter(lambda text: text[0] == "1"), st.integers(3, 36), st.integers(2, 36))
+@given(
+    st.text("01", min_size=3, max_size=12).filter(lambda text: text[0] == "1"), st.integers(3, 36), st.integers(2, 36)
+)
 def test_digits_in_a_base_are_not_those_in_another(digits: str, base: int, other: int) -> None:
     assert paid(f"{digits}_{{{base}}}", f"{digits}_{{{base}}}")
     assert not paid(f"{digits}_{{{base}}}", digits)
@@ -75,7 +80,11 @@ def test_digits_in_a_base_are_not_those_in_another(digits: str, base: int, other
 
 
 @GENERATED
-@given(st.integers(1, 999), st.integers(1, 59), st.sampled_from([("hours", "minutes"), ("feet", "inches"), ("kg", "grams")]))
+@given(
+    st.integers(1, 999),
+    st.integers(1, 59),
+    st.sampled_from([("hours", "minutes"), ("feet", "inches"), ("kg", "grams")]),
+)
 def test_quantities_in_a_row_are_all_of_them(first: int, second: int, units: tuple[str, str]) -> None:
     truth = f"{first} \\text{{ {units[0]} }} {second} \\text{{ {units[1]}}}"
     assert paid(truth, f"{first} {units[0]} {second} {units[1]}")
