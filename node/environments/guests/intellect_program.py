@@ -65,7 +65,7 @@ def _start_new(function: Any, arguments: Any, keywords: Any = None) -> int:
     return threading.get_ident()
 
 
-threading.Thread.start = _start
+threading.Thread.start = _start  # type: ignore[method-assign,assignment]
 threading.Thread.join = lambda self, timeout=None: None  # type: ignore[method-assign,assignment] # noqa: ARG005
 threading.Thread.is_alive = lambda self: False  # type: ignore[method-assign] # noqa: ARG005
 threading.stack_size = lambda size=0: 0  # noqa: ARG005

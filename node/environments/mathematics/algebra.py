@@ -55,7 +55,7 @@ def expression(text: str) -> Any | None:
         return None
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
         return None
-    return found.xreplace({one: sympy.I for one in found.free_symbols if one.name == "i"})
+    return found.xreplace({one: sympy.I for one in found.free_symbols if str(one) == "i"})
 
 
 _COMMANDS = re.compile(r"\\[a-zA-Z]+")
@@ -167,8 +167,8 @@ def _near(right: Any, answer: Any, *, decimal: bool) -> bool:
 
 def ratio_of_sides(right: tuple[str, str], answer: tuple[str, str]) -> Any | None:
     """c, where left - right of the one equation is c times that of the other; None where it is not."""
-    sides = [expression(side) for side in (*right, *answer)]
-    if any(side is None or not isinstance(side, sympy.Expr) for side in sides):
+    sides = [side for text in (*right, *answer) if isinstance(side := expression(text), sympy.Expr)]
+    if len(sides) != 4:
         return None
     one, other = sides[0] - sides[1], sides[2] - sides[3]
     try:
@@ -184,8 +184,8 @@ def ratio_of_sides(right: tuple[str, str], answer: tuple[str, str]) -> Any | Non
 def set_of(form: Form) -> Any | None:
     """sympy's set for intervals and what they are joined to; None where a part is no set of real numbers."""
     if form.kind in ("union", "intersection", "difference"):
-        parts = [set_of(part) for part in form.items]
-        if any(part is None for part in parts):
+        parts = [found for part in form.items if (found := set_of(part)) is not None]
+        if len(parts) != len(form.items):
             return None
         if form.kind == "union":
             return sympy.Union(*parts)
