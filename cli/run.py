@@ -15,6 +15,7 @@ from cli.output import AsJson, clean, console, print_json
 from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
+    from node.environments.both_ways import BothWays
     from node.errors import Findings
     from node.hardware import Hardware
     from node.run.file import CompiledRun
@@ -322,10 +323,31 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
             found.append(f"{part.label}: rewards are opinions of judges, so no verdict of a validator checks them")
             if not run.audit.judges:
                 found.append(f"{part.label}: nobody is asked for rewards in a swarm: set judges = true in [audit]")
+        found += _pay(part.label, part.paid) if part.paid is not None else []
         if part.problems < rollout.prompts_per_step:
             found.append(f"{part.label}: a step asks more problems than there are ({part.problems})")
     if rollout.temperature != 1.0 and run.recipe.name not in ("intellect2",):
         found.append(f"temperature = {rollout.temperature:g}: the policy is trained as it is sampled, not at 1")
+    return found
+
+
+def _pay(label: str, paid: "BothWays") -> list[str]:
+    """Where scorers do not pay what they should."""
+    found = []
+    if paid.unpaid:
+        rows = ", ".join(paid.unpaid[:3])
+        found.append(
+            f"{label}: of {paid.looked_at} rows looked at, {len(paid.unpaid)} would not pay their right answer (their "
+            f"truth, or the published solution): {rows}"
+        )
+    if paid.overpaid:
+        row, answer = paid.overpaid[0]
+        found.append(
+            f"{label}: of {paid.looked_at} rows looked at, {len(paid.overpaid)} would pay a wrong answer: {row} pays "
+            f"{' '.join(answer.split())[:60]!r}"
+        )
+    if paid.words:
+        found.append(f"{label}: of {paid.looked_at} rows looked at, {paid.words} are paid for the very words only")
     return found
 
 

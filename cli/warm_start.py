@@ -70,7 +70,7 @@ def _examples(run: "RunFile", how: "WarmStart", file: Path) -> list[tuple[list[i
     """(prompt, answer) in tokens. Raises CommandError naming the row that is none."""
     import msgspec
 
-    from node.environments.dataset import read_rows
+    from node.environments.files import read_rows
     from node.environments.registry import load_environment
     from node.inference.tokenizer import LocalTokenizer
     from node.run.file import compile_run, with_fitting_proofs

@@ -35,7 +35,7 @@ NEEDED = {
     "learner": _PROOFS,
     "challenge": _CHALLENGE,
     "tests": (*_PROOFS, *_TRIO, "iniconfig", "packaging", "pluggy", "pygments", "pytest"),
-    "smollm": (*_CHALLENGE, *_TRIO, "antlr4-python3-runtime", "latex2sympy2-extended", "math-verify", "pyarrow"),
+    "smollm": (*_CHALLENGE, *_TRIO, "antlr4-python3-runtime", "latex2sympy2-extended", "pyarrow"),
 }
 """By part."""
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

@@ -8,15 +8,13 @@ follows from their ids, so every node agrees. What task types there are: `task_t
 import difflib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from node.environments.base import (
     Determinism,
@@ -29,6 +27,7 @@ from node.environments.base import (
     is_held_back,
 )
 from node.environments.errors import DatasetError, nearest
+from node.environments.files import data_file, read_rows
 from node.environments.mix import least_dependable
 from node.environments.programs import ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
@@ -39,17 +38,12 @@ from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
 from node.errors import Finding, Findings
 from node.sandbox import Limits
-from protocol.errors import UNREADABLE
 
-MAX_FILE_BYTES = 8 * 1024**3
-MAX_ROW_BYTES = 4 * 1024**2
-MAX_ROWS = 5_000_000
-MAX_ROW_GROUP_BYTES = 2 * 1024**3
+MAX_GOLDS, MAX_GOLD = 4096, 16 * 1024
+"""Published solutions that are kept for a look at the scorers, and their characters."""
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
-Bad = Callable[[int, str], None]
-"""Told (line, what is wrong with it)."""
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +71,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(slots=True)
 class Rows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
-    further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"."""
+    equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip";
+    golds: published solutions of some, by problem_id."""
 
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
@@ -85,6 +80,7 @@ class Rows:
     skipped: Findings = field(default_factory=Findings)
     repeats: int = 0
     left_out: int = 0
+    golds: dict[str, str] = field(default_factory=dict)
 
 
 class DatasetEnvironment(ListedProblems, OneTurn):
@@ -120,6 +116,10 @@ class DatasetEnvironment(ListedProblems, OneTurn):
             for (i, _), reward in zip(given, rewards, strict=True):
                 scores[i] = reward
         return scores
+
+    def score_texts(self, problem: Problem, answers: Sequence[str]) -> list[float]:
+        """Rewards of answers as text, each complete."""
+        return self._scorers[problem.task].score([(answer, problem.answer) for answer in answers])
 
     def start(self) -> None:
         """What a scorer needs besides this program is missed when a run is loaded, not at its first answer."""
@@ -163,15 +163,6 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
         environment.close()
         raise
     return environment
-
-
-def data_file(assets: Path, name: str) -> Path:
-    """Raises DatasetError for one outside a run's assets."""
-    path = assets / name
-    # Resolved: a link inside of the assets may lead out of them.
-    if not path.resolve().is_relative_to(assets.resolve()):
-        raise DatasetError("the dataset cannot be read", f"{name!r} leaves the run's assets", "correct path")
-    return path
 
 
 def _check_arguments(arguments: Arguments) -> None:
@@ -254,14 +245,16 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         return
     problem = _problem(published, raw, arguments)
     known = seen.get(problem.problem_id)
-    # Several responses repeat their problem's row. A repeated id with another prompt or truth contradicts itself.
-    if known is not None and not (published.several and known == problem):
+    # Several responses, or a file that holds a problem twice. With another prompt or truth an id contradicts itself.
+    if known is not None and known != problem:
         raise ValueError(f"problem_id {problem.problem_id[:80]!r} appears a second time")
     if known is not None:
         rows.repeats += 1
         return
     seen[problem.problem_id] = problem
     rows.shapes[published.shape] += 1
+    if isinstance(published.gold, str) and len(rows.golds) < MAX_GOLDS and len(published.gold) < MAX_GOLD:
+        rows.golds[problem.problem_id] = published.gold
     # By its name, not its place: rows that are added later move no problem to the other side.
     aside = is_held_back(problem.problem_id, arguments.held_back_share)
     (rows.held_back if aside else rows.training).append(problem)
@@ -303,72 +296,6 @@ def read_problems(path: Path) -> Iterator[tuple[dict[str, Any], Published]]:
             yield raw, read_published(raw)
         except _MALFORMED:
             continue
-
-
-def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row number from 1, row as a dict). bad: told of lines that are no rows, else they raise DatasetError, as
-    does a file that cannot be read."""
-
-    def refuse(line: int, what: str) -> NoReturn:
-        raise DatasetError("the dataset cannot be used", f"{path}, line {line}: {what}", "correct or remove the row")
-
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DatasetError("the dataset cannot be read", f"{path} is larger than 8 GiB", "split the file")
-        count = 0
-        rows = _parquet_rows(path) if _is_parquet(path) else _json_rows(path, bad or refuse)
-        for line, row in rows:
-            count += 1
-            if count > MAX_ROWS:
-                refuse(line, f"more than {MAX_ROWS} rows")
-            yield line, row
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(
-            "the dataset cannot be read", f"{path}: {error}", "check environment.args.path and the file"
-        ) from None
-
-
-def _is_parquet(path: Path) -> bool:
-    """By its name; a blob, which has none, by how it begins."""
-    with path.open("rb") as file:
-        return path.suffix == ".parquet" or (not path.suffix and file.read(4) == b"PAR1")
-
-
-def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as file:
-        line = 0
-        # One byte beyond the bound shows that a line is too long, without reading all of it.
-        while text := file.readline(MAX_ROW_BYTES + 1):
-            line += 1
-            if len(text) > MAX_ROW_BYTES:
-                bad(line, f"longer than {MAX_ROW_BYTES} bytes")
-                # The rest of a long line would be taken for rows, and all later line numbers would be wrong.
-                while text and not text.endswith(b"\n"):
-                    text = file.readline(MAX_ROW_BYTES)
-                continue
-            if not text.strip():
-                continue
-            try:
-                row = msgspec.json.decode(text, type=dict[str, Any])
-            except UNREADABLE as error:
-                bad(line, f"not a JSON object: {error}")
-                continue
-            yield line, row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with pq.ParquetFile(path) as file:
-        metadata = file.metadata
-        for group in range(metadata.num_row_groups):
-            # This is the size before compression. A small file may unpack to more memory than there is.
-            if metadata.row_group(group).total_byte_size > MAX_ROW_GROUP_BYTES:
-                why = f"{path}: row group {group} is larger than {MAX_ROW_GROUP_BYTES} bytes"
-                raise DatasetError("the dataset cannot be read", why, "write it with smaller row groups")
-        line = 0
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                line += 1
-                yield line, row
 
 
 def _in_solve_range(raw: Mapping[str, Any], arguments: Arguments) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from node.environments.guests import guest
@@ -18,33 +19,59 @@ TOTAL = 16
 Opener = Callable[[Mapping[str, bytes], str, Limits], Sandbox]
 """(files, entry module, limits) -> a sandbox that has loaded it."""
 # As CommonMark has it: behind the marks of a fence stands no further one, else it is code in a line.
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_PYTHON = re.compile(r"\{?\.?[ \t]*(?:python|py|pypy|ipython)[0-9.]{0,6}\b", re.IGNORECASE)
+_STATEMENT = re.compile(r"\b(?:import|def|class|lambda|for|while|return|print|input)\b")
+"""What most programs have and most outputs have not."""
 _ENTRY = "intellect_program"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run. function: empty for a script, which reads `stdin`; else it is called with `arguments` (JSON)."""
+    """One run. function: empty for a script, which reads `stdin`; else it is called with `arguments` (JSON), or with
+    the list that `python` writes."""
 
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
+    python: str = ""
 
 
 def last_block(text: str) -> str | None:
-    """The last fenced block of an answer after its reasoning; None if there is none, or one too long.
+    """The program of an answer after its reasoning, without its indent: the last block that says it is Python, else the
+    last one without a name that reads like a program, else the last one without a name. None for none, or one too long.
 
     Fence by fence, each line once: an expression for whole blocks looks for the end of every one that is never closed.
     """
-    text = text.rpartition("</think>")[2]
-    start, block = None, ""
+    named, nameless, reads = "", "", False
+    for tag, block in _blocks(text.rpartition("</think>")[2]):
+        if not block.strip():
+            continue
+        if _PYTHON.match(tag):
+            named = block
+        elif not tag and (found := bool(_STATEMENT.search(block))) >= reads:
+            nameless, reads = block, found
+    block = named or nameless
+    return block if block and len(block) <= MAX_SOURCE else None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(what stands behind the opening fence, the lines without the fence's indent and what they have in common)."""
+    opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
-        if start is None:
-            start = fence.end() + 1
-        # A closing fence has nothing behind it. One with a language stands inside of the block.
-        elif not fence[1].strip(" \t"):
-            start, block = None, text[start : fence.start()]
-    return block if block.strip() and len(block) <= MAX_SOURCE else None
+        tag = fence[3].strip()
+        if opened is None:
+            opened = fence
+        # A closing fence has nothing behind it, and as many marks. Another one stands inside of the block.
+        elif not tag and fence[2].startswith(opened[2]):
+            lines = text[opened.end() + 1 : fence.start()].splitlines(keepends=True)
+            indent = len(opened[1])
+            yield opened[3].strip(), dedent("".join(line[min(indent, _blanks(line)) :] for line in lines))
+            opened = None
+
+
+def _blanks(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
 
 
 def finished(outcome: Outcome) -> bool:
@@ -94,6 +121,8 @@ class ProgramRunner:
 
 
 def _call(source: str, trial: Trial, fuel: int) -> Call:
+    if trial.python:
+        return Call("call_written", (source, trial.function, trial.python), trial.stdin.encode(), fuel)
     if trial.function:
         return Call("call", (source, trial.function, list(trial.arguments)), trial.stdin.encode(), fuel)
     return Call("run", (source,), trial.stdin.encode(), fuel)

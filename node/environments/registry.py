@@ -15,6 +15,7 @@ from node.environments.package.archive import asset_name
 from node.environments.package.manifest import is_name
 from node.errors import Finding, Findings
 from node.own_code import Function, calling, load_function, unusable
+from protocol.errors import IntellectError
 
 LOOKED_AT = 4096
 SPREAD = 40_503
@@ -91,14 +92,21 @@ def check_prompts(
             first = first or error
             found.add(Finding(f"{environment.name}, problem {number}", f"{error.what}: {error.why}", error.remedy))
     if first is not None:
-        first.findings = found
-        raise first
+        more = f" (and {found.total - 1} more of the {len(numbers)} problems looked at)" if found.total > 1 else ""
+        told = DatasetError(first.what, f"{first.why}{more}", first.remedy)
+        told.findings = found
+        raise told
     return longest
 
 
 def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
-    """The tokens of a problem's prompt. Raises DatasetError if it has more than `limit`, or none."""
-    length = len(environment.prompt_tokens(problem))
+    """The tokens of a problem's prompt. Raises DatasetError if it has more than `limit`, or none, or if the model's
+    chat template refuses it."""
+    try:
+        length = len(environment.prompt_tokens(problem))
+    except IntellectError as refused:
+        why = f"problem {problem.problem_id[:80]!r}: {refused.why}"
+        raise DatasetError(refused.what, why, refused.remedy) from None
     if not 1 <= length <= limit:
         raise DatasetError(
             "a prompt does not fit the run",

@@ -11,8 +11,9 @@ from typing import Any, Self
 import msgspec
 
 from node.environments.base import Defaults, Determinism, Problem, Tokenizer, Transcript, answer_of, key_of
-from node.environments.dataset import data_file, read_rows, unusable_rows
+from node.environments.dataset import unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
+from node.environments.files import data_file, read_rows
 from node.environments.machine import TOOLS, Machine, check_files
 from node.environments.programs import Opener, finished, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from node.environments import both_ways
 from node.environments.base import Determinism, Environment, Problem
-from node.environments.dataset import Rows
+from node.environments.dataset import DatasetEnvironment, Rows
+from node.environments.errors import EnvironmentFault
 from node.environments.mix import MixEnvironment
 from node.environments.package.archive import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
@@ -28,6 +30,7 @@ from node.inference.model_files import read_json
 from node.inference.tokenizer import LocalTokenizer
 from node.run.file import CompiledRun
 from node.run.text import TextTokenizer, check_stream
+from node.sandbox import SandboxError
 from protocol.budgets import told
 from protocol.errors import IntellectError
 from protocol.pretraining import Pretraining, shares
@@ -70,8 +73,8 @@ T = TypeVar("T")
 class PartFacts(msgspec.Struct, frozen=True):
     """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws;
     determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one;
-    shapes: published form -> rows taken; skipped: fault -> rows skipped for it; repeats: further responses to a
-    problem."""
+    paid: what its scorers pay, where that was looked at; shapes: published form -> rows taken; skipped: fault -> rows
+    skipped for it; repeats: further responses to a problem."""
 
     label: str
     problems: int
@@ -81,6 +84,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     determinism: Determinism = "exact"
     turns: int = 1
     package: str = ""
+    paid: both_ways.BothWays | None = None
     shapes: dict[str, int] = {}
     skipped: dict[str, int] = {}
     repeats: int = 0
@@ -112,9 +116,10 @@ def check_run(run: CompiledRun) -> RunFacts:
     return facts
 
 
-def look_at(run: CompiledRun) -> tuple[RunFacts | None, list[IntellectError]]:
-    """What is there, and everything that is wrong: no mistake hides another. None: something is wrong."""
-    look = _Look()
+def look_at(run: CompiledRun, *, scores: bool = False) -> tuple[RunFacts | None, list[IntellectError]]:
+    """What is there, and everything that is wrong: no mistake hides another. None: something is wrong. scores: whether
+    to look at what scorers pay, too, which takes seconds."""
+    look = _Look(scores)
     if run.spec.pretraining is not None:
         learnt = _text_looked_at(run, run.spec.pretraining, look)
         return (None if look.errors else learnt), look.errors
@@ -129,7 +134,8 @@ def look_at(run: CompiledRun) -> tuple[RunFacts | None, list[IntellectError]]:
 class _Look:
     """Collects what fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, scores: bool) -> None:
+        self.scores = scores
         self.errors: list[IntellectError] = []
 
     def at(self, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -196,7 +202,7 @@ def _looked_at(run: CompiledRun, assets: Path, look: _Look) -> RunFacts | None:
     shares: list[tuple[str, Any, float]] = [(part.title, part, part.weight / total) for part in spec.parts]
     if spec.name != MixEnvironment.name:
         shares = [(spec.name, spec, 1.0)]
-    looked = [look.at(_trained_on, run.spec, *one, assets, tokenizer) for one in shares]
+    looked = [look.at(_trained_on, run.spec, *one, assets, tokenizer, look.scores) for one in shares]
     evaluated = [look.at(_evaluated, run.spec, one, assets, tokenizer) for one in run.spec.evaluation.environments]
     if look.errors or parameters is None:
         return None
@@ -217,12 +223,17 @@ def _model_looked_at(run: CompiledRun, model: Path | None, look: _Look) -> tuple
 
 
 def _trained_on(
-    run: RunSpec, label: str, settings: Any, share: float, assets: Path, tokenizer: LocalTokenizer
+    run: RunSpec, label: str, settings: Any, share: float, assets: Path, tokenizer: LocalTokenizer, scores: bool
 ) -> tuple[int, PartFacts]:
     """(tokens of the longest prompt, facts)."""
     with closing(load_environment(settings, assets, tokenizer)) as environment:
         longest = check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
-        return longest, _fact(run, label, settings.name, environment, share)
+        fact = _fact(run, label, settings.name, environment, share)
+        if scores and isinstance(environment, DatasetEnvironment):
+            # What this machine cannot score is told where it is scored. The run may be good nevertheless.
+            with suppress(EnvironmentFault, SandboxError):
+                fact = msgspec.structs.replace(fact, paid=both_ways.look_both_ways(environment))
+        return longest, fact
 
 
 def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, tokenizer: LocalTokenizer) -> PartFacts:

@@ -65,7 +65,7 @@ def survey(path: Path) -> Survey:
     if run_file is None:
         return found
     compiled = _compiled(path, run_file, found)
-    facts, errors = look_at(compiled)
+    facts, errors = look_at(compiled, scores=True)
     for error in errors:
         # A tokenizer that cannot be loaded is met twice.
         if Finding(str(path), f"{error.what}: {error.why}", error.remedy) not in found.findings.first:

@@ -11,7 +11,7 @@ import pytest
 from examples.gguf_llama import config, halves, hugging_face_name, write_tokenizer
 from examples.make_smollm import PACKAGES, problems, row, write_rows
 from examples.pinned import CONSTRAINTS
-from node.environments.dataset import read_rows
+from node.environments.files import read_rows
 from node.inference.chat_template import has_chat_template
 from node.inference.tokenizer import LocalTokenizer
 from node.run.file import load_run_file

@@ -17,8 +17,9 @@ from typing import Any, Self
 import msgspec
 
 from node.environments.base import Defaults, Determinism, Problem, Reply, Tokenizer, Transcript, answer_of, reply_of
-from node.environments.dataset import data_file, read_rows, unusable_rows
+from node.environments.dataset import unusable_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided
+from node.environments.files import data_file, read_rows
 from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.server.dial import Episode, Heard, split_url
 from node.environments.server.mcp import SCHEMES as HTTP

@@ -1,4 +1,4 @@
-"""`prime_rl_code`, `verifiable_code`: the answer's last fenced block is a Python program that passes every test.
+"""`prime_rl_code`, `verifiable_code`: the fenced program of the answer, in Python, passes every test.
 
 Tests feed standard input, or call a function. Each runs in a fresh copy of the sandbox; what is expected stays here.
 """
@@ -6,12 +6,15 @@ Tests feed standard input, or call a function. Each runs in a fresh copy of the 
 import ast
 import json
 import math
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import msgspec
 
 from node.environments.base import JSON_BRACKETS, MAX_NESTED, key_of, nested_deeply
+from node.environments.numbers import computed_near, integer, number
 from node.environments.programs import ProgramRunner, Trial, finished, last_block
 from node.environments.task_types.base import Question, Row, Truth, read, said
 from node.environments.task_types.shapes.base import as_json, parsed
@@ -27,17 +30,19 @@ _REMEMBERED = 1 << 14
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
     """expected: the text that is printed or, of a function, the JSON value that it returns; text: how that value was
-    written, where nobody said whether the text is returned or what it says: both are right."""
+    written, where nobody said whether the text is returned or what it says: both are right; python: the list of
+    arguments as Python writes it, where JSON would change them."""
 
     expected: Any
     stdin: str = ""
     function: str = ""
     arguments: tuple[Any, ...] = ()
     text: str | None = None
+    python: str = ""
 
     @property
     def trial(self) -> Trial:
-        return Trial(self.stdin, self.function, self.arguments)
+        return Trial(self.stdin, self.function, self.arguments, self.python)
 
     def passed(self, outcome: Outcome) -> bool:
         if self.function:
@@ -73,7 +78,7 @@ def _test(case: Row, place: int) -> Case:
         value, arguments = _value(expected), _arguments(given, place)
         # Both would become null, and whoever returns nothing would be paid.
         as_json([value, arguments], f"test {place}")
-        return Case(value, function=function, arguments=tuple(arguments), text=text)
+        return Case(value, function=function, arguments=tuple(arguments), text=text, python=case.get("python", ""))
     return Case(_text(expected, place), stdin=_text(given, place))
 
 
@@ -145,10 +150,11 @@ class CodeScorer:
 
 
 # What a program printed or returned is compared as the judges of the published data do. Printed text: line by line
-# without blanks at the ends, then token by token, numbers within a tolerance (as numpy's allclose). Returned values: as
-# JSON. Those judges also accept lines in any order; that is left out, because it pays for wrong orders.
-_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+# without blanks at the ends, then token by token, numbers as `numbers` says. Returned values: as JSON. Two things of
+# those judges are left out, since they pay for wrong answers: lines in any order, and a tolerance for whole numbers.
 MAX_PRINTED = 64 * 1024
+_FIXED = re.compile(r"[+-]?\d{1,60}\.(\d{6,60})")
+"""A number with as many decimals as judges of competitions ask for."""
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -208,19 +214,30 @@ def _same_line(line: str, wanted: str) -> bool:
 def _same_token(token: str, wanted: str) -> bool:
     if token == wanted:
         return True
-    try:
-        return _close(float(token), float(wanted))
-    except ValueError:
+    whole, other = integer(token), integer(wanted)
+    if whole is not None and other is not None:
+        return whole == other
+    value, right = number(token), number(wanted)
+    if value is None or right is None:
         return False
+    if other is not None and value.denominator == 1:
+        return value == right
+    # 0.012346 says all that six decimals can say of 0.0123456789.
+    decimals = _FIXED.fullmatch(token)
+    rounded = decimals is not None and abs(value - right) * 10 ** len(decimals[1]) <= 1
+    return rounded or computed_near(value, right)
 
 
 def _close(value: float, expected: float) -> bool:
-    try:
-        # The tolerance of an infinite number is infinite, and text of 309 digits is one: any answer would be close.
-        finite = math.isfinite(value) and math.isfinite(expected)
-        return finite and abs(value - expected) <= _ABSOLUTE + _RELATIVE * abs(expected)
-    except OverflowError:  # a whole number beyond all floats
+    # To an infinite number any would be near.
+    if value == expected or not _finite(value) or not _finite(expected):
         return value == expected
+    given, right = Fraction(value), Fraction(expected)
+    return False if isinstance(expected, int) and given.denominator == 1 else computed_near(given, right)
+
+
+def _finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)
 
 
 MAX_CHARACTERS = 64 * 1024

@@ -8,19 +8,34 @@ import re
 from collections.abc import Callable, Sequence
 
 from node.environments.errors import Undecided
-from node.environments.math_scorer import MathScorer, final_answer
+from node.environments.math_scorer import MathScorer, final_answer, placed_boxes
+from node.environments.mathematics.reading import unit_of
 from node.environments.task_types.base import Question, Row, Truth, read
 
 MAX_TRUTHS = 8
 MAX_TRUTH = 1024
 # Repeats of blanks and letters are bounded: the time must grow in proportion to the answer.
 _MARKS = re.compile(r"####|answer(?: is)?[ \t]{0,8}:|<answer>", re.IGNORECASE)
-_GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-# These words change what the number is worth: 3 million is not 3.
-_SCALES = r"(?!(?:and|or|hundred|thousand|million|billion|trillion|dozen|hal[fv]|third|quarter|fifth|tenth|times)\w*\b)"
-_WITH_UNIT = re.compile(
-    rf"([$\u20ac\u00a3]?[ ]?[+-]?\d[\d,]{{0,40}}(?:\.\d{{1,40}})?)(?: {_SCALES}[a-zA-Z]{{2,20}}){{1,4}}"
+_NUMBER = re.compile(
+    r"(?:[$\u20ac\u00a3]|\\\$)? ?([+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,512})(?:\.\d{1,60})?|\.\d{1,60})(?:/\d{1,60})?)"
+    r"(?: ?(?:\\?%|per ?cent\b))?"
 )
+_FORMULA = re.compile(r"\$([^$\n]{1,512})\$|\\\(([^\n]{1,512}?)\\\)|\\\[([^\n]{1,512}?)\\\]")
+_LETTER = re.compile(r"\(([A-J])\)|([A-J])(?=[.,;:)])|([B-H])(?= [a-z]{2})")
+_ANOTHER = re.compile(
+    r"[\s*$)]{0,4}(?:,|/|;|&|-|\u2013|or|and|to|through|vs)[\s*$(]{0,4}(?:or |and )?"
+    r"(?:[$\u20ac\u00a3+-]|\\\$)?(?:\d|\(?[A-J]\b)"
+)
+"""A second number or letter right behind the first: two answers, or a list."""
+_FUNCTIONS = r"(?:(?:arc)?(?:sin|cos|tan)h?|log|ln|exp|mod|pi|sqrt|choose|theta|alpha|beta|cup|cap|div)\b"
+_PROSE = re.compile(
+    r"[*$)]{0,4}(?:[.,;:!]?(?:\s+[*(]{0,3}(?:a |an |the )?|\s*[-\u2013\u2014]{2}\s*)"
+    rf"(?!{_FUNCTIONS})[^\W\d_]{{2}}"
+    r"|\s*[.,;:(\u2014](?!\d)|!+\s+\S|\s*$)"
+)
+"""What is said of a number: words, not more of its mathematics."""
+_FIRST_WORDS = re.compile(r"[\s*$)]{0,4}((?:(?:/ ?)?[a-zA-Z]{1,20}(?: ?\^ ?\{?[23]\}?)?[\s./]{0,2}){1,4})")
+_FRACTION = re.compile(r"\b(?:hal[fv]e?s?|thirds?|quarters?|fifths?|tenths?|hundred|thousand|million|billion|dozen)\b")
 
 
 def read_truth(info: Row, row: Row) -> Truth:  # noqa: ARG001 - all of it stands in the info
@@ -56,19 +71,49 @@ class MathematicalScorer:
 
 
 def marked(answer: str) -> str:
-    """The answer with what stands behind its last mark in a box, where there is a mark and no box behind it. Of a
-    number with its unit, 72 clips, the number counts, as GSM8K's and verl's judges have it."""
+    """The answer with what stands behind its last mark in a box, where there is a mark and no box behind it."""
     text = answer.rpartition("</think>")[2]
     place = max((found.end() for found in _MARKS.finditer(text)), default=-1)
-    if place < 0 or text.rfind("\\boxed") > place:
+    if place < 0 or max((start for start, _ in placed_boxes(text)), default=-1) > place:
         return text
     said = text[place:].strip().partition("</answer>")[0].strip()
-    said = said.partition("\n")[0].strip().strip("*$").rstrip(".").strip()
-    said = said.removeprefix("\\(").removesuffix("\\)").strip()
-    if unit := _WITH_UNIT.fullmatch(said):
-        said = unit[1].lstrip("$\u20ac\u00a3 ")
-    # Only groups of three digits are one number: 1,2 may be a pair.
-    return f"\\boxed{{{said.replace(',', '') if _GROUPED.fullmatch(said) else said}}}"
+    return f"\\boxed{{{counted(said.partition(chr(10))[0].strip())}}}"
+
+
+def counted(said: str) -> str:
+    """What of a line behind a mark is the answer. A number, a formula or a choice counts, whatever is said of it on the
+    same line, unless that is a second one: 42 and so on, but not 42 or 43. Words of size stay: 3 million is not 3."""
+    said = said.strip("* \t").rstrip(".").strip("* \t")
+    for kind in (_FORMULA, _NUMBER, _LETTER):
+        found = kind.match(said)
+        rest = said[found.end() :] if found else ""
+        if found is None or _ANOTHER.match(rest) or not _PROSE.match(rest):
+            continue
+        if kind is _FORMULA:
+            return said if "$" in rest or "\\(" in rest else next(one for one in found.groups() if one)
+        if kind is _LETTER:
+            return next(one for one in found.groups() if one)
+        unit, after = _unit(rest)
+        # 5 hours 30 minutes, 5 and a half: more of the same answer.
+        if _ANOTHER.match(after) or re.match(r"\s*\d", after) or (unit == "and" and _FRACTION.search(after[:40])):
+            return said
+        return found[0].strip() if unit in ("", "and") else f"{found[0].strip()} {unit}"
+    return said.strip("$").strip().removesuffix("\\)").removeprefix("\\(").strip()
+
+
+def _unit(rest: str) -> tuple[str, str]:
+    """(the words behind a number that say what it is worth: measures, millions; "and" for one that may go on, what
+    follows). Others say what is counted."""
+    words = _FIRST_WORDS.match(rest)
+    kept: list[str] = []
+    for word in (words[1] if words else "").split():
+        unit = unit_of(word)
+        if not unit or not all("^" in one or one[0] in "*?" for one in unit):
+            break
+        kept.append(word)
+    if not kept or unit_of(kept[0])[0] == "?" and not _FRACTION.fullmatch(kept[0]):
+        return ("and" if kept[:1] == ["and"] else "", rest)
+    return " ".join(kept), rest[words.start(1) + len(" ".join(kept)) :] if words else rest
 
 
 def marked_answer(answer: str) -> str | None:

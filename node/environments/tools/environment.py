@@ -26,8 +26,8 @@ from node.environments.base import (
     last_answer,
     one_answer,
 )
-from node.environments.dataset import read_rows
 from node.environments.errors import DatasetError, EnvironmentFault, Undecided, nearest
+from node.environments.files import read_rows
 from node.environments.guests import guest
 from node.environments.programs import Opener, opener_for
 from node.environments.tools.form import Tool, how_to_call, parse_call, tell_result

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -175,6 +176,17 @@ def before_bullets(text: str) -> int:
     return len(re.findall(r"^\s*[*-](?![*-])", text, re.MULTILINE))
 
 
+def before_program(text: str) -> str | None:
+    """The last block that says py, else the last one without a name; without what is blank."""
+    found = re.findall(r"^([ \t]*)```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", text, re.DOTALL | re.MULTILINE)
+    blocks = [
+        (tag.strip(), dedent(re.sub(rf"^[ \t]{{0,{len(indent)}}}", "", block, flags=re.MULTILINE)))
+        for indent, tag, block in found
+        if block.strip()
+    ]
+    return next((block for wanted in ("py", "") for tag, block in reversed(blocks) if tag == wanted), None)
+
+
 def made_of(random: random.Random, parts: Sequence[str], most: int) -> str:
     return "".join(random.choice(parts) for _ in range(random.randrange(most)))
 
@@ -183,9 +195,8 @@ def test_linear_scorers_say_what_the_expressions_before_them_said() -> None:
     source = random.Random(7)
     programs = 0
     for _ in range(4000):
-        text = made_of(source, ["```\n", "```py\n", " ```", "\n", "a", "`", "</think>", "\t"], 12)
-        block = hostile.last_block_before(text.rpartition("</think>")[2])
-        assert last_block(text) == (block if block and block.strip() else None), repr(text)
+        text = made_of(source, ["```\n", "```py\n", " ```\n", "\n", "a", "`a", "</think>", "\t"], 12)
+        assert last_block(text) == before_program(text.rpartition("</think>")[2]), repr(text)
         programs += last_block(text) is not None
         text = made_of(source, ["*", "-", "\n", " ", "\t", "a", "\r", "."], 14)
         assert instructions.bullets(text, before_bullets(text)), repr(text)

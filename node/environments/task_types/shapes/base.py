@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from node.environments.base import nested_deeply
 from node.environments.errors import nearest
+from node.environments.numbers import number
 
 MAX_REPR_CHARACTERS = 256 * 1024
 MAX_REPR_DEPTH = 32
@@ -23,16 +24,22 @@ MOST_WORDS = 3
 _BARE_WORDS = re.compile(r"[^\W\d_]{3,}")
 _NO_ANSWER = frozenset({"proof", "notfound", "not found", "n/a", "nan", "none", "null", "unknown", "?", "-"})
 """What stands for an answer where there is none, in NuminaMath and others: whoever says it would be right."""
-_BESIDE = ("choices", "options", "context", "passage", "image", "images", "documents", "table", "stem")
+_BESIDE = ("choices", "options", "context", "passage", "documents", "table", "stem", "body")
 """Columns without which a question cannot be answered, and which no prompt here contains."""
+_ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "reference_answer")
+_PICTURES = re.compile(
+    r"(?:.*_)?(?:images?|pictures?|photos?|figures?|videos?|audios?|img|pixel_values)(?:_?\d+|_(?:path|url|file|bytes|data)s?|_num)?"
+    r"|picture_num",
+    re.IGNORECASE,
+)
+_STANDS_FOR_ONE = re.compile(r"<(?:image|video|audio)(?:[ _]?\d+)?>")
 _LATEX = re.compile(r"\\[a-zA-Z]+|\\text\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """A row in the one form that task types read. shape: the form that it came in, for people; info: what a task type's
-    `truth` is read from; gold: a published solution; several: whether its problem may stand in several rows, one for
-    each response to it."""
+    `truth` is read from; gold: a published solution."""
 
     shape: str
     problem_id: str
@@ -40,7 +47,6 @@ class Published:
     task: str
     info: dict[str, Any]
     gold: Any = None
-    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +153,36 @@ def whole_question(row: Mapping[str, Any]) -> None:
     for column in _BESIDE:
         if row.get(column):
             raise ValueError(f"its column {column!r} belongs to the question: put it into the prompt, and leave it out")
+
+
+def no_pictures(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row with pictures, films or sounds: no model here sees or hears them."""
+    for column, value in row.items():
+        named = _PICTURES.fullmatch(str(column)) and _is_some(value)
+        if named or _is_media(value):
+            raise ValueError(f"its column {str(column)[:80]!r} belongs to the question, and models here read text only")
+    for column in ("prompt", "question", "problem", "messages"):
+        if _STANDS_FOR_ONE.search(str(row.get(column, ""))):
+            raise ValueError(f"its {column} holds a picture or a sound, and models here read text only")
+
+
+def one_truth(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row whose columns of truths hold different numbers. Only numbers are compared: one
+    expression has many spellings, which contradict nothing."""
+    found = {column: number(str(row.get(column, "")).strip()) for column in _ANSWERS}
+    known = {column: value for column, value in found.items() if value is not None}
+    for column, value in known.items():
+        first = next(iter(known))
+        if value != known[first]:
+            raise ValueError(f"it has two truths: {first} {row[first]!s:.40}, {column} {row[column]!s:.40}")
+
+
+def _is_some(value: Any) -> bool:
+    """Whether a column of pictures has one: a number counts them (TACO's picture_num)."""
+    return bool(value) and str(value).strip().lower() not in ("0", "none", "null", "nan", "[]", "false")
+
+
+def _is_media(value: Any) -> bool:
+    """What `datasets` makes of a picture or a sound, under whatever name."""
+    values = value[:1] if isinstance(value, list) else [value]
+    return any(isinstance(one, bytes) or (isinstance(one, dict) and {"bytes", "path"} == one.keys()) for one in values)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.environments.errors import nearest
-from node.environments.math_scorer import last_box
+from node.environments.math_scorer import boxes
 from node.environments.task_types.shapes.base import (
     MOST_WORDS,
     Published,
@@ -27,6 +27,9 @@ from node.environments.task_types.shapes.base import (
 from node.environments.task_types.shapes.tests import read_tests
 
 NAME = "INTELLECT-2"
+MARK = "####"
+_SAYS = re.compile(r"(?i:the answer is):?[ \t]*(.{1,200}?)[ \t]*\.?[ \t]*")
+"""MetaMath's last line."""
 # Bounded: int() takes quadratic time for a row of digits, and refuses a long one.
 _INTEGER = re.compile(r"[+-]?\d{1,100}")
 _CHOICE = re.compile(
@@ -64,13 +67,13 @@ def read(row: Mapping[str, Any]) -> Published:
     info = mapping(row.get("verification_info"), "verification_info")
     task, form, read_info = _READERS.get(task, _other)(task, info, gold)
     name = id_of(row.get("problem_id"), row["prompt"], task, read_info)
-    return Published(f"{NAME}, {form}", name, row["prompt"], task, read_info, gold, several="response_id" in row)
+    return Published(f"{NAME}, {form}", name, row["prompt"], task, read_info, gold)
 
 
 def mathematics(task: str, info: _Info, gold: Any) -> _Reading:
-    """A ground truth that is text or a number; without one, the last box of the gold solution."""
+    """A ground truth that is text or a number; without one, the boxes of the gold solution."""
     only_known(info, {"ground_truth"}, "verification_info")
-    boxed = _last_box(gold) if isinstance(gold, str) else ""
+    boxed = _boxed(gold) if isinstance(gold, str) else ""
     truth = info.get("ground_truth")
     if truth is None or truth == "":
         if not boxed:
@@ -103,9 +106,25 @@ def truths_of(truth: Any) -> Any:
     return _chosen(_bare(text)) if isinstance(text, str) else text
 
 
+def answered(truth: Any) -> _Reading:
+    """A truth that is an answer, or a solution that boxes or marks it, as its answers may. Raises ValueError."""
+    if isinstance(truth, list) and len(truth) == 1:
+        truth = truth[0]
+    if isinstance(truth, list):
+        raise ValueError(f"it has {len(truth)} truths, and nothing says whether one of them or all are asked for")
+    if not isinstance(truth, str):
+        return "marked_math", "answer", {"ground_truth": truths_of(truth)}
+    if boxed := _boxed(truth.rpartition("</think>")[2]):
+        return "marked_math", "gold solution", {"ground_truth": _chosen(boxed)}
+    if MARK in truth:
+        return "marked_math", "gold solution", {"ground_truth": truths_of(truth.rpartition(MARK)[2].strip())}
+    said = _SAYS.fullmatch(truth.strip().rpartition("\n")[2])
+    return "marked_math", "answer", {"ground_truth": truths_of(said[1] if said else truth)}
+
+
 def _bare(text: str) -> str:
     """Without the box or the dollars around it."""
-    text = (last_box(text) or text).strip()
+    text = (", ".join(boxes(text)) or text).strip()
     return text[1:-1].strip() if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2 else text
 
 
@@ -115,9 +134,10 @@ def _chosen(text: str) -> str | list[str]:
     return [text, choice[1], choice[2].strip()] if choice else text
 
 
-def _last_box(text: str) -> str:
-    inner = (last_box(text) or "").strip()
-    return inner if is_mathematical(inner) and not is_no_answer(inner) else ""
+def _boxed(text: str) -> str:
+    """What a solution boxes: all of it, where it has several boxes."""
+    inner = ", ".join(dict.fromkeys(boxes(text)))
+    return inner if is_mathematical(inner, MOST_WORDS) and not is_no_answer(inner) else ""
 
 
 def code(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001 - a program that passes is no truth
@@ -155,7 +175,7 @@ def _other(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
     return task, task, info
 
 
-def _followed(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
+def followed(task: str, info: _Info, gold: Any) -> _Reading:  # noqa: ARG001
     """IFEval's lists of constraints, or the one check that SYNTHETIC-2 names."""
     if "ground_truth" not in info:
         only_known(info, {"instruction_id_list", "kwargs", "key"}, "verification_info")
@@ -217,8 +237,8 @@ _READERS: dict[str, Callable[[str, _Info, Any], _Reading]] = {
     "reasoning_gym": _gym,
     "json_schema": _schema,
     "llm_judgeable_groundtruth_similarity": _judged,
-    "ifeval": _followed,
-    "instruction_following": _followed,
+    "ifeval": followed,
+    "instruction_following": followed,
     "unscrambling": _text("scrambled"),
     "unscramble_sentence": _text("scrambled"),
     "ascii_tree_formatting": _text("description"),

@@ -11,16 +11,18 @@ from node.environments.task_types.shapes.base import (
     is_mathematical,
     is_no_answer,
     mapping,
+    no_pictures,
     number_as_text,
+    one_truth,
     only_known,
     present,
     whole_question,
 )
-from node.environments.task_types.shapes.intellect import mathematics, truths_of
+from node.environments.task_types.shapes.columns import TABLE
+from node.environments.task_types.shapes.intellect import MARK, mathematics, truths_of
 from node.environments.task_types.shapes.tests import DEEPCODER, LIVECODEBENCH, PLACES, read_tests
 
 _GSM8K = "GSM8K"
-MARK = "####"
 
 
 def _is_gsm8k(row: Mapping[str, Any]) -> bool:
@@ -67,7 +69,7 @@ def _verl(row: Mapping[str, Any]) -> Published:
     task, form, info = _verl_reading(source, ability, model["ground_truth"])
     extra = mapping(row.get("extra_info"), "extra_info")
     name = f"{source}-{extra.get('split', '')}-{extra['index']}"[:256] if "index" in extra else None
-    return Published(f"{_VERL}, {form}", id_of(name, row["prompt"], info), row["prompt"], task, info, several=True)
+    return Published(f"{_VERL}, {form}", id_of(name, row["prompt"], info), row["prompt"], task, info)
 
 
 def _verl_reading(source: str, ability: str, truth: Any) -> tuple[str, str, dict[str, Any]]:
@@ -84,7 +86,10 @@ _MATH = "MATH"
 
 
 def _is_solved(row: Mapping[str, Any]) -> bool:
-    return "problem" in row and "tests" not in row and ("solution" in row or "answer" in row)
+    if "problem" not in row or "tests" in row or "reward_model" in row:
+        return False
+    others = row.keys().isdisjoint(("final_answer", "expected_answer", "ground_truth"))
+    return "answer" in row or ("solution" in row and others)
 
 
 def _solved(row: Mapping[str, Any]) -> Published:
@@ -111,6 +116,7 @@ _VERIFIERS_MATHEMATICS = ("default", "math", "gsm8k", "math500", "aime2024", "ai
 
 def _is_verifiers_v0(row: Mapping[str, Any]) -> bool:
     named = "answer" in row and ("question" in row or "prompt" in row)
+    named = named and row.keys().isdisjoint(("reward_model", "final_answer", "expected_answer"))
     # Rows that fit two forms are refused, so the loosest form leaves the others theirs.
     return named and not (isinstance(row["answer"], str) and MARK in row["answer"]) and not _is_gym(row)
 
@@ -120,7 +126,7 @@ def _verifiers_v0(row: Mapping[str, Any]) -> Published:
     are mathematics. Prose is refused, since comparing it as mathematics would score every answer 0."""
     prompt, task = row.get("prompt", row.get("question")), row.get("task", "default")
     info = mapping(row.get("info"), "info")
-    name = id_of(row.get("example_id", row.get("id")), prompt, info, row["answer"])
+    name = id_of(row.get("example_id", row.get("id")), prompt, info)
     if task == "code" or {*PLACES, "inputs", "outputs"} & info.keys():
         _, form, read_info = intellect.code("prime_rl_code", info, None)
         return Published(f"{_VERIFIERS}, {form.partition(' in ')[0]}", name, prompt, "prime_rl_code", read_info)
@@ -151,17 +157,24 @@ SHAPES = (
     Shape(_GYM, "question, answer, metadata.source_dataset", _is_gym, _gym),
     Shape(_MATH, "problem, answer or solution", _is_solved, _solved),
     Shape(_VERIFIERS, "question or prompt, answer", _is_verifiers_v0, _verifiers_v0),
+    *(columns.shape() for columns in TABLE),
 )
 
 
 def read_published(raw: Mapping[str, Any]) -> Published:
     """A row in the one form that task types read. Raises ValueError that says what is wrong."""
     row = present(raw)
+    no_pictures(row)
+    one_truth(row)
     fitting = [shape for shape in SHAPES if shape.fits(row)]
     if not fitting:
-        forms = "; ".join(f"{shape.name}: {shape.columns}" for shape in SHAPES)
-        has = ", ".join(map(str, list(row)[:12])) or "nothing"
-        raise ValueError(f"it has no task_type, and the columns of no published form ({forms}); it has {has}")
+        # Problem, Answer: as spreadsheets and AIME's publishers write them.
+        small = {str(key).strip().lower().replace(" ", "_"): value for key, value in row.items()}
+        row, fitting = small, [shape for shape in SHAPES if shape.fits(small)]
+    if not fitting:
+        forms = "; ".join(dict.fromkeys(f"{shape.name}: {shape.columns}" for shape in SHAPES))
+        has = ", ".join(map(str, list(raw)[:12])) or "nothing"
+        raise ValueError(f"it has no task_type, and the columns of no published form; it has {has} ({forms})")
     if len(fitting) > 1:
         raise ValueError(f"it has the truths of two forms, {fitting[0].name} and {fitting[1].name}: leave one out")
     return fitting[0].read(row)

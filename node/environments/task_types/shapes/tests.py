@@ -147,7 +147,7 @@ def _packed(text: str, column: str) -> str:
     return str(texts[0])
 
 
-def _asked(question: str, starter: Any) -> str:
+def asked(question: str, starter: Any) -> str:
     if not starter:
         return f"{question}\n\nRead the input from standard input. Answer with a Python program in a ```python block."
     return (
@@ -164,7 +164,7 @@ def _program(shape: str, row: Mapping[str, Any], question: str, tests: dict[str,
     if not isinstance(row[question], str):
         raise ValueError(f"{question} is no text")
     form, cases = read_tests(present({**tests, "metadata": row.get("metadata")}))
-    prompt, info = _asked(row[question], row.get("starter_code")), {"language": "python", "test_cases": cases}
+    prompt, info = asked(row[question], row.get("starter_code")), {"language": "python", "test_cases": cases}
     name = id_of(written, prompt, info)
     return Published(f"{shape}, {form.partition(' in ')[0]}", name, prompt, "prime_rl_code", info)
 

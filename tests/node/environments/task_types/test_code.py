@@ -161,7 +161,23 @@ def test_tests_that_cannot_be_used_are_refused(info: dict[str, Any], why: str) -
     [
         ("```python\nx\n```", "x\n"),
         ("```\nx\n```\n```py\ny\n```", "y\n"),
-        ("  ```python3\n  x\n  ```  ", "  x\n"),
+        ("```py\ny\n```\n```\n6\n```", "y\n"),
+        ("```py\ny\n```\n```output\n6\n```", "y\n"),
+        ("```cpp\ny\n```", None),
+        ("```\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)\n"),
+        ("```\nprint(1)\n```\nBetter:\n```\nprint(2)\n```", "print(2)\n"),
+        ("```\n1\n```\n```\n2\n```", "2\n"),
+        ("```Python3\nx\n```", "x\n"),
+        ("```{.python .numberLines}\nx\n```", "x\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        ("~~~python\nx\n~~~", "x\n"),
+        ("~~~python\nx\n```\n~~~", "x\n```\n"),
+        ("```python\r\nx\r\n```\r\n", "x\r\n"),
+        ("  ```python3\n  x\n  ```  ", "x\n"),
+        ("- so:\n\n    ```python\n    if x:\n        y\n    ```", "if x:\n    y\n"),
+        ("\t```python\n\tif x:\n\t\ty\n\t```", "if x:\n\ty\n"),
+        ("   ```python\n   s = '''\nz\n'''\n   ```", "s = '''\nz\n'''\n"),
+        ("```python\n    x\n    y\n```", "x\ny\n"),
         ("```\nx", None),
         ("print(1)", None),
         ("```python\n \n```", None),
@@ -170,5 +186,43 @@ def test_tests_that_cannot_be_used_are_refused(info: dict[str, Any], why: str) -
         ("`" * 100_000, None),
     ],
 )
-def test_the_last_fenced_block_after_the_reasoning_is_the_program(text: str, source: str | None) -> None:
+def test_the_program_of_an_answer_is_its_last_python_block_before_a_nameless_one(text: str, source: str | None) -> None:
     assert last_block(text) == source
+
+
+PRINTS_3 = [
+    "print(gcd(6, 9))",
+    "print(list(accumulate([1, 2]))[-1])",
+    "print(nlargest(1, [1, 3])[0])",
+    "print(3 if inf > 1 and nan != nan else 0)",
+    "print(sorted([3], key=cmp_to_key(lambda a, b: a - b))[0])",
+    "print(reduce(mul, [3]))",
+    "print(math.gcd(6, 9) + (defaultdict(int)[0] + Counter()[1]))",
+    "print(deepcopy([3])[0] + bisect_left([1], 0) + len(list(permutations([]))) * 0)",
+    "print(len(findall('a', 'aaa')))",
+    "print(comb(3, 1)); assert ascii_lowercase",
+    "print(fractions.Fraction(3)); assert time.time and decimal.Decimal(1)",
+    "data = stdin.readline().split(); print(sum(map(int, data)))",
+    "stdout.write(str(pow(3, 1)))",
+    "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(3000) // 1000)",
+    "t = threading.Thread(target=lambda: print(3))\nt.start()\nt.join()",
+    "import sys\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 27)\n"
+    "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
+    "threading.Thread(target=lambda: print(f(3000) // 1000)).start()",
+    "class T(threading.Thread):\n    def run(self): self.found = 3\nt = T()\nt.start()\nt.join()\nprint(t.found)",
+    "import _thread\n_thread.start_new_thread(print, (3,))",
+]
+
+
+@pytest.mark.parametrize("source", PRINTS_3)
+def test_a_program_finds_what_published_judges_give_it(scorer: CodeScorer, source: str) -> None:
+    info = {"test_cases": [{"input": "1 2\n", "output": "3"}]}
+    source = f"import threading\n{source}" if "threading." in source else source
+    assert scored(scorer, info, answer(source)) == 1.0
+    assert scored(scorer, info, answer(source + "\nprint(4)")) == 0.0
+
+
+def test_what_judges_give_a_program_is_no_function_of_its_own(scorer: CodeScorer) -> None:
+    info = {"test_cases": [{"fn_name": "gcd", "input": [6, 9], "output": 3}]}
+    assert scored(scorer, info, answer("def other(): pass")) == 0.0
+    assert scored(scorer, info, answer("from math import gcd")) == 1.0

@@ -1,0 +1,1 @@
+"""Is a mathematical answer the right one? How texts are spelt and read, and when two of them are equal."""
