@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import hear
 from cli.output import AsJson, clean, console, print_json
 from cli.places import state_dir_option
 
@@ -126,7 +127,7 @@ def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
     from node.services.judging.self_audit import audit_file
 
     assert run is not None  # noqa: S101 - the command has asked
-    compiled = compile_run(run)
+    compiled = compile_run(run, reach="whole", told=hear)
     start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
         place_files(compiled, Path(folder))

@@ -25,6 +25,7 @@ from cli import (
     doctor,
     env,
     evaluate,
+    get,
     join,
     keys,
     leave,
@@ -59,7 +60,7 @@ MANY = 6
 COMMANDS = {
     "Run a node": "demo join doctor stop leave service update keys config",
     "Look": "status top peers contributions logs report answers eval audit",
-    "Train": "train trainer run calibrate weights",
+    "Train": "train get trainer run calibrate weights",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",
 }
@@ -223,6 +224,7 @@ for name, module in (
     ("audit", audit),
     ("train", train),
     ("eval", evaluate),
+    ("get", get),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)

@@ -1,6 +1,7 @@
 """`intellect-node run`: write a run file, look at what it means, and find its mistakes before anybody else does."""
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 from cli.run_template import leaves, toml_value
 
@@ -45,7 +47,9 @@ class Learning(StrEnum):
     "validate",
     epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
 )
-def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
+def validate(
+    file: Annotated[Path, typer.Argument(help="The run file.")], sets: Sets = None, as_json: AsJson = False
+) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
     Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
@@ -54,13 +58,14 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions
+    from node.run.sources import about
     from node.run.survey import survey
 
-    found = survey(file)
+    found = survey(file, sets or (), told=hear)
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
-    warnings = notes_of(compiled, facts)
+    warnings = [*notes_of(compiled, facts), *about(found.had)]
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
         check_architecture(compiled)
@@ -96,9 +101,11 @@ def tell_findings(
 
 
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
-def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
+def show(
+    file: Annotated[Path, typer.Argument(help="The run file.")], sets: Sets = None, as_json: AsJson = False
+) -> None:
     """Every setting of a run in effect, and where its value comes from: the file, the recipe's preset, a default."""
-    rows = effective(file)
+    rows = effective(file, sets or ())
     if as_json:
         print_json({"settings": {name: {"value": value, "from": origin} for name, value, origin in rows}})
         return
@@ -112,6 +119,7 @@ def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: A
 @app.command(
     "new",
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
+    "intellect-node run new gsm8k.toml --model Qwen/Qwen3-0.6B --dataset openai/gsm8k#main/train   |   "
     "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
     "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet   |   "
     "intellect-node run new game.toml --kind witnessed --dataset rows.jsonl --server wss://example.org/ws   |   "
@@ -119,8 +127,13 @@ def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: A
 )
 def new(
     file: Annotated[Path, typer.Argument(help="The run file to write.")],
-    model: Annotated[str, typer.Option(help="The start model's directory, relative to the file.")] = "model",
-    dataset: Annotated[str | None, typer.Option(help="A data file; makes the environment 'dataset'.")] = None,
+    model: Annotated[str, typer.Option(help="The start model: a directory, or a name like Qwen/Qwen3-0.6B.")] = "model",
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows: a file, directory, pattern, or a name like openai/gsm8k#main/train; not for packages."
+        ),
+    ] = None,
     environment: Annotated[
         str, typer.Option(help="What to train on where there is no data file: see `env list`.")
     ] = "sort",
@@ -140,12 +153,16 @@ def new(
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    sets: Sets = None,
 ) -> None:
-    """Write a complete run file with a comment at every setting."""
-    from cli.run_template import pretraining_template, template
+    """Write a complete run file with a comment at every setting.
+
+    Model and data are read, of names on the hub the small files and the rows: limits, learning rate and instruction
+    follow from them, each with its reason beside it, and the commit is written down. `run validate` accepts the file.
+    """
+    from cli.fit import fitted
+    from cli.run_template import pretraining_template, template, with_sets
     from node.environments.builtin import BUILTIN
-    from node.inference.chat_template import has_chat_template
-    from node.run.problems import parameters_in
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
@@ -171,23 +188,29 @@ def new(
         raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
     if BUILTIN[source].data and not dataset:
         raise CommandError("which data?", f"the environment {source!r} reads a file", "give --dataset FILE", USAGE)
-    start = file.parent / model
+    fit = fitted(model, dataset, file.parent, hear, rows=source == "dataset", said=arguments_in(sets or ()))
     text = template(
         like.value,
         file=file.name,
         name=name or file.stem,
-        model=model,
+        model=fit.model,
         environment=source,
-        dataset=dataset,
+        dataset=fit.dataset,
         recipe=recipe,
         package=package,
         server=server or "",
-        # A model that is not here yet is taken for one of today's, which are asked in chats.
-        chat=not start.is_dir() or has_chat_template(start),
-        # Of the files' headers: the rate follows from the size, and no weight is read for it.
-        parameters=sum(map(parameters_in, start.glob("*.safetensors"))),
+        fit=fit,
     )
-    _write(file, text)
+    _write(file, with_sets(text, sets or ()))
+
+
+def arguments_in(sets: Sequence[str]) -> dict[str, Any]:
+    """Those of [environment.args] that the command line says."""
+    from node.run.settings import with_words
+
+    return with_words({}, [word for word in sets if word.startswith("environment.args.")]).get(
+        "environment", {"args": {}}
+    )["args"]
 
 
 def _write(file: Path, text: str) -> None:
@@ -225,26 +248,25 @@ def without_tables(rows: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str
     return [*rows[:first], told, *kept]
 
 
-def effective(file: Path) -> list[tuple[str, Any, str]]:
+def effective(file: Path, sets: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(setting, value, where from) of a run file, in order. Raises RunFileError."""
-    import tomllib
-
     import msgspec
 
     from node.run.file import load_run_file
+    from node.run.settings import read_tables
     from protocol.recipe import Objective
 
-    run = load_run_file(file)
+    run = load_run_file(file, sets)
     # Of the file's own text: the parsed run has every default, and does not say which were written.
-    written = {path for path, _ in leaves(tomllib.loads(file.read_text(encoding="utf-8")))}
+    said, alone = (dict(leaves(read_tables(file, words))) for words in (sets, ()))
     objective = msgspec.to_builtins(run.recipe.objective())
     rows: list[tuple[str, Any, str]] = []
     for path, value in leaves(msgspec.to_builtins(run)):
         section, _, field = path.rpartition(".")
         if run.pretraining is not None and not _read_by_pretraining(section, field):
             continue
-        if path in written:
-            rows.append((path, value, "file"))
+        if path in said:
+            rows.append((path, value, "file" if said[path] == alone.get(path) else "--set"))
         elif section == "recipe" and field in Objective.__struct_fields__:
             rows.append((path, objective[field], f"preset {run.recipe.name}"))
         elif value is not None and value not in ([], ()):
@@ -378,7 +400,7 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
 def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str]]:
     run, rollout = compiled.spec, compiled.spec.rollout
     return [
-        ("run", f"{run.name}  ({compiled.root.hex()})"),
+        ("run", f"{run.name}  ({compiled.root.hex() or 'no root yet: its weights are not here'})"),
         ("model", f"{count_of(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (

@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.state", "node.config", "node.network", "node.environments", "node.metrics"),
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling", "node.web"),
     ("node.blobs", "node.training", "node.calibration"),
+    ("node.hub",),
     ("node.blobs.http", "node.recipe", "node.run", "node.weights"),
     ("node.tasks", "node.audit"),
     ("node.member",),

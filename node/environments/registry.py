@@ -118,12 +118,19 @@ def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mappi
         if calls_python(args):
             return True
     row = BUILTIN.get(name)
-    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
-    if data is None:
+    data = files_below(str(args.get(row.data, "")), files) if row and row.data else []
+    if not data:
         return False
     from node.environments.dataset import runs_programs
 
-    return runs_programs(data)
+    return any(runs_programs(file) for file in data)
+
+
+def files_below(asset: str, files: Mapping[str, Path]) -> list[Path]:
+    """The file of an asset, or those of a directory of assets in the order in which they are read."""
+    if asset in files:
+        return [files[asset]]
+    return [files[name] for name in sorted(files) if asset and name.startswith(f"{asset}/")]
 
 
 # A reward function of one's own over the problems of any environment: `score(row, answer) -> float`, at a desk.

@@ -42,6 +42,8 @@ class _Unjudged:
         """Nothing to stop."""
 
 
+MARKED_TASKS = frozenset({"marked_math"})
+"""That look for a mark, so that a prompt has to ask for one."""
 TASK_TYPES = {
     one.name: one
     for one in (
