@@ -19,10 +19,10 @@ STEP = 32
 MOST_COUNTED = 20_000
 """Prompts and answers that are tokenised, the longest in characters; all of most data sets."""
 FEW_HELD_BACK = 64
+MOST_LEFT_OUT = 0.1
+"""Share of prompts that are left out because they are too long for the model."""
 BARE_ANSWER = 512
 """Tokens in which a chat model thinks and answers."""
-MARKED = ("####", "\\boxed", "boxed{", "Answer:")
-"""What a prompt has that says where the answer goes."""
 BEHIND_MARK = 'Think step by step, and end with the result alone behind "####".'
 IN_BOX = "Think step by step, and put the final answer into \\boxed{}."
 
@@ -48,10 +48,30 @@ def fitted(
     *,
     rows: bool = True,
     said: Mapping[str, Any] = MappingProxyType({}),
+    later: bool = False,
 ) -> Fit:
     """Looks at a model and a data set where they are, or at the hub's; of what is not there yet nothing is known.
-    base: the run file's directory; rows: whether the data are those of `dataset`; said: arguments that are given.
-    Raises RunFileError, ModelError, DatasetError."""
+    base: the run file's directory; rows: whether the data are those of `dataset`; said: arguments that are given;
+    later: whether a hub that gives no answer is a note. Raises RunFileError, ModelError, DatasetError."""
+    from node import hub
+
+    try:
+        return _fitted(model, dataset, base, told, rows, said)
+    except hub.SilentError as error:
+        if not later:
+            raise
+        told(f"note: {error.what} ({error.why}): nothing is known of it yet, so its limits are guesses")
+        return Fit(model, dataset)
+
+
+def _fitted(
+    model: str,
+    dataset: str | None,
+    base: Path,
+    told: Callable[[str], object],
+    rows: bool,
+    said: Mapping[str, Any],
+) -> Fit:
     from node import hub
     from node.inference.chat_template import has_chat_template
     from node.run.problems import parameters_in
@@ -93,6 +113,7 @@ def _fit_rows(fit: Fit, files: Sequence[Path], model: Path, said: Mapping[str, A
 
     from node.environments.dataset import Arguments, asking, collect
     from node.inference.tokenizer import LocalTokenizer
+    from node.run.problems import positions_of
 
     written = {"template": "chat" if fit.chat else "plain", **said}
     arguments = msgspec.convert({**written, "path": "", "on_bad_row": "skip", "instruction": ""}, Arguments)
@@ -117,7 +138,7 @@ def _fit_rows(fit: Fit, files: Sequence[Path], model: Path, said: Mapping[str, A
         fit.arguments["instruction"] = (said["instruction"], "")
     else:
         _fit_instruction(fit, rows, problems)
-    _fit_lengths(fit, files, problems, tokenizer, _positions(model))
+    _fit_lengths(fit, files, problems, tokenizer, positions_of(model))
 
 
 def _fit_share(fit: Fit, rows: "Rows") -> None:
@@ -128,10 +149,10 @@ def _fit_share(fit: Fit, rows: "Rows") -> None:
 
 def _fit_instruction(fit: Fit, rows: "Rows", problems: "Sequence[Problem]") -> None:
     """Where a mark is looked for and no prompt asks for one, an answer that is right would score 0."""
-    from node.environments.task_types.table import MARKED_TASKS
+    from node.environments.task_types.table import MARKED_TASKS, MARKS
 
     marked = [one for one in problems if one.task in MARKED_TASKS]
-    unasked = [one for one in marked if not any(mark in one.prompt for mark in MARKED)]
+    unasked = [one for one in marked if not any(mark in one.prompt for mark in MARKS)]
     if len(unasked) * 2 <= len(problems):
         return
     gsm8k = Counter(rows.shapes).most_common(1)[0][0] == "GSM8K"
@@ -166,12 +187,13 @@ def _fit_lengths(
         output, why = max(16, _rounded(2 * most, 16)), f"twice what 99 of 100 truths have: {most}"
     prompt, reason = _rounded(longest), f"the longest of {len(prompts):,} prompts has {longest}"
     if positions and prompt + output > positions:
-        if prompt > positions * 3 // 4:
-            prompt = positions * 3 // 4 // STEP * STEP or positions // 2
-            long = sum(length > prompt for length in prompts)
+        room = positions * 3 // 4 // STEP * STEP
+        long = sum(length > room for length in prompts)
+        if prompt > room and 0 < long <= len(prompts) * MOST_LEFT_OUT:
             fit.arguments["long_prompts"] = ("skip", f"{long:,} prompts are longer, up to {longest} tokens")
-            reason = f"the model has {positions} positions, and answers need some"
-        output, why = positions - prompt, f"the model has {positions} positions, and prompts up to {prompt}"
+            prompt, reason = room, f"the model has {positions} positions, and answers need some"
+        if prompt <= room:  # else most prompts are too long for this model, of which `run validate` has a note
+            output, why = positions - prompt, f"the model has {positions} positions, and prompts up to {prompt}"
     fit.numbers["max_prompt_tokens"], fit.numbers["max_output_tokens"] = (prompt, reason), (output, why)
 
 
@@ -188,15 +210,3 @@ def _asked(problem: "Problem", tokenizer: "LocalTokenizer", *, chat: bool, instr
 
 def _rounded(count: int, step: int = STEP) -> int:
     return -(-count // step) * step
-
-
-def _positions(model: Path) -> int:
-    """Most tokens that the model has places for; 0 if it does not say."""
-    from node.inference.model_files import CONFIG, read_json
-
-    told = read_json(model / CONFIG)
-    text = told.get("text_config")
-    found = told.get("max_position_embeddings") or (
-        text.get("max_position_embeddings") if isinstance(text, dict) else 0
-    )
-    return found if isinstance(found, int) and found > 0 else 0

@@ -17,12 +17,14 @@ from cli.output import AsJson, clean, console, print_json
 from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
-    from node.errors import Findings
+    from node.errors import Finding, Findings
     from node.hardware import Hardware
     from node.run.file import CompiledRun
     from node.run.problems import PartFacts, RunFacts
     from protocol.run import RunSpec
 
+MOST_PLACES = 3
+"""Of mistakes of one kind, beside the worst."""
 _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
 app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
 
@@ -89,15 +91,30 @@ def tell_findings(
     import msgspec
 
     if as_json:
-        print_json({"mistakes": found.total, "findings": msgspec.to_builtins(found.first), "more": found.rest()})
+        worst = [{"mistakes": found.kinds[kind], **msgspec.to_builtins(one)} for kind, one in found.worst.items()]
+        told = {"findings": msgspec.to_builtins(found.first), "more": found.rest(), "worst": worst}
+        print_json({"mistakes": found.total, **told})
     elif found.total > 1:
-        for one in found.first:
-            console().print(f"[red]{escape(clean(one.place, 300))}[/]: {escape(clean(one.what, 600))}", soft_wrap=True)
+        for kind, one in found.worst.items():
+            also = _places([other for other in found.first if other.kind == kind and other != one], found.kinds[kind])
+            place, what = escape(clean(one.place, 300)), escape(clean(one.what, 600))
+            console().print(f"[red]{place}[/]: {what}{escape(also)}", soft_wrap=True)
             console().print(f"    do: {escape(clean(one.remedy, 300))}", soft_wrap=True)
-        for kind, count in found.rest().items():
-            console().print(f"and {count} more: {escape(clean(kind, 200))}", soft_wrap=True)
     first, several = found.first[0], f" ({found.total} mistakes, all above)" if found.total > 1 else ""
+    first = found.worst.get(first.kind, first)
     return CommandError(f"{file} cannot {cannot}{several}", f"{first.place}: {first.what}", first.remedy, code)
+
+
+def _places(others: "Sequence[Finding]", count: int) -> str:
+    """'; and 138 more like it, the worst here: line 2, line 3, line 4'."""
+    if count < 2:
+        return ""
+    named = ", ".join(clean(one.place.rpartition(", ")[2], 60) for one in others[:MOST_PLACES])
+    return (
+        f"; and {count - 1} more like it"
+        + (f": {named}" if named else "")
+        + (" ..." if count - 1 > MOST_PLACES else "")
+    )
 
 
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
@@ -188,7 +205,8 @@ def new(
         raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
     if BUILTIN[source].data and not dataset:
         raise CommandError("which data?", f"the environment {source!r} reads a file", "give --dataset FILE", USAGE)
-    fit = fitted(model, dataset, file.parent, hear, rows=source == "dataset", said=arguments_in(sets or ()))
+    said = arguments_in(sets or ())
+    fit = fitted(model, dataset, file.parent, hear, rows=source == "dataset", said=said, later=True)
     text = template(
         like.value,
         file=file.name,
@@ -336,7 +354,18 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
             f"verification.engines permits {', '.join(narrowed)}, but the run was calibrated for "
             f"{', '.join(rules.admitted)} only: workers that compute otherwise are turned away"
         )
+    longest = rollout.max_prompt_tokens + rollout.max_output_tokens
+    if facts.positions and longest > facts.positions:
+        found.append(
+            f"prompts of {rollout.max_prompt_tokens} and answers of {rollout.max_output_tokens} tokens are longer than "
+            f"the model's {facts.positions} positions (max_position_embeddings): behind them it was not trained to read"
+        )
     for part in facts.parts:
+        if part.unmarked:
+            found.append(
+                f"{part.label}: {part.unmarked:,} prompts do not say where the answer goes, which is looked for behind "
+                "#### or in a box: set `instruction` below [environment.args], as `run new` does"
+            )
         # The error of a mean of 32 rewards of 0 or 1 is 0.09.
         if part.held_back < 32:
             found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
@@ -410,6 +439,7 @@ def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[
             )
             for part in facts.parts
         ),
+        *(("instruction", f"{part.label}: {part.said}") for part in facts.parts if part.said),
         *(
             ("rows", f"{part.label}: {count:,} {name}")
             for part in (*facts.parts, *facts.evaluated)

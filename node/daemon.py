@@ -398,7 +398,8 @@ class Daemon:
             compiled = await trio.to_thread.run_sync(_compiled, self.config, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         self._tell_of_run(member)
-        return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
+        holders, use = member.membership.addresses, self.config.hub
+        return await obtain_run(root, member.blobs, holders, directory / "run", use=use)
 
     def _tell_of_run(self, member: Member) -> None:
         exchange, membership = member.stock.exchange, member.membership

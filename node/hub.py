@@ -57,6 +57,10 @@ class AbsentError(HubError):
     """There is no such repository, for all that is known here."""
 
 
+class SilentError(HubError):
+    """The hub gives no answer now."""
+
+
 class Name(msgspec.Struct, frozen=True):
     """revision: a commit, or whatever stands for one; empty: the newest. part: CONFIG/SPLIT of a data set."""
 
@@ -397,17 +401,23 @@ def from_origin(text: str, file: str) -> Path | None:
     return _cached(name, path)
 
 
-def fetch_from_origin(text: str, file: str) -> Path:
-    """The same from the hub. What its bytes are worth the run's root says. Raises HubError."""
+def fetch_from_origin(text: str, file: str, size: int) -> Path:
+    """The same from the hub, of a file of `size` bytes and no other. What they are worth the run's root says. Raises
+    HubError."""
     name, path = _of_origin(text, file)
     with _told(name):
+        # Before a byte of it: whoever wrote the run is a stranger, and could fill disks with files of others.
+        listed = _client().hf_hub_download(
+            name.repository, path, repo_type=name.kind, revision=name.revision, dry_run=True
+        )
+        if listed.file_size != size:
+            raise HubError(
+                f"{name.repository} has another {path}",
+                f"it has {listed.file_size or 0:,} bytes, and the run's file {size:,}",
+                "tell the run's owner",
+            )
+        _check_disk(name, size)
         return _download(name, path)
-
-
-def discard(path: Path) -> None:
-    """Take a file that is not what it should be out of the client's cache, which would keep it for ever."""
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
 
 
 def installed() -> bool:
@@ -522,7 +532,8 @@ def _verify(name: Name, listing: Listing, files: Mapping[str, Path], told: Calla
         if entry.size > 1 << 30:
             told(f"comparing {file}, {size_of(entry.size)}, with the hub's listing")
         if about.st_size != entry.size or _digest(path, entry) != entry.digest:
-            discard(path)
+            path.resolve().unlink(missing_ok=True)  # the client would keep it for ever
+            path.unlink(missing_ok=True)
             raise HubError(
                 f"{name.repository} sent other bytes than it lists",
                 f"{file} is not what commit {name.revision[:12]}… holds; it was deleted",
@@ -598,11 +609,13 @@ def _client() -> Any:
     return huggingface_hub
 
 
-def _silent(name: Name, why: str) -> HubError:
-    return HubError(
+def _silent(name: Name, why: str) -> SilentError:
+    kind = "--repo-type dataset " if name.kind == "dataset" else ""
+    return SilentError(
         f"{name} cannot be fetched",
         why,
-        "try again later; what was fetched before is used with HF_HUB_OFFLINE=1; HF_ENDPOINT names a mirror",
+        f"try again where the hub is reached (hf download {kind}{name.repository}); HF_HUB_OFFLINE=1 takes what was "
+        "fetched before; HF_ENDPOINT names a mirror",
     )
 
 

@@ -83,27 +83,41 @@ def check_prompts(
     if environment.size > 1 << 32:
         stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
     numbers = range(0, environment.size, stride)
-    longest, found, first = 0, Findings(), None
+    longest, found = 0, Findings()
+    worst: tuple[int, DatasetError] | None = None
     for number in numbers:
         try:
             longest = max(longest, check_prompt(environment, ask(environment.problem(number)), limit))
         except DatasetError as error:
-            first = first or error
-            found.add(Finding(f"{environment.name}, problem {number}", f"{error.what}: {error.why}", error.remedy))
-    if first is not None:
-        first.findings = found
-        raise first
+            size = error.tokens if isinstance(error, PromptTooLong) else 0
+            worst = (size, error) if worst is None or size > worst[0] else worst
+            place = f"{environment.name}, problem {number}"
+            found.add(Finding(place, f"{error.what}: {error.why}", error.remedy, size))
+    if worst is not None:
+        worst[1].findings = found
+        raise worst[1]
     return longest
+
+
+class PromptTooLong(DatasetError):
+    """tokens: of a prompt that does not fit, or has none."""
+
+    def __init__(self, tokens: int, what: str, why: str, remedy: str) -> None:
+        super().__init__(what, why, remedy)
+        self.tokens = tokens
 
 
 def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
     """The tokens of a problem's prompt. Raises DatasetError if it has more than `limit`, or none."""
     length = len(environment.prompt_tokens(problem))
     if not 1 <= length <= limit:
-        raise DatasetError(
+        raise PromptTooLong(
+            length,
             "a prompt does not fit the run",
             f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
-            "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+            f"set rollout.max_prompt_tokens to {length} or more, or long_prompts = 'skip' below [environment.args]"
+            if length
+            else "remove the problem",
         )
     return length
 
