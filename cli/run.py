@@ -47,23 +47,30 @@ class Learning(StrEnum):
 
 @app.command(
     "validate",
-    epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
+    epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json   "
+    "|   intellect-node run validate my-run.toml --sample 16",
 )
 def validate(
-    file: Annotated[Path, typer.Argument(help="The run file.")], sets: Sets = None, as_json: AsJson = False
+    file: Annotated[Path, typer.Argument(help="The run file.")],
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Ask the start model so many problems, and say what its answers are like."),
+    ] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
     Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
-    rows of the data set with their lines. The first 20 are shown whole, the others are counted. Rows are counted by
-    published form.
+    rows of the data set with their lines. Mistakes of one kind are one line, with the worst of them. Rows are counted
+    by published form. Of a model on the hub only small files and headers are fetched, unless --sample asks it.
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions
     from node.run.sources import about
     from node.run.survey import survey
 
-    found = survey(file, sets or (), told=hear)
+    found = survey(file, sets or (), "whole" if sample else "headers", told=hear)
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
@@ -75,13 +82,27 @@ def validate(
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
     fits = fitting(compiled.spec, inspect_hardware())
+    answers = _sampled(compiled, sample) if sample else None
     if as_json:
-        print_json(_as_json(compiled, facts, warnings, fits))
+        print_json(_as_json(compiled, facts, warnings, fits) | ({"sample": answers} if answers else {}))
         return
     _print_facts(compiled, facts, fits)
     for warning in warnings:
         console().print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
+    if answers:
+        from cli.sample import show as show_answers
+
+        show_answers(answers)
     console().print(f"[green]{escape(str(file))} can be run[/]", soft_wrap=True)
+
+
+def _sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
+    from cli.sample import sampled
+
+    require_training("a model is asked by torch, which is not installed", "install")
+    if compiled.spec.pretraining is not None:
+        raise CommandError("nothing is answered in this run", "it learns from text", "leave --sample out", RUN)
+    return sampled(compiled, count)
 
 
 def tell_findings(

@@ -276,15 +276,15 @@ def _fact(
         shapes=dict(rows.shapes) if rows else {},
         skipped=dict(rows.skipped.kinds) if rows else {},
         repeats=rows.repeats if rows else 0,
-        unmarked=sum(_unmarked(problem) for listed in (rows.training, rows.held_back) for problem in listed)
-        if rows
-        else 0,
+        unmarked=_unmarked(rows) if rows and args.get("template") == "chat" else 0,
         said=str(args.get("instruction", "")),
     )
 
 
-def _unmarked(problem: Problem) -> bool:
-    return problem.task in MARKED_TASKS and not any(mark in problem.prompt for mark in MARKS)
+def _unmarked(rows: Rows) -> int:
+    """Of a chat's prompts: whoever is asked without one goes on with the text, and does as it was taught."""
+    marked = (one for listed in (rows.training, rows.held_back) for one in listed if one.task in MARKED_TASKS)
+    return sum(not any(mark in one.prompt for mark in MARKS) for one in marked)
 
 
 def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
