@@ -148,8 +148,8 @@ def _fit_share(fit: Fit, rows: "Rows") -> None:
 
 
 def _fit_instruction(fit: Fit, rows: "Rows", problems: "Sequence[Problem]") -> None:
-    """Where a mark is looked for and no prompt asks for one, a right answer among others would score 0. Whoever is asked
-    without a chat goes on with the text, and does as it was taught."""
+    """Where a mark is looked for and no prompt asks for one, a right answer among others would score 0. A model
+    that is asked without a chat goes on with the text, and does as it was taught."""
     if not fit.chat:
         return
     from node.environments.task_types.table import MARKED_TASKS, MARKS

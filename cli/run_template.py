@@ -94,7 +94,7 @@ def toml_value(value: Any) -> str:
 
 
 HEAD = """# A run of intellect-node. Check it:      intellect-node run validate {file}
-# Train it at this desk:                 intellect-node train --run {file}
+# Train it at this desk:                 intellect-node train {file}
 # Every setting and where it comes from: intellect-node run show {file}
 # Paths are relative to this file.
 

@@ -86,8 +86,8 @@ def _follows(run: "RunSpec", found: dict[str, Any]) -> list[str]:
         said.append("every answer was paid, so that nothing is left to learn: choose harder rows")
     else:
         said.append(
-            f"{share:.0%} are paid: about {signal:.0%} of groups of {run.rollout.group_size} have answers of both kinds, "
-            "which is what is learnt from"
+            f"{share:.0%} are paid: about {signal:.0%} of groups of {run.rollout.group_size} have answers of both "
+            "kinds, which is what is learnt from"
         )
     return said
 
@@ -96,8 +96,8 @@ def show(found: dict[str, Any]) -> None:
     out = console()
     marked = "" if found["marked"] is None else f", {found['marked']} marked"
     out.print(
-        f"the start model on {found['answers']} held-back problems: {found['ended']} ended, {found['cut']} cut{marked}, "
-        f"{found['paid']} paid (mean {found['reward']:.3f}); {found['tokens']:.0f} tokens each, "
+        f"the start model on {found['answers']} held-back problems: {found['ended']} ended, {found['cut']} cut"
+        f"{marked}, {found['paid']} paid (mean {found['reward']:.3f}); {found['tokens']:.0f} tokens each, "
         f"{found['tokens_per_second']:,.0f} a second here, so a step samples for {duration(found['step_seconds'])}",
         soft_wrap=True,
     )

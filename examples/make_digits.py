@@ -1,6 +1,6 @@
 """Make the tutorial's own model and rows: four digits, to be put into ascending order.
 
-`python -m examples.make_digits --out my` writes my/train.jsonl, rows with the columns question and answer, and my/model/,
+`python -m examples.make_digits --out my --target 0.3` writes my/digits.jsonl, rows with the columns question and answer, and my/model/,
 a tiny model in Hugging Face form that was taught by example until about a third of its answers are right.
 """
 
@@ -28,9 +28,9 @@ def rows(seed: int) -> list[dict[str, str]]:
 def main() -> None:
     asked = arguments(__doc__, "my")
     out: Path = asked.out
-    (out / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(asked.seed)))
+    (out / "digits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(asked.seed)))
     model = create_model(out / "model", ALPHABET, asked.seed)
-    data = EnvironmentSpec(name="dataset", args={"path": "train.jsonl"})
+    data = EnvironmentSpec(name="dataset", args={"path": "digits.jsonl"})
     environment = load_environment(data, out, LocalTokenizer(out / "model"))
     warm_start(
         out / "model",
