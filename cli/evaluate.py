@@ -79,7 +79,7 @@ def command(
                 why = f"{name} is a policy of a training"
                 raise CommandError("adapters are to a model directory", why, f"name {model}", USAGE)
             found, taken = _answered_beside(
-                compiled, name, model, _beside(adapters, model), draws, settings, Path(folder)
+                compiled, name, model, beside_of(adapters, model), draws, settings, Path(folder)
             )
         else:
             found, taken = _all_answered(compiled, chosen, draws, settings, Path(folder)), 0
@@ -120,7 +120,7 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
 
     found: dict[str, tuple[Path, Path | None]] = {}
     for text in models:
-        path, number = _place(text)
+        path, number = place_of(text)
         if (path / "spool").is_dir():
             chosen, image = image_of(path / "spool", number)
             _put(found, f"{path}@{chosen}", (path / "spool" / "assets" / "model", image))
@@ -139,7 +139,7 @@ def _put(found: dict[str, T], name: str, source: T) -> None:
     found[name] = source
 
 
-def _place(text: str) -> tuple[Path, int | None]:
+def place_of(text: str) -> tuple[Path, int | None]:
     """DIR or DIR@STEP, or a name on the hub. The last @: directories may have one in their names."""
     from node import hub
 
@@ -150,7 +150,7 @@ def _place(text: str) -> tuple[Path, int | None]:
     return (named if isinstance(named, Path) else hub.have(named, "whole", hear).directory), None
 
 
-def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
+def beside_of(adapters: Sequence[str], model: Path) -> dict[str, Path]:
     """Name -> an adapter's directory in PEFT's format, or the image of a policy that is one. Raises CommandError,
     TrainingError."""
     from node.training.spool import image_of
@@ -159,7 +159,7 @@ def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
 
     found: dict[str, Path] = {}
     for text in adapters:
-        path, number = _place(text)
+        path, number = place_of(text)
         peft = next((one for one in (path, path / ADAPTER_DIRECTORY) if (one / ADAPTER_CONFIG).is_file()), None)
         if (path / "spool").is_dir():
             chosen, image = image_of(path / "spool", number)
@@ -238,7 +238,7 @@ def _answered_beside(
         told = partial(progress.advance, task)
         with closing(_evaluator(compiled, model, engine, folder / "run", told)) as evaluator:
             evaluator.start()
-            found = evaluator.answered_beside(weights, draws)
+            found = evaluator.answeredbeside_of(weights, draws)
             # Under the empty name stands the model without an adapter.
             return {name: found.pop(""), **found}, evaluator.adapter_bytes
 

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.hardware", "node.chain", "node.inference", "node.swarm", "node.blobs.scheduling", "node.web"),
     ("node.blobs", "node.training", "node.calibration"),
     ("node.hub",),
-    ("node.blobs.http", "node.recipe", "node.run", "node.weights"),
+    ("node.blobs.http", "node.recipe", "node.run", "node.weights", "node.web.openai"),
     ("node.tasks", "node.audit"),
     ("node.member",),
     ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
