@@ -238,7 +238,7 @@ def _answered_beside(
         told = partial(progress.advance, task)
         with closing(_evaluator(compiled, model, engine, folder / "run", told)) as evaluator:
             evaluator.start()
-            found = evaluator.answeredbeside_of(weights, draws)
+            found = evaluator.answered_beside(weights, draws)
             # Under the empty name stands the model without an adapter.
             return {name: found.pop(""), **found}, evaluator.adapter_bytes
 

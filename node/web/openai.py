@@ -206,7 +206,7 @@ class OpenAi:
         several = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
         if len(several) > MOST:
             raise Refused(f"{len(several)} prompts, and {MOST} are at most", "prompt")
-        prompts = [tokenizer.encode(one) if isinstance(one, str) else one for one in several]
+        prompts: list[Any] = [tokenizer.encode(one) if isinstance(one, str) else one for one in several]
         for one in prompts:
             if not isinstance(one, list) or not one or not all(type(token) is int for token in one):
                 raise Refused("it must be text or token ids, at least one", "prompt")
