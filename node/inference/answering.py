@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -47,15 +49,24 @@ class Call:
 
 class Answerer:
     """engine: with its base's weights loaded; adapters: name -> its weights, for an engine that keeps them apart;
-    positions: most tokens of prompt and answer."""
+    positions: most tokens of prompt and answer; directory: of the base's files, where they are what is loaded: then
+    answers can be proven."""
 
     def __init__(
-        self, engine: Engine, tokenizer: LocalTokenizer, positions: int, adapters: Mapping[str, Weights] | None = None
+        self,
+        engine: Engine,
+        tokenizer: LocalTokenizer,
+        positions: int,
+        adapters: Mapping[str, Weights] | None = None,
+        directory: Path | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.positions = positions
         self.adapters = tuple(adapters or ())
         self._engine = engine
+        self._directory = directory
+        self._weights = dict(adapters or {})
+        self._roots: dict[str, str] = {}
         if adapters:
             if not isinstance(engine, Apart):
                 raise EngineError("adapters cannot be served", f"{engine.name} merges them", "leave --adapter out")
@@ -90,6 +101,29 @@ class Answerer:
         sequence = [Finished(prompt, output)]
         (found,) = self._owner.look(call.ticket, self._policy(model), sequence, max(temperature, COLDEST))
         return found.logprobs.tolist()
+
+    @property
+    def provable(self) -> bool:
+        return self._directory is not None
+
+    def proven(self, question: "Question", number: int, completion: Completion) -> dict[str, Any]:
+        """An answer's proof, as JSON has it. Computes, and reads the model's files once: call from a thread."""
+        from node.inference.answer_proofs import model_root, prove
+
+        assert self._directory is not None  # noqa: S101 - whoever asks has looked
+        if question.model not in self._roots:
+            self._roots[question.model] = model_root(self._directory, self._weights.get(question.model))
+        proof = prove(
+            completion,
+            question.prompt,
+            model=self._roots[question.model],
+            engine=self._engine.name,
+            temperature=question.temperature,
+            seed=question.seed,
+            number=number,
+            most=question.most,
+        )
+        return msgspec.to_builtins(proof)
 
     def _policy(self, model: str) -> EnginePolicy:
         # All are held beside each other, the base under no name: they share a decoder.
@@ -170,4 +204,5 @@ def opened(
         load_start(engine, model)
     told = read_json(model / CONFIG)
     positions = told.get("max_position_embeddings")
-    return Answerer(engine, tokenizer, positions if isinstance(positions, int) else 2048, adapters)
+    whole = positions if isinstance(positions, int) else 2048
+    return Answerer(engine, tokenizer, whole, adapters, None if image else model)

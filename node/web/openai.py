@@ -48,7 +48,9 @@ _SILENT = frozenset(
     "user store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key verbosity".split()
 )
 """That say nothing of the answer."""
-_COMMON = frozenset("model max_tokens temperature n stop seed stream stream_options return_token_ids logprobs".split())
+_COMMON = frozenset(
+    "model max_tokens temperature n stop seed stream stream_options return_token_ids logprobs proofs".split()
+)
 _OF_KIND = {True: frozenset({"messages", "max_completion_tokens"}), False: frozenset({"prompt", "echo"})}
 
 
@@ -68,7 +70,7 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Asked:
     """prompts: tokens of each; adapter: empty for the base; most: tokens of an answer; count: answers to each prompt;
-    usage: in a stream, too; ids: token ids beside texts."""
+    usage: in a stream, too; ids: token ids beside texts; proofs: of each answer."""
 
     chat: bool
     model: str
@@ -84,6 +86,7 @@ class Asked:
     logprobs: bool = False
     echo: bool = False
     ids: bool = False
+    proofs: bool = False
 
     @property
     def answers(self) -> int:
@@ -92,12 +95,13 @@ class Asked:
 
 @dataclass
 class _Said:
-    """An answer as it comes. ended: 'stop' or 'length', once it has."""
+    """An answer as it comes. ended: 'stop' or 'length', once it has; proof: if it was asked for."""
 
     spelling: Spelling
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     ended: str | None = None
+    proof: dict[str, Any] | None = None
 
 
 class OpenAi:
@@ -189,7 +193,9 @@ class OpenAi:
             logprobs=_logprobs(body, chat=chat),
             echo=not chat and _of(body, "echo", bool, False),
             ids=_of(body, "return_token_ids", bool, False),
+            proofs=_of(body, "proofs", bool, False),
         )
+        self._check_provable(asked, body)
         if asked.answers > MOST:
             raise Refused(f"{asked.answers} answers are asked for, and {MOST} are at most", "n")
         if asked.most == 0 and not asked.echo:
@@ -197,6 +203,17 @@ class OpenAi:
         if asked.stream and (asked.echo or asked.logprobs):
             raise Refused("echo and logprobs are not served in a stream", "stream")
         return asked
+
+    def _check_provable(self, asked: Asked, body: dict[str, Any]) -> None:
+        if not asked.proofs:
+            return
+        # A seed of the server's own choice would let it draw until it likes an answer.
+        if body.get("seed") is None:
+            raise Refused("proofs need a seed of the caller's", "seed")
+        if asked.stream or asked.most == 0:
+            raise Refused("proofs come with whole answers: no stream, and max_tokens above 0", "proofs")
+        if not self._answerer.provable:
+            raise Refused("this policy is no model directory that others have, so that nobody could look", "proofs")
 
     def _prompts(self, body: dict[str, Any], *, chat: bool) -> list[list[int]]:
         tokenizer = self._answerer.tokenizer
@@ -230,6 +247,11 @@ class OpenAi:
             loop.run_sync_soon(tell, place, text, [token], None)
             return one.spelling.stopped
 
+        async def one_prompt(number: int, call: Call, first: int) -> None:
+            proofs = await self._ask(asked, number, call, lambda place, token: heard(first + place, token))
+            for place, proof in enumerate(proofs):
+                said[first + place].proof = proof
+
         self.under_way += asked.answers
         calls = [self._answerer.call() for _ in asked.prompts]
         failed: list[IntellectError] = []
@@ -237,10 +259,7 @@ class OpenAi:
             if asked.most:
                 async with trio.open_nursery() as nursery:
                     for number, call in enumerate(calls):
-                        first = number * asked.count
-                        nursery.start_soon(
-                            self._ask, asked, number, call, lambda place, token, at=first: heard(at + place, token)
-                        )
+                        nursery.start_soon(one_prompt, number, call, number * asked.count)
         except* IntellectError as group:
             failed += [error for error in group.exceptions if isinstance(error, IntellectError)]
         finally:
@@ -257,13 +276,21 @@ class OpenAi:
             tell(place, rest, [], one.ended)
         return said
 
-    async def _ask(self, asked: Asked, number: int, call: Call, told: Callable[[int, int], bool]) -> None:
+    async def _ask(
+        self, asked: Asked, number: int, call: Call, told: Callable[[int, int], bool]
+    ) -> list[dict[str, Any]]:
+        """The answers' proofs, if they are asked for."""
         question = Question(
             asked.prompts[number], asked.most, asked.adapter, asked.temperature, asked.seed + number, asked.count, told
         )
-        await trio.to_thread.run_sync(
-            self._answerer.answer, question, call, abandon_on_cancel=True, limiter=self._threads
-        )
+
+        def answer() -> list[dict[str, Any]]:
+            given = self._answerer.answer(question, call)
+            if not asked.proofs:
+                return []
+            return [self._answerer.proven(question, place, one) for place, one in enumerate(given)]
+
+        return await trio.to_thread.run_sync(answer, abandon_on_cancel=True, limiter=self._threads)
 
     async def logprobs(self, asked: Asked, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
         if not output:
@@ -313,6 +340,8 @@ class _Answering(Response):
         found: dict[str, Any] = {"index": place, "finish_reason": one.ended, "logprobs": None}
         if asked.ids:
             found["token_ids"] = one.tokens
+        if one.proof is not None:
+            found["proof"] = one.proof
         values = await self._api.logprobs(asked, prompt, one.tokens) if asked.logprobs else []
         if asked.chat:
             rows = [

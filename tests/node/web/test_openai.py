@@ -234,3 +234,16 @@ def test_an_address_for_others_needs_a_key(tmp_path: Path) -> None:
     assert main(["serve", "nothing", "--listen", "0.0.0.0:0"]) == 2
     (tmp_path / "key").write_text("short")
     assert main(["serve", "nothing", "--listen", "0.0.0.0:0", "--key", str(tmp_path / "key")]) == 2
+
+
+async def test_an_answer_comes_with_its_proof_where_the_caller_chose_the_seed(answerer: Any) -> None:
+    from node.inference.answer_proofs import look_again, read_proofs
+
+    async with serving(answerer) as (client, _, _):
+        body = {"model": "tuned", "prompt": ["12=", "3="], "max_tokens": 40, "n": 2, "proofs": True}
+        for more in ({}, {"seed": 4, "stream": True}, {"seed": 4, "max_tokens": 0, "echo": True}):
+            assert (await client.post("/v1/completions", json=body | more)).status_code == 400
+        proofs = read_proofs(await asked(client, **body, seed=4))
+    assert [(one.seed, one.number) for one in proofs] == [(4, 0), (4, 1), (5, 0), (5, 1)]
+    looked = [look_again(one, answerer._engine, one.model, b"tuned") for one in proofs]
+    assert all(one.accepted for one in looked) and len({one.model for one in proofs}) == 1
