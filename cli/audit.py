@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import hear
 from cli.output import AsJson, clean, console, print_json
 from cli.places import state_dir_option
 
@@ -22,7 +23,8 @@ EXAMPLES = (
     "Examples:  intellect-node audit rollout.arrow --run run.toml --policy policy-12.safetensors   |   "
     "intellect-node audit 9f86d0.. --state-dir nodes/worker-1 --json   |   "
     "intellect-node audit step 12 --dir runs/my-run   |   intellect-node audit step 12 --seat 0 --dir runs/several   "
-    "|   intellect-node audit step 12 --state-dir nodes/worker-1"
+    "|   intellect-node audit step 12 --state-dir nodes/worker-1   |   "
+    "intellect-node audit answer answer.json --model Qwen/Qwen3-0.6B"
 )
 ROOT_DIGITS = 64
 AUDIT_SECONDS = 1200.0
@@ -30,10 +32,16 @@ AUDIT_SECONDS = 1200.0
 
 def command(
     file: Annotated[
-        str, typer.Argument(help="A rollout file, or with --state-dir the root of one in its store; or the word: step.")
+        str,
+        typer.Argument(
+            help="A rollout file, or with --state-dir the root of one in its store; or the word: step, answer."
+        ),
     ],
-    number: Annotated[
-        int | None, typer.Argument(min=0, help="After `step`: which one, K for policy K -> K + 1.")
+    which: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[K|ANSWER]", help="After `step`: which one, K for policy K -> K + 1. After `answer`: its file."
+        ),
     ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="With `step`: the directory of a `train`.")] = None,
     seat: Annotated[
@@ -54,14 +62,25 @@ def command(
         list[str] | None,
         typer.Option("--trainer", help="With `step`: NAME=VALUE, to compute otherwise than the trainer did."),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With `answer`: the model that is said to have given it, a path or a name.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="With `answer`: an adapter to it, PEFT's directory or RUN@STEP of `train`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a rollout file as a validator would, before committing to it; or a step of a trainer, as anybody may.
 
     Exit code 0 if it would be accepted, 6 if it would be refused. Reasons are those of the validators' verdicts.
     `audit step K` makes the batch of a step again from its files and applies three tests: see docs/trainer-audit.md.
+    `audit answer FILE --model SOURCE` looks at an answer of `serve` that came with proofs: see docs/serving.md.
     """
-    if file == "step" and number is not None:
+    if file == "answer" and which is not None:
+        _audit_answer(Path(which), model, adapter, as_json)
+        return
+    if file == "step" and which is not None:
+        number = _number(which)
         if state_dir is not None and directory is None:
             _audit_in_swarm(number, state_dir, as_json)
         else:
@@ -76,6 +95,65 @@ def command(
     else:
         _show(result)
     if not result.passed:
+        raise typer.Exit(RUN)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise CommandError(f"step {text[:40]!r}", "it is no number of a step", "give a whole number", USAGE)
+    return int(text)
+
+
+def _audit_answer(file: Path, model: str | None, adapter: str | None, as_json: bool) -> None:
+    """Raises CommandError, BadAnswerProof, ModelError."""
+    import json
+
+    import msgspec
+
+    from cli.evaluate import beside_of, place_of
+    from cli.run import require_training
+    from cli.run_directory import trainer_settings
+    from node.inference.answer_proofs import look_again, model_root, read_proofs
+    from node.inference.engines import load_start
+    from node.inference.torch_engine import TorchEngine
+    from node.training.evaluator import beside, evaluation_engine, read_adapters
+
+    if model is None:
+        raise CommandError("which model?", "whoever looks again needs its weights", "give --model SOURCE", USAGE)
+    require_training("a model is looked at by torch, which is not installed", "install")
+    try:
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"cannot read {file}", str(error), "name the answer's JSON", RUN) from None
+    proofs, (place, _) = read_proofs(data), place_of(model)
+    weights = read_adapters(place, beside_of([adapter], place)) if adapter else {}
+    settings = evaluation_engine(trainer_settings([]))
+    engine = TorchEngine(place, beside(settings, weights.values()) if weights else settings)
+    for name, one in weights.items():
+        engine.hold(name.encode(), one)
+    if not weights:
+        load_start(engine, place)
+    name, held = next(iter(weights.items()), ("", None))
+    root = model_root(place, held)
+    found = [look_again(proof, engine, root, name.encode()) for proof in proofs]
+    if as_json:
+        print_json({"model": root, "answers": [msgspec.to_builtins(one) for one in found]})
+    else:
+        for proof, one in zip(proofs, found, strict=True):
+            asked, said = (engine.tokenizer.spell(tokens) for tokens in (proof.prompt, proof.output))
+            console().print(f"asked with seed {proof.seed}: {clean(asked, 400)}", soft_wrap=True, markup=False)
+            console().print(f"answered: {clean(said, 400)}", soft_wrap=True, markup=False)
+            verdict = "[green]this model's[/]" if one.accepted else f"[red]refused[/]: {clean(one.why, 300)}"
+            console().print(
+                f"{verdict}  {one.tokens} tokens, {one.proofs} proofs; {one.exponent_mismatches} exponents differ, "
+                f"{one.sampling_outside:.1%} of tokens outside what seed and distribution give; ended by "
+                + (f"its {one.ended}" if one.ended != "early" else "a stop text, or it was cut")
+                + (
+                    "" if one.same_class else "; computed by another class of engine, for which the cuts are no measure"
+                ),
+                soft_wrap=True,
+            )
+    if not all(one.accepted for one in found):
         raise typer.Exit(RUN)
 
 
@@ -126,7 +204,7 @@ def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
     from node.services.judging.self_audit import audit_file
 
     assert run is not None  # noqa: S101 - the command has asked
-    compiled = compile_run(run)
+    compiled = compile_run(run, reach="whole", told=hear)
     start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
         place_files(compiled, Path(folder))

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import hear
 from cli.output import AsJson, console, print_json
 from cli.places import complete_networks
 
@@ -165,7 +166,7 @@ def merge_(
     from node.calibration.calibrate import derive
     from node.run.file import compile_run
 
-    spec = compile_run(run).spec
+    spec = compile_run(run, reach="whole", told=hear).spec
     measured = gather(spec, [read_file(path) for path in looks])
     with _progress() as progress:
         result = derive(spec, measured, seed, progress)
@@ -193,7 +194,7 @@ def _placed(run: Path, assets: Path) -> "tuple[RunSpec, Path]":
     from node.run.file import compile_run
     from node.run.problems import place_files
 
-    compiled = compile_run(run)
+    compiled = compile_run(run, reach="whole", told=hear)
     place_files(compiled, assets)
     return compiled.spec, assets
 

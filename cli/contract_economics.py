@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from cli.options import Sets
 from cli.output import AsJson, console, ether, print_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ EXAMPLE = (
 
 def economics(
     run: Annotated[Path | None, typer.Option("--run", help="The run file; default: that of the demo.")] = None,
+    sets: Sets = None,
     reward: Annotated[float, typer.Option(min=0, help="Pay in tokens per 1000 units (output tokens).")] = 1.0,
     slash: Annotated[float, typer.Option(min=0, help="Tokens that an objective fault costs.")] = 100.0,
     bonded: Annotated[
@@ -61,7 +63,7 @@ def economics(
     from protocol.economics import balance, daily_gas, posts
     from protocol.run import EnvironmentSpec, RunSpec
 
-    file = load_run_file(run or OWN_RUN)
+    file = load_run_file(run or OWN_RUN, sets or ())
     kind = EnvironmentSpec(name=file.environment.name if file.environment else "mix")  # costs do not depend on it
     spec = RunSpec(name=file.name, environment=kind, rollout=file.rollout, audit=file.audit, pay=file.pay)
     stake = BASE_STAKE + STAKE_PER_NODE * nodes if bonded is None else bonded

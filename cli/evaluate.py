@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ MOST_MODELS = 32
 
 def command(
     models: Annotated[
-        list[str], typer.Argument(help="Model directories, or directories of `train`, of which @STEP names a policy.")
+        list[str],
+        typer.Argument(
+            help="Models: directories, names on the hub, or directories of `train` (@STEP: a policy of it)."
+        ),
     ],
     run: Annotated[Path, typer.Option("--run", help="The run file whose problems and limits it is about.")],
     adapters: Annotated[
@@ -48,6 +52,7 @@ def command(
         list[str] | None,
         typer.Option("--trainer", help="NAME=VALUE: evaluation_device, evaluation_dtype. May be repeated."),
     ] = None,
+    sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Score models on the same held-back problems with the same random numbers, and compare them in pairs.
@@ -65,7 +70,7 @@ def command(
     if adapters and len(models) > 1:
         why = "adapters belong to one, which would not be known"
         raise CommandError(f"{len(models)} models beside adapters", why, "name the adapters' model alone", USAGE)
-    compiled = _compiled(run, problems, seed)
+    compiled = _compiled(run, sets or (), problems, seed)
     chosen, settings = _chosen(models), trainer_settings(trainer or [])
     with tempfile.TemporaryDirectory(prefix="intellect-eval-") as folder:
         if adapters:
@@ -74,7 +79,7 @@ def command(
                 why = f"{name} is a policy of a training"
                 raise CommandError("adapters are to a model directory", why, f"name {model}", USAGE)
             found, taken = _answered_beside(
-                compiled, name, model, _beside(adapters, model), draws, settings, Path(folder)
+                compiled, name, model, beside_of(adapters, model), draws, settings, Path(folder)
             )
         else:
             found, taken = _all_answered(compiled, chosen, draws, settings, Path(folder)), 0
@@ -90,13 +95,13 @@ def command(
         console().print(f"{len(adapters)} adapters answered in one batch with their model, unmerged: {size}")
 
 
-def _compiled(file: Path, problems: int | None, seed: int | None) -> "CompiledRun":
+def _compiled(file: Path, sets: Sequence[str], problems: int | None, seed: int | None) -> "CompiledRun":
     from msgspec.structs import replace
 
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file, desk=True)
+    compiled = compile_run(file, desk=True, reach="whole", told=hear, sets=sets)
     spec = compiled.spec
     if spec.pretraining is not None:
         why = f"{spec.name} learns from text"
@@ -115,7 +120,7 @@ def _chosen(models: Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
 
     found: dict[str, tuple[Path, Path | None]] = {}
     for text in models:
-        path, number = _place(text)
+        path, number = place_of(text)
         if (path / "spool").is_dir():
             chosen, image = image_of(path / "spool", number)
             _put(found, f"{path}@{chosen}", (path / "spool" / "assets" / "model", image))
@@ -134,13 +139,18 @@ def _put(found: dict[str, T], name: str, source: T) -> None:
     found[name] = source
 
 
-def _place(text: str) -> tuple[Path, int | None]:
-    """DIR or DIR@STEP. The last @: directories may have one in their names."""
+def place_of(text: str) -> tuple[Path, int | None]:
+    """DIR or DIR@STEP, or a name on the hub. The last @: directories may have one in their names."""
+    from node import hub
+
     place, at, step = text.rpartition("@")
-    return (Path(place), int(step)) if at and step.isdecimal() and place else (Path(text), None)
+    if at and step.isdecimal() and place and Path(place).exists():
+        return Path(place), int(step)
+    named = hub.name_or_path(text, Path(), "model")
+    return (named if isinstance(named, Path) else hub.have(named, "whole", hear).directory), None
 
 
-def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
+def beside_of(adapters: Sequence[str], model: Path) -> dict[str, Path]:
     """Name -> an adapter's directory in PEFT's format, or the image of a policy that is one. Raises CommandError,
     TrainingError."""
     from node.training.spool import image_of
@@ -149,7 +159,7 @@ def _beside(adapters: Sequence[str], model: Path) -> dict[str, Path]:
 
     found: dict[str, Path] = {}
     for text in adapters:
-        path, number = _place(text)
+        path, number = place_of(text)
         peft = next((one for one in (path, path / ADAPTER_DIRECTORY) if (one / ADAPTER_CONFIG).is_file()), None)
         if (path / "spool").is_dir():
             chosen, image = image_of(path / "spool", number)

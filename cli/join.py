@@ -16,6 +16,7 @@ from cli.errors import CONFIGURATION, UNEXPECTED, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.keyring import key_file
 from cli.logs import Level
+from cli.options import Sets
 from cli.output import clean, console, print_json
 from cli.places import NetworkName, PoolNumber, state_dir_option
 from cli.status import is_member, wanted
@@ -32,6 +33,7 @@ EXAMPLES = (
 
 SETTINGS = {
     "run": "run_file",
+    "sets": "run_sets",
     "provider_key": "provider_key_file",
     "http_source": "http_sources",
     "bootnode": "bootnodes",
@@ -72,6 +74,7 @@ def command(
     state_dir: Annotated[Path | None, state_dir_option("Key, journal and blobs of this node. One daemon each.")] = None,
     pool: PoolNumber = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); for the trainer.")] = None,
+    sets: Sets = None,
     listen: Annotated[
         list[str] | None,
         typer.Option(

@@ -26,6 +26,7 @@ from cli import (
     doctor,
     env,
     evaluate,
+    get,
     join,
     keys,
     leave,
@@ -34,6 +35,7 @@ from cli import (
     report,
     run,
     sandbox,
+    serve,
     service,
     size,
     status,
@@ -60,8 +62,8 @@ MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
     "Run a node": "demo join doctor stop leave service update keys config",
-    "Look": "status top peers contributions logs report answers eval audit",
-    "Train": "train trainer run calibrate weights",
+    "Look": "status top peers contributions logs report answers eval audit chat serve",
+    "Train": "train get trainer run calibrate weights",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",
 }
@@ -225,8 +227,11 @@ for name, module in (
     ("audit", audit),
     ("train", train),
     ("eval", evaluate),
+    ("get", get),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
+app.command("chat", epilog=serve.CHAT_EXAMPLES)(serve.chat)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.command("answers", epilog=report.ANSWERS_EXAMPLES)(report.answers)
 run.app.command("difficulty", epilog=size.DIFFICULTY_EPILOG)(size.difficulty)
 run.app.command("warm-start", epilog=warm_start.EXAMPLES)(warm_start.command)

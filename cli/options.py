@@ -1,6 +1,7 @@
 """Commands made of own arguments and of options that many take."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,17 @@ def command_of(
 
 if TYPE_CHECKING:
     from protocol.merging import Merge
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE as if it stood in the run file: recipe.steps=20. May be repeated."),
+]
+
+
+def hear(line: str) -> None:
+    """What takes time while names are fetched: beside the command's own answer."""
+    print(line, file=sys.stderr, flush=True)
+
 
 Method = Annotated[str, typer.Option(help="average, ties (arXiv 2306.01708) or dare (arXiv 2311.03099).")]
 Weight = Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cli.errors import USAGE, CommandError
+from cli.options import hear
 from cli.pretraining import check_peers
 from cli.run_directory import RunDirectory
 from cli.run_template import settings_of, with_real_paths
@@ -24,12 +25,10 @@ MOST_NAMED = 3
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says of the run; None: nothing."""
+    """What the command line says of the run. sets: NAME=VALUE as if they stood in its file; None: nothing."""
 
-    steps: int | None = None
-    seed: int | None = None
+    sets: tuple[str, ...] = ()
     async_level: int | None = None
-    recipe: str | None = None
     peers: int | None = None
 
 
@@ -41,14 +40,23 @@ def must_hold_a_run(home: RunDirectory) -> None:
 
 
 def begin(
-    home: RunDirectory, original: "RunFile", file: Path, wishes: Wishes, *, fresh: bool
+    home: RunDirectory,
+    original: "RunFile",
+    file: Path,
+    wishes: Wishes,
+    *,
+    fresh: bool,
+    begun: "RunFile | None" = None,
 ) -> "tuple[CompiledRun, int]":
     """(the run, its async level, or of a run that pre-trains its peers), put into a directory that is empty or may be
     cleared.
 
-    original: the contents of `file`. `run.toml` is written last: with it, the run can be resumed.
+    original: the contents of `file`, with the wishes' words. begun: what it said without them. `run.toml` is written
+    last: with it, the run can be resumed.
     """
-    run = with_overrides(original, wishes)
+    from node.run.sources import pinned
+
+    run = _with_level(pinned(original, file.parent), wishes)
     compiled = compile_checked(run, file)
     level = wishes.async_level
     if level is None:
@@ -63,7 +71,7 @@ def begin(
     home.place_assets(compiled)
     home.write_level(level)
     home.write_peers(wishes.peers or 1)
-    home.write_begun(_placed(original, file))
+    home.write_begun(_placed(begun or original, file))
     home.write_run(_placed(run, file))
     return compiled, level
 
@@ -77,32 +85,24 @@ def go_on(home: RunDirectory, named: "RunFile | None", file: Path | None, wishes
 
     run = load_run_file(home.run_file)
     level = home.read_level(min(DEFAULT_LEVEL, run.recipe.max_staleness))
-    _refuse_another_past(run, level, home.read_peers(), wishes)
+    longer = load_run_file(home.run_file, wishes.sets)
+    _refuse_another_past(run, longer, level, home.read_peers(), wishes)
     if named is not None and file is not None and home.begun_file.exists():
         # Both with whole paths: named from another working directory it is still the same file.
         _refuse_an_edited_file(load_run_file(home.begun_file), _placed(named, file), file)
-    if wishes.steps is not None and wishes.steps != run.recipe.steps:
-        _refuse_a_length(home, run, wishes.steps)
-        run = with_overrides(run, Wishes(steps=wishes.steps))
+    if longer.recipe.steps != run.recipe.steps:
+        _refuse_a_length(home, run, longer.recipe.steps)
+        run = msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, steps=longer.recipe.steps))
         home.write_run(run)
     return compile_checked(run, home.run_file), level
 
 
-def with_overrides(run: "RunFile", wishes: Wishes) -> "RunFile":
-    """The run with the command line's words in it. Another preset brings its own loss: what the file sets for the
-    old one is dropped."""
-    own = run.recipe
-    changes: dict[str, Any] = {}
-    if wishes.recipe is not None:
-        changes |= {"name": wishes.recipe, **_without_objective(own)}
-    if wishes.steps is not None:
-        changes["steps"] = wishes.steps
-    if wishes.seed is not None:
-        changes["seed"] = wishes.seed
-    if wishes.async_level is not None:
-        # Else the pool would drop what the level makes as too old.
-        changes["max_staleness"] = max(own.max_staleness, wishes.async_level)
-    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(own, **changes))
+def _with_level(run: "RunFile", wishes: Wishes) -> "RunFile":
+    if wishes.async_level is None:
+        return run
+    # Else the pool would drop what the level makes as too old.
+    staleness = max(run.recipe.max_staleness, wishes.async_level)
+    return msgspec.structs.replace(run, recipe=msgspec.structs.replace(run.recipe, max_staleness=staleness))
 
 
 def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
@@ -111,25 +111,19 @@ def compile_checked(run: "RunFile", base: Path) -> "CompiledRun":
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(base, run, desk=True)
+    compiled = compile_run(base, run, desk=True, reach="whole", told=hear)
     note_what_is_odd(compiled, check_run(compiled))
     return compiled
-
-
-def _without_objective(recipe: Any) -> dict[str, None]:
-    from protocol.recipe import Objective
-
-    return {field: None for field in Objective.__struct_fields__ if field in type(recipe).__struct_fields__}
 
 
 def _placed(run: "RunFile", file: Path) -> "RunFile":
     return with_real_paths(run, file.resolve().parent)
 
 
-def _refuse_another_past(run: "RunFile", level: int, peers: int, wishes: Wishes) -> None:
-    alone = {"seed": Wishes(seed=wishes.seed), "recipe": Wishes(recipe=wishes.recipe)}
+def _refuse_another_past(run: "RunFile", changed_run: "RunFile", level: int, peers: int, wishes: Wishes) -> None:
     # Compared by what they would do: to give the same seed again changes nothing, and is allowed.
-    changed = [f"--{name}" for name, wish in alone.items() if with_overrides(run, wish) != run]
+    before, after = settings_of(run), settings_of(changed_run)
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name) and name != "recipe.steps"]
     if run.pretraining is not None:
         _refuse_words_of_rollouts(wishes)
         changed += [f"--peers (there are {level})"] * (wishes.peers not in (None, level))
@@ -147,12 +141,11 @@ def _refuse_another_past(run: "RunFile", level: int, peers: int, wishes: Wishes)
 
 
 def _refuse_words_of_rollouts(wishes: Wishes) -> None:
-    given = {"--async-level": wishes.async_level, "--recipe": wishes.recipe}
-    if words := [name for name, value in given.items() if value is not None]:
+    if wishes.async_level is not None:
         raise CommandError(
-            f"{' and '.join(words)} say how rollouts are learnt from",
+            "--async-level says how rollouts are learnt from",
             "this run pre-trains on text",
-            "leave them out; [pretraining] and [diloco] of the run file say how it learns",
+            "leave it out; [pretraining] and [diloco] of the run file say how it learns",
             USAGE,
         )
 

@@ -1,6 +1,7 @@
 """`intellect-node run`: write a run file, look at what it means, and find its mistakes before anybody else does."""
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,17 +12,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 from cli.run_template import leaves, toml_value
 
 if TYPE_CHECKING:
     from node.environments.both_ways import BothWays
-    from node.errors import Findings
+    from node.errors import Finding, Findings
     from node.hardware import Hardware
     from node.run.file import CompiledRun
     from node.run.problems import PartFacts, RunFacts
     from protocol.run import RunSpec
 
+MOST_PLACES = 3
+"""Of mistakes of one kind, beside the worst."""
 _MEASURED = ("verification.decision.honest.", "verification.decision.cheating.", "verification.decision.crossed.")
 app = typer.Typer(help="Run files: write one, check it, see what it means.", no_args_is_help=True)
 
@@ -44,24 +48,34 @@ class Learning(StrEnum):
 
 @app.command(
     "validate",
-    epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json",
+    epilog="Examples:  intellect-node run validate my-run.toml   |   intellect-node run validate my-run.toml --json   "
+    "|   intellect-node run validate my-run.toml --sample 16",
 )
-def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
+def validate(
+    file: Annotated[Path, typer.Argument(help="The run file.")],
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Ask the start model so many problems, and say what its answers are like."),
+    ] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a run file and everything that it names, exactly as its members will; warn of what is legal but odd.
 
     Exit code 6 tells all mistakes: unknown keys with the nearest right ones, values out of bounds with their bounds,
-    rows of the data set with their lines. The first 20 are shown whole, the others are counted. Rows are counted by
-    published form.
+    rows of the data set with their lines. Mistakes of one kind are one line, with the worst of them. Rows are counted
+    by published form. Of a model on the hub only small files and headers are fetched, unless --sample asks it.
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions
+    from node.run.sources import about
     from node.run.survey import survey
 
-    found = survey(file)
+    found = survey(file, sets or (), "whole" if sample else "headers", told=hear)
     compiled, facts = found.compiled, found.facts
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
-    warnings = notes_of(compiled, facts)
+    warnings = [*notes_of(compiled, facts), *about(found.had)]
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
         check_architecture(compiled)
@@ -69,13 +83,27 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
     fits = fitting(compiled.spec, inspect_hardware())
+    answers = _sampled(compiled, sample) if sample else None
     if as_json:
-        print_json(_as_json(compiled, facts, warnings, fits))
+        print_json(_as_json(compiled, facts, warnings, fits) | ({"sample": answers} if answers else {}))
         return
     _print_facts(compiled, facts, fits)
     for warning in warnings:
         console().print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
+    if answers:
+        from cli.sample import show as show_answers
+
+        show_answers(answers)
     console().print(f"[green]{escape(str(file))} can be run[/]", soft_wrap=True)
+
+
+def _sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
+    from cli.sample import sampled
+
+    require_training("a model is asked by torch, which is not installed", "install")
+    if compiled.spec.pretraining is not None:
+        raise CommandError("nothing is answered in this run", "it learns from text", "leave --sample out", RUN)
+    return sampled(compiled, count)
 
 
 def tell_findings(
@@ -85,21 +113,38 @@ def tell_findings(
     import msgspec
 
     if as_json:
-        print_json({"mistakes": found.total, "findings": msgspec.to_builtins(found.first), "more": found.rest()})
+        worst = [{"mistakes": found.kinds[kind], **msgspec.to_builtins(one)} for kind, one in found.worst.items()]
+        told = {"findings": msgspec.to_builtins(found.first), "more": found.rest(), "worst": worst}
+        print_json({"mistakes": found.total, **told})
     elif found.total > 1:
-        for one in found.first:
-            console().print(f"[red]{escape(clean(one.place, 300))}[/]: {escape(clean(one.what, 600))}", soft_wrap=True)
+        for kind, one in found.worst.items():
+            also = _places([other for other in found.first if other.kind == kind and other != one], found.kinds[kind])
+            place, what = escape(clean(one.place, 300)), escape(clean(one.what, 600))
+            console().print(f"[red]{place}[/]: {what}{escape(also)}", soft_wrap=True)
             console().print(f"    do: {escape(clean(one.remedy, 300))}", soft_wrap=True)
-        for kind, count in found.rest().items():
-            console().print(f"and {count} more: {escape(clean(kind, 200))}", soft_wrap=True)
     first, several = found.first[0], f" ({found.total} mistakes, all above)" if found.total > 1 else ""
+    first = found.worst.get(first.kind, first)
     return CommandError(f"{file} cannot {cannot}{several}", f"{first.place}: {first.what}", first.remedy, code)
 
 
+def _places(others: "Sequence[Finding]", count: int) -> str:
+    """'; and 138 more like it, the worst here: line 2, line 3, line 4'."""
+    if count < 2:
+        return ""
+    named = ", ".join(clean(one.place.rpartition(", ")[2], 60) for one in others[:MOST_PLACES])
+    return (
+        f"; and {count - 1} more like it"
+        + (f": {named}" if named else "")
+        + (" ..." if count - 1 > MOST_PLACES else "")
+    )
+
+
 @app.command("show", epilog="Example:  intellect-node run show my-run.toml")
-def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: AsJson = False) -> None:
+def show(
+    file: Annotated[Path, typer.Argument(help="The run file.")], sets: Sets = None, as_json: AsJson = False
+) -> None:
     """Every setting of a run in effect, and where its value comes from: the file, the recipe's preset, a default."""
-    rows = effective(file)
+    rows = effective(file, sets or ())
     if as_json:
         print_json({"settings": {name: {"value": value, "from": origin} for name, value, origin in rows}})
         return
@@ -113,6 +158,7 @@ def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: A
 @app.command(
     "new",
     epilog="Examples:  intellect-node run new my-run.toml --model models/qwen --dataset train.jsonl   |   "
+    "intellect-node run new gsm8k.toml --model Qwen/Qwen3-0.6B --dataset openai/gsm8k#main/train   |   "
     "intellect-node run new mine.toml --model models/qwen --package my_env.py   |   "
     "intellect-node run new big.toml --like intellect2 --model models/qwq --dataset math.parquet   |   "
     "intellect-node run new game.toml --kind witnessed --dataset rows.jsonl --server wss://example.org/ws   |   "
@@ -120,8 +166,13 @@ def show(file: Annotated[Path, typer.Argument(help="The run file.")], as_json: A
 )
 def new(
     file: Annotated[Path, typer.Argument(help="The run file to write.")],
-    model: Annotated[str, typer.Option(help="The start model's directory, relative to the file.")] = "model",
-    dataset: Annotated[str | None, typer.Option(help="A data file; makes the environment 'dataset'.")] = None,
+    model: Annotated[str, typer.Option(help="The start model: a directory, or a name like Qwen/Qwen3-0.6B.")] = "model",
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows: a file, directory, pattern, or a name like openai/gsm8k#main/train; not for packages."
+        ),
+    ] = None,
     environment: Annotated[
         str, typer.Option(help="What to train on where there is no data file: see `env list`.")
     ] = "sort",
@@ -141,12 +192,16 @@ def new(
     recipe: Annotated[str | None, typer.Option(help="The recipe's preset, instead of what --like brings.")] = None,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    sets: Sets = None,
 ) -> None:
-    """Write a complete run file with a comment at every setting."""
-    from cli.run_template import pretraining_template, template
+    """Write a complete run file with a comment at every setting.
+
+    Model and data are read, of names on the hub the small files and the rows: limits, learning rate and instruction
+    follow from them, each with its reason beside it, and the commit is written down. `run validate` accepts the file.
+    """
+    from cli.fit import fitted
+    from cli.run_template import pretraining_template, template, with_sets
     from node.environments.builtin import BUILTIN
-    from node.inference.chat_template import has_chat_template
-    from node.run.problems import parameters_in
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
@@ -172,23 +227,30 @@ def new(
         raise CommandError("data or a package?", "a package has its own problems", "give one of the two", USAGE)
     if BUILTIN[source].data and not dataset:
         raise CommandError("which data?", f"the environment {source!r} reads a file", "give --dataset FILE", USAGE)
-    start = file.parent / model
+    said = arguments_in(sets or ())
+    fit = fitted(model, dataset, file.parent, hear, rows=source == "dataset", said=said, later=True)
     text = template(
         like.value,
         file=file.name,
         name=name or file.stem,
-        model=model,
+        model=fit.model,
         environment=source,
-        dataset=dataset,
+        dataset=fit.dataset,
         recipe=recipe,
         package=package,
         server=server or "",
-        # A model that is not here yet is taken for one of today's, which are asked in chats.
-        chat=not start.is_dir() or has_chat_template(start),
-        # Of the files' headers: the rate follows from the size, and no weight is read for it.
-        parameters=sum(map(parameters_in, start.glob("*.safetensors"))),
+        fit=fit,
     )
-    _write(file, text)
+    _write(file, with_sets(text, sets or ()))
+
+
+def arguments_in(sets: Sequence[str]) -> dict[str, Any]:
+    """Those of [environment.args] that the command line says."""
+    from node.run.settings import with_words
+
+    return with_words({}, [word for word in sets if word.startswith("environment.args.")]).get(
+        "environment", {"args": {}}
+    )["args"]
 
 
 def _write(file: Path, text: str) -> None:
@@ -226,26 +288,25 @@ def without_tables(rows: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str
     return [*rows[:first], told, *kept]
 
 
-def effective(file: Path) -> list[tuple[str, Any, str]]:
+def effective(file: Path, sets: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
     """(setting, value, where from) of a run file, in order. Raises RunFileError."""
-    import tomllib
-
     import msgspec
 
     from node.run.file import load_run_file
+    from node.run.settings import read_tables
     from protocol.recipe import Objective
 
-    run = load_run_file(file)
+    run = load_run_file(file, sets)
     # Of the file's own text: the parsed run has every default, and does not say which were written.
-    written = {path for path, _ in leaves(tomllib.loads(file.read_text(encoding="utf-8")))}
+    said, alone = (dict(leaves(read_tables(file, words))) for words in (sets, ()))
     objective = msgspec.to_builtins(run.recipe.objective())
     rows: list[tuple[str, Any, str]] = []
     for path, value in leaves(msgspec.to_builtins(run)):
         section, _, field = path.rpartition(".")
         if run.pretraining is not None and not _read_by_pretraining(section, field):
             continue
-        if path in written:
-            rows.append((path, value, "file"))
+        if path in said:
+            rows.append((path, value, "file" if said[path] == alone.get(path) else "--set"))
         elif section == "recipe" and field in Objective.__struct_fields__:
             rows.append((path, objective[field], f"preset {run.recipe.name}"))
         elif value is not None and value not in ([], ()):
@@ -315,7 +376,18 @@ def warnings_about(run: "RunSpec", facts: "RunFacts") -> list[str]:
             f"verification.engines permits {', '.join(narrowed)}, but the run was calibrated for "
             f"{', '.join(rules.admitted)} only: workers that compute otherwise are turned away"
         )
+    longest = rollout.max_prompt_tokens + rollout.max_output_tokens
+    if facts.positions and longest > facts.positions:
+        found.append(
+            f"prompts of {rollout.max_prompt_tokens} and answers of {rollout.max_output_tokens} tokens are longer than "
+            f"the model's {facts.positions} positions (max_position_embeddings): behind them it was not trained to read"
+        )
     for part in facts.parts:
+        if part.unmarked:
+            found.append(
+                f"{part.label}: {part.unmarked:,} prompts do not say where the answer goes, which is looked for behind "
+                "#### or in a box: set `instruction` below [environment.args], as `run new` does"
+            )
         # The error of a mean of 32 rewards of 0 or 1 is 0.09.
         if part.held_back < 32:
             found.append(f"{part.label}: only {part.held_back} held-back problems; evaluations will be noisy")
@@ -400,7 +472,7 @@ def _print_facts(compiled: "CompiledRun", facts: "RunFacts", fits: dict[str, lis
 def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[str, str]]:
     run, rollout = compiled.spec, compiled.spec.rollout
     return [
-        ("run", f"{run.name}  ({compiled.root.hex()})"),
+        ("run", f"{run.name}  ({compiled.root.hex() or 'no root yet: its weights are not here'})"),
         ("model", f"{count_of(facts.parameters)} parameters, {len(compiled.files)} files"),
         *(
             (
@@ -410,6 +482,7 @@ def _rows_of_rollouts(compiled: "CompiledRun", facts: "RunFacts") -> list[tuple[
             )
             for part in facts.parts
         ),
+        *(("instruction", f"{part.label}: {part.said}") for part in facts.parts if part.said),
         *(
             ("rows", f"{part.label}: {count:,} {name}")
             for part in (*facts.parts, *facts.evaluated)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import RUN, USAGE, CommandError
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 from node.state.files import whole_file, write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from node.run.file import CompiledRun
     from node.training.settings import TrainerSettings
     from node.training.sizing import Memory, Shape
@@ -31,6 +34,7 @@ def difficulty(
     ],
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Answers per problem.")] = 8,
     column: Annotated[str, typer.Option(help="Name of the new column.")] = "solve_rate",
+    sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Sample answers to every problem with the start model and write the share that is right as a column.
@@ -41,17 +45,18 @@ def difficulty(
     `solve_rate_field`, `solve_rate_min` and `solve_rate_max` of the environment then keep what is neither too easy nor
     too hard. Ctrl-C is safe: the same command goes on.
     """
+    from node.environments.registry import files_below
     from node.run.file import compile_run
     from node.run.problems import check_run
 
-    compiled = compile_run(file, desk=True)
+    compiled = compile_run(file, desk=True, reach="whole", told=hear, sets=sets or ())
     check_run(compiled)
-    data = next((path for name, path in compiled.files.items() if name.startswith("data/")), None)
-    if data is None or compiled.spec.environment.name != "dataset":
+    data = files_below(str(compiled.spec.environment.args.get("path", "")), compiled.files)
+    if not data or compiled.spec.environment.name != "dataset":
         raise CommandError("there are no rows to rate", "the environment is not 'dataset'", "name a data set", USAGE)
     # Resolved: a link to the data would be overwritten as well.
-    if out.resolve() == data.resolve():
-        raise CommandError(f"will not overwrite {data}", "--out is the run's own data", "name another file", USAGE)
+    if out.resolve() in {one.resolve() for one in data}:
+        raise CommandError(f"will not overwrite {out}", "--out is the run's own data", "name another file", USAGE)
     notes = out.with_name(out.name + ".measured")
     rates = _measured(compiled, notes, samples)
     written = _write(data, out, rates, column)
@@ -100,20 +105,22 @@ def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
     return {problem_id: rate for problem_id, rate in map(json.loads, whole)}
 
 
-def _write(data: Path, out: Path, rates: dict[str, float], column: str) -> list[float]:
+def _write(data: "Sequence[Path]", out: Path, rates: dict[str, float], column: str) -> list[float]:
     """The rows of `data` with their rates; rows that the environment leaves out get none and are left out here too."""
     from node.environments.dataset import read_problems
 
     written: list[float] = []
     with whole_file(out) as file:
-        for row, published in read_problems(data):
+        for row, published in (one for path in data for one in read_problems(path)):
             rate = rates.get(published.problem_id)
             if rate is not None:
                 file.write((json.dumps({**row, column: rate}, default=str) + "\n").encode())
                 written.append(rate)
         # Within the block: the exception keeps an empty file from getting its name.
         if not written:
-            raise CommandError("nothing was rated", f"no row of {data} is a problem of the run", "check the data", RUN)
+            raise CommandError(
+                "nothing was rated", f"no row of {data[0]} is a problem of the run", "check the data", RUN
+            )
     return written
 
 
@@ -132,7 +139,7 @@ def _tell(out: Path, rates: list[float], *, as_json: bool) -> None:
 
 EPILOG = (
     "Examples:  intellect-node run size   (known models)   |   intellect-node run size my-run.toml   |   "
-    "intellect-node run size --model models/qwen --gpu-gib 80   |   "
+    "intellect-node run size --model Qwen/Qwen3-0.6B --gpu-gib 80   |   "
     "intellect-node run size my-run.toml --trainer activation_checkpointing=true --json"
 )
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -141,11 +148,12 @@ GIB = 1 << 30
 
 def command(
     file: Annotated[Path | None, typer.Argument(help="A run file: its model, its recipe, its adapter.")] = None,
-    model: Annotated[Path | None, typer.Option(help="A model directory instead of a run file.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model instead of a run file: a directory or a name.")] = None,
     gpu_gib: Annotated[float, typer.Option("--gpu-gib", min=1, help="Memory of one GPU.")] = 80.0,
     trainer: Annotated[
         list[str] | None, typer.Option("--trainer", help="NAME=VALUE over [trainer] of config.toml. May be repeated.")
     ] = None,
+    sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Memory of one rank of the trainer, by number of GPUs, for a run's model or for known ones.
@@ -159,8 +167,10 @@ def command(
     if file is not None and model is not None:
         raise CommandError("a run or a model?", "a run file names its model", "give one of the two", USAGE)
     settings = trainer_settings(trainer or [])
-    rows = [_row(name, shape, settings, gpu_gib, lora, held) for name, shape, lora, held in _asked(file, model)]
-    sent = _sent(file, rows[0]["parameters"])
+    rows = [
+        _row(name, shape, settings, gpu_gib, lora, held) for name, shape, lora, held in _asked(file, sets or (), model)
+    ]
+    sent = _sent(file, sets or (), rows[0]["parameters"])
     if as_json:
         more = {"exchange": sent} if sent else {}
         print_json({"gpu_gib": gpu_gib, "micro_batch_tokens": settings.micro_batch_tokens, "models": rows, **more})
@@ -169,12 +179,12 @@ def command(
     _print_sent(sent)
 
 
-def _sent(file: Path | None, parameters: int) -> list[dict[str, Any]]:
+def _sent(file: Path | None, sets: "Sequence[str]", parameters: int) -> list[dict[str, Any]]:
     """What a peer of a run whose peers meet sends each round, by form; empty for other runs."""
     from cli import pretraining
     from node.run.file import load_run_file
 
-    run = load_run_file(file) if file is not None else None
+    run = load_run_file(file, sets) if file is not None else None
     return pretraining.traffic(run, parameters) if run is not None and (run.pretraining or run.diloco) else []
 
 
@@ -187,16 +197,19 @@ def _print_sent(sent: list[dict[str, Any]]) -> None:
         )
 
 
-def _asked(file: Path | None, model: Path | None) -> "list[tuple[str, Shape, Lora | None, int]]":
+def _asked(file: Path | None, sets: "Sequence[str]", model: Path | None) -> "list[tuple[str, Shape, Lora | None, int]]":
     """(name, shape, adapter, parameters of models that are held beside) of what was named, or of all known models."""
-    from node.run.file import load_run_file
+    from node import hub
+    from node.run.file import had, load_run_file
     from node.training.sizing import KNOWN, held_beside, shape_of
 
     if model is not None:
-        return [(model.name, shape_of(model), None, 0)]
+        named = hub.name_or_path(str(model), Path(), "model")
+        place = named if isinstance(named, Path) else hub.have(named, "headers", hear).directory
+        return [(model.name, shape_of(place), None, 0)]
     if file is None:
         return [(name, shape, None, 0) for name, shape in KNOWN.items()]
-    run = load_run_file(file)
+    run, _ = had(load_run_file(file, sets), file, "headers", hear)
     shape, teacher = shape_of(file.parent / run.model), None
     if run.distill and not run.distill.tasks:
         teacher = shape_of(file.parent / run.distill.teacher)

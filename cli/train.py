@@ -11,16 +11,19 @@ import typer
 from cli import pretraining
 from cli.config import build_config
 from cli.errors import USAGE, CommandError, unwrap
+from cli.options import Sets, hear
 from cli.output import console, duration, print_json, rounded
 
 if TYPE_CHECKING:
     from cli.run_directory import Means, RunDirectory
-    from node.run.file import CompiledRun
+    from node.run.file import CompiledRun, RunFile
     from node.services.local import LocalRun
     from node.services.pretraining import LocalPretraining
 
 EXAMPLES = (
-    "Examples:  intellect-node train --run my-run.toml   |   "
+    "Examples:  intellect-node train my-run.toml   |   "
+    "intellect-node train Qwen/Qwen3-0.6B openai/gsm8k#main/train --set recipe.steps=50   |   "
+    "intellect-node train models/mine rows.jsonl --set recipe.lora.rank=16 --set recipe.learning_rate=2e-4   |   "
     "intellect-node train --run my-run.toml --steps 20 --json   |   "
     "intellect-node train --run my-run.toml --recipe dppo --async-level 4 --dir runs/dppo-4   |   "
     "intellect-node train --dir runs/dppo-4 --resume --steps 300   |   "
@@ -32,15 +35,23 @@ SILENCE = 20.0
 
 
 def command(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE | MODEL DATASET]",
+            help="A run file (TOML); or a model and rows, paths or names on the hub, for which `run new` writes one.",
+        ),
+    ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Run file (TOML); see `intellect-node run new`.")] = None,
+    sets: Sets = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where everything goes. Default: runs/NAME here.")
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps (or rounds) instead of recipe.steps; with --resume: train on to this one."),
+        typer.Option(min=1, help="--set recipe.steps=N: steps or rounds; with --resume: train on to this one."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed instead of recipe.seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="--set recipe.seed=N.")] = None,
     async_level: Annotated[
         int | None,
         typer.Option(
@@ -51,7 +62,7 @@ def command(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Another preset instead of recipe.name, with its own loss.")
+        str | None, typer.Option(help="--set recipe.name=NAME: another preset, with its own loss.")
     ] = None,
     peers: Annotated[
         int | None, typer.Option(min=1, help="Of a run with [diloco]: trainers that meet once a round. Default: 1.")
@@ -97,6 +108,8 @@ def command(
 ) -> None:
     """Train at this desk: learner and one engine, no chain, no swarm. Ctrl-C is safe: --resume goes on exactly.
 
+    Of a model and rows alone it writes the run file by itself, as `run new` does, and says each number's reason.
+
     The directory holds metrics.jsonl, the report with its curves, the trained model, and all that resuming needs.
     The same run file and seed give the same curve. A run file with [pretraining] learns from text instead. Where it has
     [diloco], --peers trainers learn by themselves and meet once a round.
@@ -108,13 +121,18 @@ def command(
     from node.run.file import load_run_file
 
     # Everything that can be refused without torch comes before it.
-    _check_flags(run, directory, resume, fresh)
+    run, pair = _meant(what or [], run)
+    _check_flags(run or (Path(pair[1]) if pair else None), directory, resume, fresh)
     require_training("training needs torch, which is not installed", "install")
     program = build_config(engine=engine, engine_command=engine_command).engine_argv
     means = Means.of(program, log_to, [*(trainer or []), *words_of(nodes, endpoint)], metrics_address)
-    wishes = Wishes(steps=steps, seed=seed, async_level=async_level, recipe=recipe, peers=peers)
-    run_file = load_run_file(run) if run else None
-    home = RunDirectory((directory or Path("runs") / _safe(run_file.name if run_file else "")).resolve())
+    short = {"recipe.name": recipe, "recipe.steps": steps, "recipe.seed": seed}
+    words = tuple(f"{name}={value}" for name, value in short.items() if value is not None)
+    wishes = Wishes(sets=(*words, *(sets or ())), async_level=async_level, peers=peers)
+    # Of a run that goes on the file must say what it said: words are put into what was begun.
+    run_file = load_run_file(run, () if resume else wishes.sets) if run else None
+    name = run_file.name if run_file else name_of(pair[1]) if pair else ""
+    home = RunDirectory((directory or Path("runs") / _safe(name)).resolve())
     if resume:
         # Before the lock, which makes the directory: a mistyped --dir leaves nothing behind.
         must_hold_a_run(home)
@@ -123,8 +141,11 @@ def command(
         if resume:
             compiled, level = go_on(home, run_file, run, wishes)
         else:
-            assert run is not None and run_file is not None  # noqa: S101 - checked with the flags
-            compiled, level = begin(home, run_file, run, wishes, fresh=fresh)
+            begun = load_run_file(run) if run else None
+            if run is None or run_file is None:
+                assert pair is not None  # noqa: S101 - checked with the flags
+                run, run_file = home.begun_file, written(*pair, name, wishes.sets)
+            compiled, level = begin(home, run_file, run, wishes, fresh=fresh, begun=begun)
         with quiet_children(home.log) as (out, err):
             view = JsonView(out) if as_json else ProgressView(err, compiled)
             if means.settings.nodes > 1:
@@ -354,9 +375,49 @@ def _arrow(first: float | None, last: float | None) -> str:
     return " -> ".join("-" if value is None else f"{value:.3f}" for value in (first, last))
 
 
+def _meant(what: Sequence[str], run: Path | None) -> tuple[Path | None, tuple[str, str] | None]:
+    """(run file, None) or (None, (model, rows)). Raises CommandError."""
+    if len(what) > 2 or (what and run is not None):
+        why = f"{' '.join(what)}{f' and --run {run}' if run else ''}"
+        raise CommandError("what is to be trained?", why, "give a run file, or a model and rows", USAGE)
+    if len(what) == 2:
+        return None, (what[0], what[1])
+    if what and Path(what[0]).suffix != ".toml" and not Path(what[0]).is_file():
+        why = f"{what[0]} is no run file, and a model alone has nothing to learn from"
+        raise CommandError("which rows?", why, f"intellect-node train {what[0]} ROWS", USAGE)
+    return (Path(what[0]) if what else run), None
+
+
+def name_of(rows: str) -> str:
+    """A run's name by its data: 'gsm8k' of openai/gsm8k#main/train, 'sums' of my/sums.jsonl."""
+    place = rows.removeprefix("hf:").partition("#")[0].partition("@")[0].rstrip("/*")
+    return _safe(Path(place).name.partition(".")[0])
+
+
+def written(model: str, rows: str, name: str, sets: Sequence[str]) -> "RunFile":
+    """What `run new` writes of these two, with `sets` in it. Raises RunFileError, ModelError, DatasetError."""
+    import tomllib
+
+    from cli.fit import fitted
+    from cli.run import arguments_in
+    from cli.run_template import template
+    from node.run.file import run_file_of
+    from node.run.settings import with_words
+    from node.run.sources import whole
+
+    here = Path.cwd()
+    fit = fitted(model, rows, here, hear, said=arguments_in(sets))
+    for setting, (value, why) in (fit.numbers | fit.arguments).items():
+        hear(f"{setting} = {value}" + (f": {why}" if why else ""))
+    places = {"model": whole(fit.model, "model", here), "dataset": whole(fit.dataset or rows, "dataset", here)}
+    text = template("small", file="run.toml", name=name, environment="dataset", recipe=None, fit=fit, **places)
+    return run_file_of(with_words(tomllib.loads(text), sets), Path(f"{model} {rows}"))
+
+
 def _check_flags(run: Path | None, directory: Path | None, resume: bool, fresh: bool) -> None:
     if run is None and not (resume and directory):
-        raise CommandError("nothing to train", "no run file was named", "give --run FILE, or --dir DIR --resume", USAGE)
+        why = "no run file was named, and no model with rows"
+        raise CommandError("nothing to train", why, "give FILE, or MODEL ROWS, or --dir DIR --resume", USAGE)
     if resume and fresh:
         raise CommandError("--resume and --fresh contradict", "one goes on, one deletes", "give one of them", USAGE)
 

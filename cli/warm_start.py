@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def command(
     trainer: Annotated[
         list[str] | None, typer.Option("--trainer", help="NAME=VALUE: device, micro_batch_tokens. May be repeated.")
     ] = None,
+    sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the model that a run file names by imitation: [warm_start] names its base and the examples.
@@ -37,10 +39,10 @@ def command(
     model.
     """
     from cli.run_directory import trainer_settings
-    from node.run.file import load_run_file
+    from node.run.file import had, load_run_file
     from node.training.imitation import Lessons, imitate, write_model
 
-    run = load_run_file(file)
+    run, _ = had(load_run_file(file, sets or ()), file, "whole", hear)
     how = run.warm_start
     if how is None:
         why = f"{file} has no [warm_start]"

@@ -27,6 +27,7 @@ Role = Literal["trainer", "worker", "validator", "auto"]
 RelayOffer = Literal["auto", "off", "on"]
 LanChoice = Literal["auto", "off", "on"]
 EngineName = Literal["auto", "torch", "vllm"]
+HubUse = Literal["late", "first", "never"]
 ROLES: tuple[Role, ...] = ("trainer", "worker", "validator")
 WEI = 10**18
 MAX_SOCKET_PATH = 100
@@ -62,6 +63,8 @@ class NodeConfig(BaseSettings):
     state_dir: Path | None = None
     pool: int | None = None
     run_file: Path | None = None
+    run_sets: tuple[str, ...] = ()
+    """NAME=VALUE words that count as if they stood in the run file"""
     listen: str | None = None
     """multiaddrs (comma between); None: what fits the network (node.preflight.reach)"""
     announce: str | None = None
@@ -81,6 +84,9 @@ class NodeConfig(BaseSettings):
     """HOST:PORT that others shall use, where it is not the one listened on"""
     http_sources: tuple[str, ...] = ()
     """URLs (https://HOST:PORT#sha256=...) that are asked for blobs before the swarm is"""
+    hub: HubUse = "late"
+    """when a file of a run that names its source is asked of the hub, which learns this node's address: late (a minute
+    after the peers gave nothing more), first, or never"""
     engine: EngineName = "auto"
     """what computes: auto takes vLLM on a GPU, where it is installed and the run permits it, else torch"""
     engine_command: str | None = None

@@ -398,10 +398,11 @@ class Daemon:
         self.crew.state = "syncing"
         if role == "trainer" and self.config.run_file is not None:
             self.progress.enter("run", f"reading {self.config.run_file}, and trying its model and its problems")
-            compiled = await trio.to_thread.run_sync(_compiled, self.config.run_file, abandon_on_cancel=True)
+            compiled = await trio.to_thread.run_sync(_compiled, self.config, abandon_on_cancel=True)
             return await offer_run(compiled, root, member.blobs, directory / "run")
         self._tell_of_run(member)
-        return await obtain_run(root, member.blobs, member.membership.addresses, directory / "run")
+        holders, use = member.membership.addresses, self.config.hub
+        return await obtain_run(root, member.blobs, holders, directory / "run", use=use)
 
     def _tell_of_run(self, member: Member) -> None:
         exchange, membership = member.stock.exchange, member.membership
@@ -451,10 +452,11 @@ async def until_evicted(membership: Membership, chain: ChainClient, pool: int) -
             await trio.sleep(LOOK_AGAIN)
 
 
-def _compiled(path: Path) -> CompiledRun:
+def _compiled(config: NodeConfig) -> CompiledRun:
     """A trainer's run, looked through. Nobody else needs what that imports: environments and their tokenizers."""
     from node.run.problems import check_run
 
-    compiled = compile_run(path)
+    assert config.run_file is not None  # noqa: S101 - the caller has looked
+    compiled = compile_run(config.run_file, sets=config.run_sets)
     check_run(compiled)
     return compiled

@@ -205,6 +205,7 @@ class BlobDoor:
     ) -> None:
         self.add = store.add
         self.holding = store.holding
+        self.arrived = store.arrived
         self._store = store
         self._swarm = swarm
         self._http = http

@@ -56,6 +56,12 @@ MODEL = "model"
 """The directory of the start model among a run's files."""
 # No leading dot: neither `..` nor hidden files. Nothing that a shell, a URL or Windows reads in another way.
 _SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+MAX_SOURCES = 16
+_NAMED = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+# No part of a folder begins with a dot: it becomes part of an address and of a path in a cache.
+_SOURCE = re.compile(
+    rf"hf:(?:datasets/)?{_NAMED}(?:/{_NAMED})?@[0-9a-f]{{40}}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}){{0,8}}"
+)
 
 
 class RunError(ProtocolError):
@@ -319,6 +325,7 @@ YOUNGER: dict[str, Any] = {
     "pretraining": None,
     "diloco": None,
     "diloco.fragments": 1,
+    "sources": {},
 }
 """What the first pools did not have: path -> the value that says nothing. A path goes through lists; * is any name."""
 
@@ -330,6 +337,9 @@ class RunSpec(RunSections, frozen=True):
     environment: EnvironmentSpec
     assets: tuple[Asset, ...] = ()
     version: int = 1
+    sources: dict[str, str] = {}
+    """directory of assets -> hf:[datasets/]OWNER/NAME@COMMIT[/FOLDER]: where their files may be fetched, too; what they
+    must be their roots say"""
 
     def check(self, *, desk: bool = False) -> None:
         """Raise RunError naming the first field that makes no sense. desk: whether code of its own may be in it.
@@ -449,7 +459,16 @@ class RunSpec(RunSections, frozen=True):
                 all(is_root(asset.root) and 0 <= asset.size < 2**63 for asset in self.assets),
                 "must be named by 64 hex digits and a size",
             ),
+            ("sources", len(self.sources) <= MAX_SOURCES, f"a run has at most {MAX_SOURCES}"),
+            (
+                "sources",
+                all(map(_SOURCE.fullmatch, self.sources.values())) and {*self.sources} <= self._folders(),
+                "must be directories of its files, with hf:[datasets/]OWNER/NAME@COMMIT and the commit's 40 digits",
+            ),
         ]
+
+    def _folders(self) -> set[str]:
+        return {asset.path.rpartition("/")[0] for asset in self.assets} - {""}
 
 
 def is_root(text: str) -> bool:

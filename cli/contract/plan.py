@@ -293,8 +293,7 @@ class _Plan:
             path = Path(self.path(run))
             looked = self._try("pool.run", lambda: survey(path))
             if looked is not None:
-                self.found.first += looked.findings.first[: Findings.MOST - len(self.found.first)]
-                self.found.kinds += looked.findings.kinds
+                self.found.join(looked.findings)
 
     # the commands
 

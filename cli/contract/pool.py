@@ -20,10 +20,13 @@ from cli.contract.values import (
 )
 from cli.errors import USAGE, CommandError
 from cli.keyring import open_node_key, open_signer
+from cli.options import Sets
 from cli.output import clean, duration, ether, print_json
 from cli.places import state_dir_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from contracts.bindings import PoolParams
     from node.chain.client import ChainClient, Receipt
     from node.chain.simulate import Step
@@ -50,6 +53,7 @@ async def create(
     chain: "ChainClient",
     me: "Address",
     run: Annotated[Path | None, typer.Option("--run", rich_help_panel=MEMBERS, help="The run file (TOML).")] = None,
+    sets: Sets = None,
     run_root: Annotated[
         Any,
         typer.Option(
@@ -97,7 +101,7 @@ async def create(
     from contracts.bindings import PoolParams
     from node.chain.faucet import is_devnet
 
-    name, root, about = _run_of(run, run_root)
+    name, root, about = _run_of(run, sets or (), run_root)
     local = is_devnet(chain.profile)
     params = PoolParams(
         run_root=root,
@@ -129,7 +133,7 @@ async def create(
     )
 
 
-def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes, str]:
+def _run_of(run: Path | None, sets: "Sequence[str]", run_root: bytes | None) -> tuple[str, bytes, str]:
     """A run's name, its root, and a line about it; a run file is checked as its members will use it."""
     from cli.pools import about_run
     from node.run.file import compile_run
@@ -139,7 +143,7 @@ def _run_of(run: Path | None, run_root: bytes | None) -> tuple[str, bytes, str]:
         raise CommandError("which run?", "give --run or --run-root, one of them", "see --help", USAGE)
     if run_root is not None:
         return run_root.hex()[:16], run_root, ""
-    compiled = compile_run(run or Path())
+    compiled = compile_run(run or Path(), sets=sets)
     check_run(compiled)
     return compiled.spec.name, compiled.root, about_run(compiled.spec)
 

@@ -222,6 +222,7 @@ class DemoOptions:
     steps: int | None = None
     seed: int = 0
     run_file: Path | None = None
+    sets: tuple[str, ...] = ()
     resume: bool = False
     lingers: bool = False
     page: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import USAGE, CommandError
+from cli.options import Sets
 from cli.output import console, duration, ether
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def command(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
+    sets: Sets = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
     fresh: Annotated[
         bool,
@@ -94,7 +96,7 @@ def command(
         from node.run.file import load_run_file
 
         # a mistake in it is told before there is a chain and a directory
-        said = load_run_file(run)
+        said = load_run_file(run, sets or ())
         pretrains = said.pretraining is not None
         seats = said.diloco is not None and not pretrains
     from cli.demo.story import run_demo
@@ -141,6 +143,7 @@ def command(
         steps=steps,
         seed=before.seed if seed is None else seed,
         run_file=run,
+        sets=tuple(sets or ()),
         resume=not fresh,
         page=None if no_page else free_place(),
         # Only where somebody can press a key, and nobody waits for the JSON.

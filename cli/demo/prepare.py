@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,12 @@ MEASURED_TOO = (Path(__file__).with_name("sort-avx2.toml"),)
 def write_run(options: DemoOptions, scene: Scene) -> "RunFile":
     """Write scene.run_file; returns what it says. Raises RunFileError for a user's file with mistakes."""
     from node.run.file import load_run_file
+    from node.run.sources import pinned
 
     source = options.run_file or OWN_RUN
-    run = load_run_file(source)
+    run = load_run_file(source, options.sets)
+    if options.run_file is not None:  # nodes that join take no name without its commit
+        run = pinned(run, source.parent)
     recipe = msgspec.structs.replace(run.recipe, seed=options.seed, steps=options.steps or run.recipe.steps)
     if options.steps and options.run_file is None:
         # Whoever says how long to train is not stopped by the goal of a run that he did not write.
@@ -99,7 +103,7 @@ async def prepare(
         if options.run_file is None:
             nursery.start_soon(teach_and_measure, run, options, scene, environment, spawn, view)
         nursery.start_soon(_make_keys, options, scene, addresses)
-    compiled = await trio.to_thread.run_sync(compile_run, scene.run_file)
+    compiled = await trio.to_thread.run_sync(partial(compile_run, scene.run_file, reach="whole", told=view.say))
     facts = await trio.to_thread.run_sync(check_run, compiled)
     for note in await trio.to_thread.run_sync(notes_of, compiled, facts):
         view.say(f"note: {escape(note)}")

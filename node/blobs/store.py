@@ -191,6 +191,14 @@ class BlobStore:
             self._infos[root] = info
         return info
 
+    def arrived(self, root: bytes) -> int:
+        """Bytes of a blob, complete or partial, that are on the disk: it grows while the blob is fetched."""
+        path = self._complete / root.hex() if self.has(root) else self._partial / root.hex()
+        try:
+            return path.stat().st_blocks * 512  # of a file with holes the rest of it
+        except OSError:
+            return 0
+
     def roots(self) -> tuple[bytes, ...]:
         """Complete blobs, least recently used first."""
         return tuple(self._sizes)

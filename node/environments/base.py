@@ -6,7 +6,7 @@ exactly the tokens that were sampled. Training problems are numbered 0..size-1 (
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -89,6 +89,10 @@ class Tokenizer(Protocol):
 
     def encode_messages(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Token ids of (role, text) messages in the chat template, ready for the assistant's turn."""
+        ...
+
+    def asked_with(self, settings: Mapping[str, Any]) -> Self:
+        """The same tokenizer, whose chat template is given these settings beside the messages."""
         ...
 
     def encode_reply(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`dataset`: problems from a file (JSONL or parquet), in any of the published forms that `task_types.shapes` reads.
+"""`dataset`: problems from files (JSONL or parquet), in any of the published forms that `task_types.shapes` reads.
 
 Parsing is strict: a row that cannot be scored is a mistake with its file and line, and all mistakes are told at
 once; or it is left out and counted (on_bad_row = "skip"). None is scored 0 in silence. Which problems are held back
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -26,11 +26,12 @@ from node.environments.base import (
     answer_of,
     is_held_back,
 )
+from node.environments.columns import with_named_columns
 from node.environments.errors import DatasetError, nearest
-from node.environments.files import data_file, read_rows
+from node.environments.files import MAX_ROWS, data_file, files_of, read_rows
 from node.environments.mix import least_dependable
 from node.environments.programs import ProgramRunner, opener_for
-from node.environments.prompts import ListedProblems, check_template, read_prompt
+from node.environments.prompts import ListedProblems, check_template, encode_prompt, read_prompt
 from node.environments.task_types.base import Scorer
 from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.shapes.base import Published
@@ -44,6 +45,7 @@ MAX_GOLDS, MAX_GOLD = 4096, 16 * 1024
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
+Asked = TypeVar("Asked", bound=Tokenizer)
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +54,11 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_tasks: 'error' or 'skip' for rows of task types that cannot be scored; on_bad_row: likewise for all rows that
     cannot be; bad_rows: how many are skipped, written when the run is made, so that every member skips the same (-1:
     not looked at yet); fuel: instructions that a program which is an answer may use for each test; memory_mib: its
-    memory; packages: what it may import besides Python's own modules, with blanks between them."""
+    memory; packages: what it may import besides Python's own modules, with blanks between them; prompt_column,
+    answer_column, messages_column: which columns are the prompt, the truth, a chat that holds both; instruction: stands
+    behind each prompt; system_prompt: the first message of rows without one; chat_template_kwargs: JSON for the chat
+    template; long_prompts: 'error' or 'skip' for prompts of more than most_tokens, which, with long_rows, how many are
+    skipped, is written when the run is made."""
 
     path: str
     template: str = "plain"
@@ -66,13 +72,22 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fuel: int = Limits().fuel
     memory_mib: int = Limits().memory_mib
     packages: str = ""
+    prompt_column: str = ""
+    answer_column: str = ""
+    messages_column: str = ""
+    instruction: str = ""
+    system_prompt: str = ""
+    chat_template_kwargs: str = ""
+    long_prompts: str = "error"
+    most_tokens: int = 0
+    long_rows: int = -1
 
 
 @dataclass(slots=True)
 class Rows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
-    equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip";
-    golds: published solutions of some, by problem_id."""
+    equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"; golds:
+    published solutions of some, by problem_id; long: problems left out for their length."""
 
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
@@ -81,6 +96,7 @@ class Rows:
     repeats: int = 0
     left_out: int = 0
     golds: dict[str, str] = field(default_factory=dict)
+    long: int = 0
 
 
 class DatasetEnvironment(ListedProblems, OneTurn):
@@ -145,16 +161,20 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
     path = data_file(assets, arguments.path)
     _check_arguments(arguments)
     limits = _limits(arguments)
-    rows = _read(path, arguments)
+    rows, chat = _read(path, arguments), arguments.template == "chat"
+    tokenizer = asking(tokenizer, arguments)
+    if arguments.long_prompts == "skip":
+        _leave_long_ones_out(rows, arguments, tokenizer, chat)
     if not rows.training or not rows.held_back:
         raise DatasetError(
             "the dataset cannot be used",
             f"{path}: {len(rows.training)} problems to train on and {len(rows.held_back)} held back for evaluation"
             + (f", {rows.left_out} rows filtered out" if rows.left_out else "")
-            + (f", {rows.skipped.total} bad rows" if rows.skipped.total else ""),
+            + (f", {rows.skipped.total} bad rows" if rows.skipped.total else "")
+            + (f", {rows.long} prompts of more than {arguments.most_tokens} tokens" if rows.long else ""),
             "add rows, widen the solve-rate range, or change held_back_share",
         )
-    chat, runner = arguments.template == "chat", ProgramRunner(opener_for(assets), limits)
+    runner = ProgramRunner(opener_for(assets), limits)
     environment = DatasetEnvironment(rows, tokenizer, runner, chat=chat)
     try:
         environment.start()
@@ -170,13 +190,22 @@ def _check_arguments(arguments: Arguments) -> None:
         arguments.template not in ("plain", "chat")
         or arguments.other_tasks not in ("error", "skip")
         or arguments.on_bad_row not in ("error", "skip")
+        or arguments.long_prompts not in ("error", "skip")
     ):
         raise DatasetError(
             "the dataset's arguments are wrong",
             f"template = {arguments.template!r}, other_tasks = {arguments.other_tasks!r}, "
-            f"on_bad_row = {arguments.on_bad_row!r}",
-            "use template 'plain' or 'chat', other_tasks and on_bad_row 'error' or 'skip'",
+            f"on_bad_row = {arguments.on_bad_row!r}, long_prompts = {arguments.long_prompts!r}",
+            "use template 'plain' or 'chat', and 'error' or 'skip' for the others",
         )
+    for_chats = {"system_prompt": arguments.system_prompt, "chat_template_kwargs": arguments.chat_template_kwargs}
+    if arguments.template == "plain" and (given := [name for name, value in for_chats.items() if value]):
+        raise DatasetError(
+            "the dataset's arguments are wrong",
+            f"{' and '.join(given)} stand in a chat, and template = 'plain' asks without one",
+            "set template = 'chat', or leave them out",
+        )
+    _template_settings(arguments)
     if not 0 <= arguments.solve_rate_min <= arguments.solve_rate_max <= 1:
         raise DatasetError(
             "the dataset's arguments are wrong",
@@ -185,16 +214,67 @@ def _check_arguments(arguments: Arguments) -> None:
         )
 
 
-def _read(path: Path, arguments: Arguments) -> Rows:
-    """Every row of the file. Raises DatasetError with all mistakes where bad rows are not skipped, or where others are
+def _template_settings(arguments: Arguments) -> dict[str, Any]:
+    """Raises DatasetError where they are no JSON object."""
+    if not arguments.chat_template_kwargs:
+        return {}
+    try:
+        return msgspec.json.decode(arguments.chat_template_kwargs, type=dict[str, Any])
+    except UNREADABLE as error:
+        raise DatasetError(
+            "the dataset's arguments are wrong",
+            f"chat_template_kwargs is no JSON object: {error}",
+            """write it as '{"enable_thinking": false}'""",
+        ) from None
+
+
+def asking(tokenizer: Asked, arguments: Arguments) -> Asked:
+    """The tokenizer with what the run says to the chat template."""
+    settings = _template_settings(arguments)
+    return tokenizer.asked_with(settings) if settings else tokenizer
+
+
+def _leave_long_ones_out(rows: Rows, arguments: Arguments, tokenizer: Tokenizer, chat: bool) -> None:
+    """Raises DatasetError where others are too long here than when the run was made: see `_read`."""
+    for listed in (rows.training, rows.held_back):
+        kept = [one for one in listed if len(encode_prompt(one, tokenizer, chat=chat)) <= arguments.most_tokens]
+        rows.long += len(listed) - len(kept)
+        listed[:] = kept
+    if arguments.long_rows not in (-1, rows.long):
+        raise DatasetError(
+            "the dataset is read otherwise here",
+            f"{rows.long} prompts have more than {arguments.most_tokens} tokens, {arguments.long_rows} had before",
+            "use the version of intellect-node that the run was made with",
+        )
+
+
+def _read(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
+    """Every row of the files. Raises DatasetError with all mistakes where bad rows are not skipped, or where others are
     skipped than when the run was made."""
     rows = Rows()
     seen: dict[str, Problem] = {}
+    for path in (paths := files_of(data)):
+        _read_file(path, arguments, rows, seen)
+    found = rows.skipped
+    if found.total and arguments.on_bad_row == "error":
+        raise unusable_rows(found)
+    # A member that skips other rows numbers all later problems otherwise. It would draw other prompts than everybody.
+    if arguments.on_bad_row == "skip" and arguments.bad_rows not in (-1, found.total):
+        raise DatasetError(
+            "the dataset is read otherwise here",
+            f"{paths[0]}: {found.total} rows are skipped, {arguments.bad_rows} were when the run was made",
+            "use the version of intellect-node that the run was made with",
+        )
+    return rows
 
+
+def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
     def bad(line: int, what: str, remedy: str = _MEND) -> None:
         rows.skipped.add(Finding(f"{path}, line {line}", what, remedy))
 
     for line, raw in read_rows(path, bad):
+        if len(seen) > MAX_ROWS:
+            raise DatasetError("the dataset cannot be used", f"more than {MAX_ROWS} problems", "name fewer files")
         try:
             _take(raw, arguments, rows, seen)
         # It is a ValueError with another remedy, so it comes first.
@@ -204,17 +284,6 @@ def _read(path: Path, arguments: Arguments) -> Rows:
             bad(line, str(error))
         except _MALFORMED as error:
             bad(line, f"a value in it is of another type than it should be: {str(error)[:120]}")
-    found = rows.skipped
-    if found.total and arguments.on_bad_row == "error":
-        raise unusable_rows(found)
-    # A member that skips other rows numbers all later problems otherwise. It would draw other prompts than everybody.
-    if arguments.on_bad_row == "skip" and arguments.bad_rows not in (-1, found.total):
-        raise DatasetError(
-            "the dataset is read otherwise here",
-            f"{path}: {found.total} rows are skipped, {arguments.bad_rows} were when the run was made",
-            "use the version of intellect-node that the run was made with",
-        )
-    return rows
 
 
 def unusable_rows(found: Findings) -> DatasetError:
@@ -232,6 +301,7 @@ class _OtherTask(ValueError):
 
 def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
     """Put a row where it belongs. Raises ValueError for one that cannot be used."""
+    raw = with_named_columns(raw, arguments)
     published = read_published(raw)
     task = TASK_TYPES.get(published.task)
     if task is None and arguments.other_tasks == "skip":
@@ -262,17 +332,38 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
 
 def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments) -> Problem:
     before, prompt = read_prompt(published.prompt)
+    if arguments.instruction:
+        prompt = f"{prompt}\n{arguments.instruction}"
+    if arguments.system_prompt and (not before or before[0][0] != "system"):
+        before = (("system", arguments.system_prompt), *before)
     truth = TASK_TYPES[published.task].truth(published.info, raw)
     check_template(before, chat=arguments.template == "chat")
     return Problem(published.problem_id, prompt, truth, published.task, before)
 
 
-def count_bad_rows(path: Path, args: Mapping[str, Any]) -> int:
+def collect(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
+    """Every row of a data set that is not part of a run yet. Raises DatasetError for a file that cannot be read."""
+    _check_arguments(arguments)
+    return _read(data, arguments)
+
+
+def count_bad_rows(data: Path | Sequence[Path], args: Mapping[str, Any]) -> int:
     """How many rows a run with these arguments skips. Raises DatasetError for a file that cannot be read."""
-    # The arguments may be those of `tools`, which takes more than a dataset does.
+    return _read(data, msgspec.structs.replace(_arguments(args), on_bad_row="skip", bad_rows=-1)).skipped.total
+
+
+def count_long_rows(data: Path | Sequence[Path], args: Mapping[str, Any], tokenizer: Tokenizer, most: int) -> int:
+    """How many problems a run leaves out whose prompts have more than `most` tokens. Raises DatasetError."""
+    arguments = msgspec.structs.replace(_arguments(args), most_tokens=most, bad_rows=-1, long_rows=-1)
+    rows = _read(data, arguments)
+    _leave_long_ones_out(rows, arguments, asking(tokenizer, arguments), arguments.template == "chat")
+    return rows.long
+
+
+def _arguments(args: Mapping[str, Any]) -> Arguments:
+    """Those of a dataset, of an environment that may take more, as `tools` does."""
     known = Arguments.__struct_fields__
-    arguments = msgspec.convert({"path": "", **{key: args[key] for key in args if key in known}}, Arguments)
-    return _read(path, msgspec.structs.replace(arguments, on_bad_row="skip", bad_rows=-1)).skipped.total
+    return msgspec.convert({"path": "", **{key: args[key] for key in args if key in known}}, Arguments)
 
 
 def _limits(arguments: Arguments) -> Limits:

@@ -4,7 +4,7 @@ A file of another kind is one mistake, told with what it is and how to make rows
 as if each of them were wrong.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,7 +45,7 @@ _BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
 
 
 def data_file(assets: Path, name: str) -> Path:
-    """Raises DatasetError for one outside a run's assets."""
+    """A data file, or the directory of several. Raises DatasetError for one outside a run's assets."""
     path = assets / name
     # Resolved: a link inside of the assets may lead out of them.
     if not path.resolve().is_relative_to(assets.resolve()):
@@ -53,9 +53,20 @@ def data_file(assets: Path, name: str) -> Path:
     return path
 
 
+def files_of(path: Path | Sequence[Path]) -> Sequence[Path]:
+    """A data set's files in the order in which everybody numbers their rows."""
+    if not isinstance(path, Path):
+        return path
+    return sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+
+
 def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row number from 1, row as a dict). bad: told of lines that are no rows, else they raise DatasetError, as
-    does a file that cannot be read."""
+    """(line or row number from 1 of its file, row as a dict), of a directory those of all its files. bad: told of lines
+    that are no rows, else they raise DatasetError, as does a file that cannot be read."""
+    if path.is_dir():
+        for file in files_of(path):
+            yield from read_rows(file, bad)
+        return
 
     def refuse(line: int, what: str) -> NoReturn:
         raise DatasetError("the dataset cannot be used", f"{path}, line {line}: {what}", "correct or remove the row")

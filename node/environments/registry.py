@@ -84,19 +84,31 @@ def check_prompts(
     if environment.size > 1 << 32:
         stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
     numbers = range(0, environment.size, stride)
-    longest, found, first = 0, Findings(), None
+    longest, found = 0, Findings()
+    worst: tuple[int, DatasetError] | None = None
     for number in numbers:
         try:
             longest = max(longest, check_prompt(environment, ask(environment.problem(number)), limit))
         except DatasetError as error:
-            first = first or error
-            found.add(Finding(f"{environment.name}, problem {number}", f"{error.what}: {error.why}", error.remedy))
-    if first is not None:
+            size = error.tokens if isinstance(error, PromptTooLong) else 0
+            worst = (size, error) if worst is None or size > worst[0] else worst
+            place = f"{environment.name}, problem {number}"
+            found.add(Finding(place, f"{error.what}: {error.why}", error.remedy, size))
+    if worst is not None:
+        first = worst[1]
         more = f" (and {found.total - 1} more of the {len(numbers)} problems looked at)" if found.total > 1 else ""
         told = DatasetError(first.what, f"{first.why}{more}", first.remedy)
         told.findings = found
         raise told
     return longest
+
+
+class PromptTooLong(DatasetError):
+    """tokens: of a prompt that does not fit, or has none."""
+
+    def __init__(self, tokens: int, what: str, why: str, remedy: str) -> None:
+        super().__init__(what, why, remedy)
+        self.tokens = tokens
 
 
 def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
@@ -108,10 +120,13 @@ def check_prompt(environment: Environment, problem: Problem, limit: int) -> int:
         why = f"problem {problem.problem_id[:80]!r}: {refused.why}"
         raise DatasetError(refused.what, why, refused.remedy) from None
     if not 1 <= length <= limit:
-        raise DatasetError(
+        raise PromptTooLong(
+            length,
             "a prompt does not fit the run",
             f"problem {problem.problem_id[:80]!r} has {length} tokens, rollout.max_prompt_tokens is {limit}",
-            "raise rollout.max_prompt_tokens in the run file, or remove the problem",
+            f"set rollout.max_prompt_tokens to {length} or more, or long_prompts = 'skip' below [environment.args]"
+            if length
+            else "remove the problem",
         )
     return length
 
@@ -126,12 +141,19 @@ def needs_runtime(name: str, args: Mapping[str, int | float | str], files: Mappi
         if calls_python(args):
             return True
     row = BUILTIN.get(name)
-    data = files.get(str(args.get(row.data, ""))) if row and row.data else None
-    if data is None:
+    data = files_below(str(args.get(row.data, "")), files) if row and row.data else []
+    if not data:
         return False
     from node.environments.dataset import runs_programs
 
-    return runs_programs(data)
+    return any(runs_programs(file) for file in data)
+
+
+def files_below(asset: str, files: Mapping[str, Path]) -> list[Path]:
+    """The file of an asset, or those of a directory of assets in the order in which they are read."""
+    if asset in files:
+        return [files[asset]]
+    return [files[name] for name in sorted(files) if asset and name.startswith(f"{asset}/")]
 
 
 # A reward function of one's own over the problems of any environment: `score(row, answer) -> float`, at a desk.

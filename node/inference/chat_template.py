@@ -8,6 +8,7 @@ the two would say something else is a bug of this module, but for the clock.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from node.inference.errors import ModelError
@@ -31,8 +32,9 @@ class ChatTemplate(NamedTuple):
     tokens: Mapping[str, str]
 
 
-def load_template(directory: Path) -> Render:
-    """Raises ModelError if there is no template, or none that can be loaded."""
+def load_template(directory: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> Render:
+    """Raises ModelError if there is no template, or none that can be loaded. settings: what it is given beside the
+    messages, such as enable_thinking."""
     from jinja2 import TemplateError
 
     from node.inference.template_language import compiled
@@ -46,7 +48,7 @@ def load_template(directory: Path) -> Render:
             f"{directory}: {error}",
             "use one that is plain jinja with nothing random in it, since everybody has to read the same prompt",
         ) from None
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens, **settings}
     return lambda messages: template.render(messages=messages, **given)
 
 

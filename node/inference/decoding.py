@@ -103,9 +103,11 @@ class _Sequence:
         """Tokens in the end, if it is given `reach` tokens of output or has them already."""
         return len(self.tokens) + max(0, min(len(self.request.uniforms), int(reach)) - self.output)
 
-    @property
-    def full(self) -> bool:
-        return self.output == len(self.request.uniforms)
+    def ends(self, eos: frozenset[int]) -> bool:
+        """Asked once behind each token, of which whoever waits for it hears here."""
+        told, token = self.request.told, self.tokens[-1]
+        enough = told is not None and told(token)
+        return enough or token in eos or self.output == len(self.request.uniforms)
 
     def completion(self, finished: bool) -> Completion:
         kept, output = self.request.rows, self.tokens[len(self.tokens) - self.output :]
@@ -198,7 +200,7 @@ class TorchDecoder:
     def _record(self, tokens: np.ndarray, heads: U16) -> list[tuple[int, Completion]]:
         for one, head, token in zip(self._rows, heads, tokens.tolist(), strict=True):
             one.add(head, token)
-        over = [row for row, one in enumerate(self._rows) if one.full or one.tokens[-1] in self._eos]
+        over = [row for row, one in enumerate(self._rows) if one.ends(self._eos)]
         # From the last row down: whoever leaves is replaced by the last row, which must not be due itself.
         return [self._end(row) for row in reversed(over)]
 

@@ -43,13 +43,15 @@ Weights = Mapping[str, Any]
 class Request:
     """prompt: token ids, at least one; uniforms: float64[max output tokens], one per token to draw; experts: of the
     prompt's first tokens, which were computed before; adapter: the name of one that is held (`Apart`); rows: where
-    heads go instead of into the completion, if the engine can."""
+    heads go instead of into the completion, if the engine can; told: hears each token as it is drawn, at once and in
+    the engine's thread, and ends the answer by True, if the engine can."""
 
     prompt: Sequence[int]
     uniforms: F64
     experts: U8 | None = None
     adapter: bytes = b""
     rows: Rows | None = None
+    told: Callable[[int], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ text becomes; knows nothing of weights. Never contacts a hub and never runs code
 are rendered in jinja's sandbox).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
@@ -37,6 +39,7 @@ class LocalTokenizer:
             ) from None
         self.eos = frozenset(_eos_ids(model_dir))
         self._template: Render | None = None
+        self._settings: Mapping[str, Any] = {}
 
     @property
     def vocabulary(self) -> int:
@@ -68,6 +71,12 @@ class LocalTokenizer:
     def spell(self, tokens: Sequence[int]) -> str:
         """The same with special tokens, as they are written."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def asked_with(self, settings: Mapping[str, Any]) -> Self:
+        """The same tokenizer, whose chat template is given these settings beside the messages."""
+        other = copy(self)
+        other._settings, other._template = settings, None
+        return other
 
     def encode_chat(self, text: str) -> list[int]:
         """Token ids of one user message in the chat template, ready for the assistant's turn.
@@ -111,7 +120,7 @@ class LocalTokenizer:
         from jinja2 import TemplateError
 
         if self._template is None:
-            self._template = load_template(self._dir)
+            self._template = load_template(self._dir, self._settings)
         try:
             return self._template([{"role": role, "content": content} for role, content in messages])
         except (TemplateError, RecursionError) as error:

@@ -63,7 +63,7 @@ def _check_arguments(config: NodeConfig) -> None:
     if config.run_file is not None:
         from node.run.file import load_run_file
 
-        load_run_file(config.run_file)
+        load_run_file(config.run_file, config.run_sets)
     if config.listen or config.announce or config.bootnodes:
         _check_addresses(config)
     if config.http_sources:

@@ -181,6 +181,12 @@ QUOTA = 64 * 2**30
 T = TypeVar("T")
 
 
+HUB = (
+    "where they are slow, its files come from the hub, which learns this machine's address "
+    "(to forbid it: intellect-node config set hub never)"
+)
+
+
 class Visit(msgspec.Struct, frozen=True):
     """run: None where nobody handed it out in time."""
 
@@ -250,4 +256,5 @@ def _judge(reached: int, members: int, run: Run | None) -> Finding:
     answer = f"{reached} of {members} members answer"
     if run is None:
         return warning("peers", f"{answer}, none has the run yet", "wait, and try again", **data)
-    return ok("peers", f"{answer}, and the run {run.spec.name} is had from them", **data)
+    hub = f"; {HUB}" if run.spec.sources else ""
+    return ok("peers", f"{answer}, and the run {run.spec.name} is had from them{hub}", **data)

@@ -1,4 +1,8 @@
-"""Obtain the run: its specification by the root that stands on chain, then its files, from any member."""
+"""Obtain the run: its specification by the root that stands on chain, then its files, from any member.
+
+A file whose source the run names may come from the hub as well: out of this user's cache, or, a minute after the peers
+gave nothing more, from the hub itself. Its root decides, whoever gave it, and what came is served to peers.
+"""
 
 import os
 import shutil
@@ -9,10 +13,13 @@ import msgspec
 import structlog
 import trio
 
+from node import hub
 from node.blobs.interface import Blobs
+from node.config import HubUse
 from node.environments.programs import own_copy
 from node.errors import RunFileError
 from node.run.file import CompiledRun, describe_file
+from node.run.sources import origin_of
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.run import MAX_RUN_BYTES, Asset, RunSpec, decode_run, encode_run
@@ -23,6 +30,10 @@ FIRST_TRY = 2.0
 # Bytes a second for which one try is patient; a slower line needs several, each of which goes on where the last ended.
 SLOWEST_RATE = 100_000
 RETRY_PAUSE = 0.5
+STALL_SECONDS = 60.0
+"""Without a byte of peers, after which the hub is asked, too."""
+MOST_PAUSE = 3600.0
+"""Seconds between two questions to a hub that does not help."""
 Sources = Callable[[], Sequence[Address]]
 
 
@@ -35,12 +46,19 @@ class Run(msgspec.Struct, frozen=True):
     assets: Path
 
 
-async def obtain_run(root: bytes, blobs: Blobs, sources: Sources, directory: Path) -> Run:
-    """Fetch run `root` and its assets into `directory`, asking the members again until they have it."""
+async def obtain_run(
+    root: bytes, blobs: Blobs, sources: Sources, directory: Path, *, use: HubUse = "never", stall: float = STALL_SECONDS
+) -> Run:
+    """Fetch run `root` and its assets into `directory`, asking the members again until they have it. use, stall: when
+    the hub is asked for what the run names there."""
     spec = await obtain_spec(root, blobs, sources)
     assets = directory / root.hex()[:16]
+    if spec.sources and use != "never" and not hub.installed():
+        log.info("run.no_hub_client", why="the extra [train] is not installed, so files come from peers alone")
     for asset in spec.assets:
-        await place_asset(asset, blobs, sources, assets)
+        origin = origin_of(asset.path, spec.sources) if hub.installed() else None
+        if origin is None or not await _have_of_hub(asset, origin, blobs, assets):
+            await _place(asset, blobs, sources, assets, origin, use, stall)
     log.info("run.obtained", name=spec.name, root=root.hex()[:16], files=len(spec.assets))
     return Run(spec, root, encode_run(spec), assets)
 
@@ -83,6 +101,69 @@ async def place_asset(asset: Asset, blobs: Blobs, sources: Sources, directory: P
         return
     path = await _insist(blobs, bytes.fromhex(asset.root), sources, asset.size, asset.size)
     await trio.to_thread.run_sync(_link, path, directory / asset.path)
+
+
+Origin = tuple[str, str]
+"""(hf:[datasets/]OWNER/NAME@COMMIT[/FOLDER], file)."""
+
+
+async def _have_of_hub(asset: Asset, origin: Origin, blobs: Blobs, directory: Path) -> bool:
+    """Whether this user's cache of the hub has the file: then it is placed."""
+    path = await trio.to_thread.run_sync(hub.from_origin, *origin)
+    return path is not None and await _keep(asset, path, blobs, directory)
+
+
+async def _place(
+    asset: Asset, blobs: Blobs, sources: Sources, directory: Path, origin: Origin | None, use: HubUse, stall: float
+) -> None:
+    """From peers, and where the run names its source and it is wanted, from the hub: whoever has it first."""
+    if origin is None or use == "never":
+        return await place_asset(asset, blobs, sources, directory)
+    if use == "first" and await _by_hub(asset, origin, blobs, directory):
+        return None
+    async with trio.open_nursery() as nursery:
+
+        async def by_peers() -> None:
+            await place_asset(asset, blobs, sources, directory)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(by_peers)
+        while True:
+            await _stalled(bytes.fromhex(asset.root), blobs, stall)
+            if await _by_hub(asset, origin, blobs, directory):
+                nursery.cancel_scope.cancel()
+            stall = min(2 * stall, MOST_PAUSE)  # it refused, or lied: peers may still come
+    return None
+
+
+async def _stalled(root: bytes, blobs: Blobs, seconds: float) -> None:
+    """Returns when nothing of a blob came for so long."""
+    before = -1
+    while (now := await trio.to_thread.run_sync(blobs.arrived, root)) > before:
+        before = now
+        await trio.sleep(seconds)
+
+
+async def _by_hub(asset: Asset, origin: Origin, blobs: Blobs, directory: Path) -> bool:
+    """Whether the hub gave it."""
+    log.info("run.asking_the_hub", file=asset.path, source=origin[0])
+    try:
+        # abandoned where peers are faster: what has come stays in the client's cache
+        path = await trio.to_thread.run_sync(hub.fetch_from_origin, *origin, asset.size, abandon_on_cancel=True)
+    except hub.HubError as error:
+        log.info("run.not_by_hub", file=asset.path, why=f"{error.what}: {error.why}")
+        return False
+    return await _keep(asset, path, blobs, directory)
+
+
+async def _keep(asset: Asset, path: Path, blobs: Blobs, directory: Path) -> bool:
+    """Place a file that the hub has given, and serve it, if it is the run's own."""
+    if (await trio.to_thread.run_sync(describe_file, path)).root.hex() != asset.root:
+        log.warning("run.hub_has_another_file", file=asset.path, why="its root is not the one that the run names")
+        return False  # it stays in the cache: there it may be somebody's model, and runs are strangers'
+    await blobs.add(path)
+    await trio.to_thread.run_sync(_link, path, directory / asset.path)
+    return True
 
 
 def _own_copy(asset: Asset) -> Path | None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from node.environments.builtin import BUILTIN
 from node.environments.package.archive import asset_name
 from node.environments.programs import sandbox_files
-from node.environments.registry import check_arguments, needs_runtime
+from node.environments.registry import check_arguments, files_below, needs_runtime
 from node.errors import RunFileError
 from node.run.own_code import compiled
+from node.run.sources import data_files
 from protocol.run import EnvironmentSpec, EvaluationSpec
 from protocol.sections import EnvironmentPart, EvaluationEnvironment, Section
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from node.run.file import RunFile
     from node.run.packages import Known
 
+BUDGET_TOKENS = 32
+"""Of the text of a length budget behind a prompt, generously."""
 Arguments = dict[str, int | float | str]
 Attempt = Callable[..., Any]
 """(function, its arguments) -> what it returns; None where it fails, if that is noted and the rest is looked at."""
@@ -71,10 +74,11 @@ def compile_environment(
 ) -> EnvironmentSpec:
     """What the run trains on. path: of the run file; the files that it needs are put into `files`. Of several, those
     that can be used."""
+    most = _most_tokens(run)
     if run.environment is not None:
-        named = attempt(_named, run.environment, run.dataset, path, files)
+        named = attempt(_named, run.environment, run.dataset, path, files, most)
         return EnvironmentSpec(**named) if named else EnvironmentSpec(name="mix")
-    tables = ((one, attempt(_named, one, one.dataset or run.dataset, path, files)) for one in run.environments)
+    tables = ((one, attempt(_named, one, one.dataset or run.dataset, path, files, most)) for one in run.environments)
     parts = tuple(EnvironmentPart(weight=one.weight, label=one.label, **named) for one, named in tables if named)
     return EnvironmentSpec(name="mix", parts=parts)
 
@@ -83,13 +87,20 @@ def compile_evaluation(
     run: "RunFile", path: Path, files: dict[str, Path], attempt: Attempt = at_once
 ) -> EvaluationSpec:
     """What the run is evaluated on beside it, likewise."""
-    written = run.evaluation
-    tables = ((one, attempt(_named, one, one.dataset or run.dataset, path, files)) for one in written.environments)
+    written, most = run.evaluation, _most_tokens(run)
+    tables = (
+        (one, attempt(_named, one, one.dataset or run.dataset, path, files, most)) for one in written.environments
+    )
     environments = tuple(EvaluationEnvironment(label=one.label, **named) for one, named in tables if named)
     return EvaluationSpec(problems=written.problems, every=written.every, environments=environments)
 
 
-def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict[str, Path]) -> Named:
+def _most_tokens(run: "RunFile") -> int:
+    """Of a prompt; the text of a length budget, which stands behind it, has a few."""
+    return run.rollout.max_prompt_tokens - (BUDGET_TOKENS if run.length_budget.targets else 0)
+
+
+def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict[str, Path], most_tokens: int) -> Named:
     if bool(table.name) == bool(table.package):
         raise RunFileError(
             f"unusable run file {path}",
@@ -103,7 +114,7 @@ def _named(table: EnvironmentTable, dataset: str | None, path: Path, files: dict
 
         package = named(table.package, path.parent)
         name = _place_package(package, path, files)
-    args = _with_data(name, table.args, dataset, path, files)
+    args = _with_data(name, table.args, dataset, path, files, most_tokens)
     if problem := check_arguments(name, args, packaged=bool(table.package)):
         raise RunFileError(f"unusable run file {path}", *problem)
     if package is not None:
@@ -121,8 +132,23 @@ def _place_package(package: "Known", path: Path, files: dict[str, Path]) -> str:
     return name
 
 
+def _long_ones(data: list[Path], args: Mapping[str, Any], most_tokens: int, model: Path) -> Arguments:
+    from node.environments.dataset import count_long_rows
+    from node.inference.tokenizer import LocalTokenizer
+
+    return {
+        "most_tokens": most_tokens,
+        "long_rows": count_long_rows(data, args, LocalTokenizer(model), most_tokens),
+    }
+
+
 def _with_data(
-    name: str, args: Mapping[str, int | float | str], dataset: str | None, path: Path, files: dict[str, Path]
+    name: str,
+    args: Mapping[str, int | float | str],
+    dataset: str | None,
+    path: Path,
+    files: dict[str, Path],
+    most_tokens: int,
 ) -> Arguments:
     """The arguments, with the asset names of the data files that the environment reads."""
     if name not in BUILTIN or not BUILTIN[name].data:
@@ -131,21 +157,23 @@ def _with_data(
         raise RunFileError("no data set", f"{path} has no `dataset` for the environment {name!r}", "name the file")
     named: Arguments = {BUILTIN[name].data: _place_data(dataset, "dataset", path, files)}
     more = {key: args[key] for key in BUILTIN[name].more if args.get(key)}
+    own = str(named[BUILTIN[name].data])
     if args.get("on_bad_row") == "skip":
         from node.environments.dataset import count_bad_rows
 
         # Members that skip other rows number the problems otherwise: the count is part of what they agree on.
-        named["bad_rows"] = count_bad_rows(path.parent / dataset, args)
+        named["bad_rows"] = count_bad_rows(files_below(own, files), args)
+    if args.get("long_prompts") == "skip" and "model/tokenizer.json" in files:
+        named |= _long_ones(files_below(own, files), args, most_tokens, files["model/tokenizer.json"].parent)
     return {**args, **named, **{key: _place_data(str(file), key, path, files) for key, file in more.items()}}
 
 
-def _place_data(file: str, setting: str, path: Path, files: dict[str, Path]) -> str:
-    """The asset name of a data file, which goes into `files`."""
-    data = path.parent / file
-    if not data.is_file():
-        raise RunFileError(f"no data set at {data}", f"`{setting}` in {path} names it", "correct the path")
-    asset = f"data/{data.name}"
-    # By the file that is meant: two tables may name one file by different paths.
-    if files.setdefault(asset, data).resolve() != data.resolve():
-        raise RunFileError(f"two data sets are called {data.name}", f"{path} names both", "rename one of them")
-    return asset
+def _place_data(source: str, setting: str, path: Path, files: dict[str, Path]) -> str:
+    """The asset name of a data file, or of the directory of several; they go into `files`."""
+    found = data_files(source, path.parent, setting)
+    for name, data in found.items():
+        # By the file that is meant: two tables may name one file by different paths.
+        if files.setdefault(f"data/{name}", data).resolve() != data.resolve():
+            raise RunFileError(f"two data sets are called {name}", f"{path} names both", "rename one of them")
+    first = next(iter(found))
+    return f"data/{first.partition('/')[0] if '/' in first else first}"

@@ -1,20 +1,20 @@
 """Run files: the TOML that a run's owner writes -> the RunSpec that everybody agrees on, and its files.
 
-A run file names a Hugging Face-format model directory and one environment or several with weights; the environment
-`dataset` needs a data file. Paths are relative to the run file. Reads and hashes files: call from a thread.
+A run file names a model and one environment or several with weights; the environment `dataset` needs data. Both are
+paths relative to the run file, or names on the hub (`node.run.sources`). Reads and hashes files: call from a thread.
 """
 
 import difflib
 import json
-import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
+from node import hub
 from node.errors import RunFileError
 from node.inference.errors import ModelError
 from node.inference.model_files import CONFIG, INDEX, read_json
@@ -28,16 +28,16 @@ from node.run.environments import (
     compile_evaluation,
 )
 from node.run.own_code import compiled
+from node.run.settings import read_tables
+from node.run.sources import Told, at_hand, origins
 from protocol.blobs import BlobInfo, choose_piece_size, describe, describe_pieces
 from protocol.recipe import Recipe
 from protocol.run import MODEL, Asset, EnvironmentSpec, RunError, RunSections, RunSpec, encode_run
 from protocol.sections import TEACHER, Section
 from protocol.toploc import most_points
 
-MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+MODEL_SUFFIXES = hub.MODEL_SUFFIXES
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
-# People write it by hand; a data set that was named by mistake is refused before it is parsed.
-MAX_RUN_FILE = 256 * 1024
 MAX_TOKENIZER = 1 << 26
 TEXT = "text"
 """Stands for the environment in a run that has none: it pre-trains."""
@@ -67,8 +67,8 @@ class WarmStart(Section, frozen=True):
 
 
 class RunFile(RunSections, frozen=True, kw_only=True):
-    """The run file as written. model: directory; dataset: JSONL or parquet file; environment or environments, or
-    [pretraining] instead of both; warm_start: how the model was made."""
+    """The run file as written. model: directory or name; dataset: JSONL or parquet, a file, directory, pattern or name;
+    environment or environments, or [pretraining] instead of both; warm_start: how the model was made."""
 
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -95,19 +95,14 @@ def remedy_of(mistake: str) -> str:
     return "add it; `intellect-node run new` writes a whole file" if missing else "correct the value"
 
 
-def load_run_file(path: Path) -> RunFile:
-    """Parse a run file; raises RunFileError naming the key that is wrong and the nearest right one."""
-    try:
-        text = path.read_bytes()
-        if len(text) > MAX_RUN_FILE:
-            raise ValueError(f"{len(text)} bytes is too long for a run file")
-        data = tomllib.loads(text.decode())
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise RunFileError(f"cannot read the run file {path}", why, "check the path") from error
-    except (ValueError, RecursionError) as error:
-        # tomllib recurses, so brackets without end get here as RecursionError.
-        raise RunFileError(f"cannot read the run file {path}", str(error), "make it TOML in UTF-8") from error
+def load_run_file(path: Path, sets: Sequence[str] = ()) -> RunFile:
+    """Parse a run file; raises RunFileError naming the key that is wrong and the nearest right one. sets: NAME=VALUE
+    that stand in it beside what is written, and are checked with it."""
+    return run_file_of(read_tables(path, sets), path)
+
+
+def run_file_of(data: dict[str, Any], path: Path) -> RunFile:
+    """The same of its tables."""
     # Before the types: a misspelt key should be named as such, with the nearest right one.
     unknown = unknown_keys(data, RunFile)
     if unknown:
@@ -147,10 +142,10 @@ def check_kind(run_file: RunFile, path: Path) -> None:
 def with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     """As many points per proof as the model's rows are good for, where the file does not say how many.
 
-    A model that cannot be read is somebody else's to complain about.
+    A model that cannot be read is somebody else's to complain about, and a name is looked at once it is here.
     """
     try:
-        hidden = read_json(path.parent / run_file.model / CONFIG)["hidden_size"]
+        hidden = read_json(path.parent / Path(run_file.model).expanduser() / CONFIG)["hidden_size"]
     except (ModelError, KeyError):
         return run_file
     if not isinstance(hidden, int):
@@ -160,16 +155,36 @@ def with_fitting_proofs(run_file: RunFile, path: Path) -> RunFile:
     return msgspec.structs.replace(run_file, verification=fitting)
 
 
-def compile_run(path: Path, run_file: RunFile | None = None, *, desk: bool = False) -> CompiledRun:
+def compile_run(
+    path: Path,
+    run_file: RunFile | None = None,
+    *,
+    desk: bool = False,
+    reach: hub.Reach = "here",
+    told: Told = lambda line: None,
+    sets: Sequence[str] = (),
+) -> CompiledRun:
     """Everything that `join --role trainer --run FILE` and `contract pool create --run FILE` need.
 
     run_file: what to compile instead of the file's own words (command lines override some); its paths are still
-    relative to `path`. desk: whether the run is for a desk, and may bring code of its own. Raises RunFileError for a
-    missing or incomplete model directory, data set or function.
+    relative to `path`. desk: whether the run is for a desk, and may bring code of its own. reach: how far to go for
+    what it names on the hub, of which `told` hears. sets: as in `load_run_file`. Raises RunFileError for a missing or
+    incomplete model directory, data set or function.
     """
-    run_file = run_file or load_run_file(path)
-    files = model_files(path.parent / run_file.model)
+    run_file, _ = had(run_file or load_run_file(path, sets), path, reach, told)
+    files = model_files(path.parent / Path(run_file.model).expanduser())
     return sealed(draft(path, run_file, files), path, files, desk=desk)
+
+
+def had(
+    run_file: RunFile, path: Path, reach: hub.Reach, told: Told = lambda line: None
+) -> tuple[RunFile, list[hub.Had]]:
+    """The run file with what it names on the hub by paths, and what that was. Raises RunFileError."""
+    changed, found = at_hand(run_file, path.parent, reach, told)
+    rules = changed.verification
+    if changed.model != run_file.model and changed.pretraining is None and rules.toploc_k == type(rules)().toploc_k:
+        changed = with_fitting_proofs(changed, path)
+    return changed, found
 
 
 def draft(path: Path, run_file: RunFile, files: dict[str, Path], attempt: Attempt = at_once) -> RunSpec:
@@ -185,7 +200,7 @@ def draft(path: Path, run_file: RunFile, files: dict[str, Path], attempt: Attemp
         **compile_text(run_file, path, files, attempt),
     }
     if run_file.distill and files:
-        files |= attempt(teacher_files, path.parent / run_file.distill.teacher, files) or {}
+        files |= attempt(teacher_files, path.parent / Path(run_file.distill.teacher).expanduser(), files) or {}
         # By its place among the assets: a directory of the owner's means nothing to members.
         sections["distill"] = msgspec.structs.replace(run_file.distill, teacher=TEACHER)
     return RunSpec(name=run_file.name, environment=environment, **sections)
@@ -193,7 +208,7 @@ def draft(path: Path, run_file: RunFile, files: dict[str, Path], attempt: Attemp
 
 def sealed(spec: RunSpec, path: Path, files: dict[str, Path], *, desk: bool) -> CompiledRun:
     """A draft with its files, by their hashes. Raises RunFileError."""
-    spec = msgspec.structs.replace(spec, assets=tuple(_assets(files)))
+    spec = msgspec.structs.replace(spec, assets=tuple(_assets(files)), sources=origins(files))
     try:
         spec.check(desk=desk)
     except RunError as error:
@@ -227,7 +242,8 @@ def model_files(directory: Path) -> dict[str, Path]:
         raise RunFileError(
             f"no model directory at {directory}",
             "`model` in the run file names it",
-            "correct the path, or make one: a run with [warm_start] makes its own (`run warm-start FILE`)",
+            "correct the path, write hf:OWNER/NAME for one of the hub, or make one: a run with [warm_start] makes its "
+            "own (`run warm-start FILE`)",
         )
     # Only these: a model directory from the hub has pictures, and weights of other libraries, as large again.
     found = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix in MODEL_SUFFIXES)

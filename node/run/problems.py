@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from node.environments.errors import EnvironmentFault
 from node.environments.mix import MixEnvironment
 from node.environments.package.archive import asset_name
 from node.environments.registry import check_prompt, check_prompts, load_environment
+from node.environments.task_types.table import MARKED_TASKS, MARKS
 from node.errors import Finding, Findings, RunFileError
 from node.inference.errors import ModelError
 from node.inference.model_files import read_json
@@ -74,7 +75,8 @@ class PartFacts(msgspec.Struct, frozen=True):
     """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws;
     determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one;
     paid: what its scorers pay, where that was looked at; shapes: published form -> rows taken; skipped: fault -> rows
-    skipped for it; repeats: further responses to a problem."""
+    skipped for it; repeats: further responses to a problem; unmarked: problems whose answer is looked for behind a mark
+    that their prompt does not ask for; said: what stands behind each prompt."""
 
     label: str
     problems: int
@@ -88,6 +90,8 @@ class PartFacts(msgspec.Struct, frozen=True):
     shapes: dict[str, int] = {}
     skipped: dict[str, int] = {}
     repeats: int = 0
+    unmarked: int = 0
+    said: str = ""
 
 
 class TextFacts(PartFacts, frozen=True, kw_only=True):
@@ -100,12 +104,14 @@ class TextFacts(PartFacts, frozen=True, kw_only=True):
 
 class RunFacts(msgspec.Struct, frozen=True):
     """What looking at a run's files shows. parameters: of the model; longest_prompt: tokens, of those looked at;
-    evaluated: evaluation environments, of which nothing is drawn."""
+    evaluated: evaluation environments, of which nothing is drawn; positions: most tokens that the model has places for,
+    0 if it does not say."""
 
     parameters: int
     longest_prompt: int
     parts: tuple[PartFacts, ...]
     evaluated: tuple[PartFacts, ...] = ()
+    positions: int = 0
 
 
 def check_run(run: CompiledRun) -> RunFacts:
@@ -208,7 +214,18 @@ def _looked_at(run: CompiledRun, assets: Path, look: _Look) -> RunFacts | None:
         return None
     parts = [one for one in looked if one]
     longest = max((tokens for tokens, _ in parts), default=0)
-    return RunFacts(parameters, longest, tuple(fact for _, fact in parts), tuple(one for one in evaluated if one))
+    facts = tuple(fact for _, fact in parts)
+    return RunFacts(parameters, longest, facts, tuple(one for one in evaluated if one), positions_of(assets / "model"))
+
+
+def positions_of(model: Path) -> int:
+    """Most tokens that a model has places for; 0 if it does not say."""
+    told = read_json(model / "config.json")
+    text = told.get("text_config")  # of models that read more than text
+    found = told.get("max_position_embeddings") or (
+        text.get("max_position_embeddings") if isinstance(text, dict) else 0
+    )
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def _model_looked_at(run: CompiledRun, model: Path | None, look: _Look) -> tuple[int | None, LocalTokenizer | None]:
@@ -228,7 +245,7 @@ def _trained_on(
     """(tokens of the longest prompt, facts)."""
     with closing(load_environment(settings, assets, tokenizer)) as environment:
         longest = check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
-        fact = _fact(run, label, settings.name, environment, share)
+        fact = _fact(run, label, settings.name, environment, share, settings.args)
         if scores and isinstance(environment, DatasetEnvironment):
             # What this machine cannot score is told where it is scored. The run may be good nevertheless.
             with suppress(EnvironmentFault, SandboxError):
@@ -243,7 +260,7 @@ def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, toke
         for number in range(min(environment.held_back, run.evaluation.problems)):
             problem = _asked(run, environment.held_back_problem(number))
             check_prompt(environment, problem, run.rollout.max_prompt_tokens)
-        return _fact(run, settings.title, settings.name, environment, 0.0)
+        return _fact(run, settings.title, settings.name, environment, 0.0, settings.args)
 
 
 def _asked(run: RunSpec, problem: Problem) -> Problem:
@@ -254,7 +271,9 @@ def _asked(run: RunSpec, problem: Problem) -> Problem:
     return replace(problem, prompt=told(run.length_budget, problem.prompt, targets[-1]))
 
 
-def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: float) -> PartFacts:
+def _fact(
+    run: RunSpec, label: str, name: str, environment: Environment, share: float, args: Mapping[str, Any]
+) -> PartFacts:
     rows: Rows | None = getattr(environment, "rows", None)
     return PartFacts(
         label=label,
@@ -268,7 +287,15 @@ def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: 
         shapes=dict(rows.shapes) if rows else {},
         skipped=dict(rows.skipped.kinds) if rows else {},
         repeats=rows.repeats if rows else 0,
+        unmarked=_unmarked(rows) if rows and args.get("template") == "chat" else 0,
+        said=str(args.get("instruction", "")),
     )
+
+
+def _unmarked(rows: Rows) -> int:
+    """Of a chat's prompts: whoever is asked without one goes on with the text, and does as it was taught."""
+    marked = (one for listed in (rows.training, rows.held_back) for one in listed if one.task in MARKED_TASKS)
+    return sum(not any(mark in one.prompt for mark in MARKS) for one in marked)
 
 
 def _check_vocabulary(run: CompiledRun, tokenizer: LocalTokenizer) -> None:
@@ -299,8 +326,13 @@ def _with_real_paths(error: IntellectError, run: CompiledRun, assets: Path) -> I
         setattr(error, part, real(getattr(error, part)))
     found = getattr(error, "findings", None)
     if isinstance(found, Findings):
-        found.first = [Finding(real(one.place), real(one.what), real(one.remedy)) for one in found.first]
+        found.first = [_renamed(one, real) for one in found.first]
+        found.worst = {kind: _renamed(one, real) for kind, one in found.worst.items()}
     return error
+
+
+def _renamed(one: Finding, real: Callable[[str], str]) -> Finding:
+    return Finding(real(one.place), real(one.what), real(one.remedy), one.size)
 
 
 def _check_model(run: CompiledRun) -> int:

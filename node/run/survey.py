@@ -1,21 +1,22 @@
 """Every mistake of a run file and of what it names, at once: for `run validate`. Blocking."""
 
 import re
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from node import hub
 from node.errors import Finding, Findings
 from node.run.file import (
     CompiledRun,
     RunFile,
     check_kind,
     draft,
+    had,
     load_run_file,
     model_files,
     remedy_of,
@@ -24,6 +25,8 @@ from node.run.file import (
     with_fitting_proofs,
 )
 from node.run.problems import RunFacts, look_at
+from node.run.settings import read_tables
+from node.run.sources import Told, is_hollow
 from protocol.errors import IntellectError
 from protocol.run import Asset
 
@@ -40,11 +43,13 @@ _FOLLOWING = ("environment", "recipe.loss", "recipe.advantage", *_OF_TEACHER)
 
 @dataclass(slots=True)
 class Survey:
-    """compiled and facts: None where something is wrong."""
+    """compiled and facts: None where something is wrong. had: what it names on the hub; of weights that are not here
+    only headers were looked at, and the run has no root yet."""
 
     findings: Findings
     compiled: CompiledRun | None = None
     facts: RunFacts | None = None
+    had: list[hub.Had] = field(default_factory=list)
 
     def at(self, place: str, function: Callable[..., T], *arguments: Any) -> T | None:
         """What `function` returns; None where it fails, which becomes a finding."""
@@ -55,15 +60,22 @@ class Survey:
             return None
 
 
-def survey(path: Path) -> Survey:
-    """Look at a run as its members will. A mistake in one place hides none in another."""
+def survey(
+    path: Path, sets: Sequence[str] = (), reach: hub.Reach = "headers", told: Told = lambda line: None
+) -> Survey:
+    """Look at a run as its members will. A mistake in one place hides none in another. sets, reach, told: as in
+    `compile_run`."""
     found = Survey(Findings())
     try:
-        run_file = load_run_file(path)
+        run_file = load_run_file(path, sets)
     except IntellectError as error:
-        run_file = _readable(path, found, error)
+        run_file = _readable(path, sets, found, error)
     if run_file is None:
         return found
+    here = found.at(str(path), had, run_file, path, reach, told)
+    if here is None:
+        return found
+    run_file, found.had = here
     compiled = _compiled(path, run_file, found)
     facts, errors = look_at(compiled, scores=True)
     for error in errors:
@@ -75,11 +87,11 @@ def survey(path: Path) -> Survey:
     return found
 
 
-def _readable(path: Path, found: Survey, error: IntellectError) -> RunFile | None:
+def _readable(path: Path, sets: Sequence[str], found: Survey, error: IntellectError) -> RunFile | None:
     """What of a run file can be read although something in it cannot; each mistake is a finding."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        data = read_tables(path, sets)
+    except IntellectError:
         found.findings.take(error, str(path))
         return None
     before = found.findings.total
@@ -135,7 +147,7 @@ def _removed(table: Any, keys: list[str]) -> bool:
 def _compiled(path: Path, run_file: RunFile, found: Survey) -> CompiledRun:
     """The run; where parts of it cannot be made, what there is of it, without its bytes."""
     before, has_data = found.findings.total, run_file.pretraining is None or bool(run_file.pretraining.data)
-    files: dict[str, Path] = found.at(str(path), model_files, path.parent / run_file.model) or {}
+    files: dict[str, Path] = found.at(str(path), model_files, path.parent / Path(run_file.model).expanduser()) or {}
     made = found.findings.total
     spec = draft(path, run_file, files, partial(found.at, str(path)))
     lacking = _FOLLOWING if found.findings.total > made else _OF_TEACHER if not files else ()
@@ -147,6 +159,7 @@ def _compiled(path: Path, run_file: RunFile, found: Survey) -> CompiledRun:
         if not told and not (before and not has_data and "pretraining.data" in fault.what):
             found.findings.take(fault, str(path))
     unsealed = CompiledRun(spec, b"", b"", files)
-    if found.findings.total:
+    # Holes are no weights: a root of them would be nobody's run.
+    if found.findings.total or is_hollow(found.had):
         return unsealed
     return found.at(str(path), partial(sealed, desk=True), spec, path, files) or unsealed

@@ -154,7 +154,8 @@ def begun(run_file: Path, tmp_path: Path) -> Path:
 
     home = RunDirectory(tmp_path / "home")
     with home.hold():
-        begin(home, load_run_file(run_file), run_file, Wishes(seed=5, recipe="dppo"), fresh=False)
+        said = load_run_file(run_file, ["recipe.seed=5", "recipe.name=dppo"])
+        begin(home, said, run_file, Wishes(), fresh=False, begun=load_run_file(run_file))
     (home.spool / "out").mkdir(parents=True)
     for step in range(4):
         (home.spool / "out" / f"step-{step:06d}.json").write_text("{}")
@@ -172,8 +173,10 @@ def test_whoever_trains_sees_the_notes_of_validate(run_file: Path, capfd) -> Non
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--seed", "6"], "cannot change --seed"),
-        (["--recipe", "cispo"], "cannot change --recipe"),
+        (["--seed", "6"], "cannot change recipe.seed"),
+        (["--recipe", "cispo"], "cannot change recipe.name"),
+        (["--set", "rollout.temperature=0.5"], "cannot change rollout.temperature"),
+        (["--set", "recipe.stepz=5"], "[recipe] 'stepz' is not a setting; did you mean [recipe] 'steps'?"),
         (["--async-level", "0"], "cannot change --async-level (it is 1)"),
         (["--steps", "2"], "it has done 3 already"),
         (["--steps", "151"], "the learning rate is 0 from step 150 on"),
@@ -181,7 +184,7 @@ def test_whoever_trains_sees_the_notes_of_validate(run_file: Path, capfd) -> Non
 )
 def test_a_resumed_run_keeps_its_past(begun: Path, flags: list[str], words: str, capfd) -> None:
     before = (begun / "run.toml").read_text()
-    assert main(["train", "--dir", str(begun), "--resume", *flags]) == 2
+    assert main(["train", "--dir", str(begun), "--resume", *flags]) == (6 if "stepz" in words else 2)
     assert words in " ".join(capfd.readouterr().err.split())
     assert (begun / "run.toml").read_text() == before
 
@@ -201,8 +204,8 @@ def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(be
     from node.training.length import same_but_for_length
 
     home, named = RunDirectory(begun), load_run_file(run_file)
-    first, level = go_on(home, named, run_file, Wishes(seed=5, recipe="dppo", async_level=1))
-    longer, _ = go_on(home, named, run_file, Wishes(steps=20))
+    first, level = go_on(home, named, run_file, Wishes(sets=("recipe.seed=5", "recipe.name=dppo"), async_level=1))
+    longer, _ = go_on(home, named, run_file, Wishes(sets=("recipe.steps=20",)))
     assert (level, first.spec.recipe.steps, longer.spec.recipe.steps) == (1, STEPS, 20)
     assert same_but_for_length(first.encoded, longer.encoded) and first.encoded != longer.encoded
     again, _ = go_on(home, None, None, Wishes())
@@ -210,14 +213,13 @@ def test_a_run_can_be_lengthened_and_what_it_was_begun_with_may_be_said_again(be
 
 
 def test_another_preset_brings_its_own_loss(run_file: Path) -> None:
-    from cli.resume import Wishes, with_overrides
     from node.run.file import load_run_file
 
-    run = load_run_file(run_file)
-    changed = with_overrides(run, Wishes(steps=9, seed=5, async_level=4, recipe="cispo")).recipe
-    assert (changed.name, changed.steps, changed.seed, changed.max_staleness) == ("cispo", 9, 5, 4)
-    assert changed.objective().loss == "cispo" and changed.clip_high is None
-    assert with_overrides(run, Wishes()) == run
+    file = run_file.with_name("clipped.toml")
+    file.write_text(RUN.replace("[recipe]", "[recipe]\nclip_high = 0.3"))
+    changed = load_run_file(file, ["recipe.clip_low=0.1", "recipe.name=cispo"]).recipe
+    assert changed.objective().loss == "cispo" and (changed.clip_high, changed.clip_low) == (None, 0.1)
+    assert load_run_file(file, ["recipe.steps=9"]).recipe.clip_high == 0.3
 
 
 def test_settings_of_the_machine_come_from_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class _Unjudged:
         """Nothing to stop."""
 
 
+MARKED_TASKS = frozenset({"marked_math"})
+"""That look for a mark, so that a prompt has to ask for one."""
+MARKS = ("####", "boxed", "Answer:")
+"""What a prompt has that does."""
 TASK_TYPES = {
     one.name: one
     for one in (

@@ -308,7 +308,8 @@ def load(arguments: Arguments, assets: Path, tokenizer: Tokenizer) -> Environmen
     """Raises EnvironmentFault for arguments that make no sense, DatasetError for bad data."""
     names = _checked(arguments)
     tools = {name: _tool(name, arguments, assets) for name in names}
-    return ToolEnvironment(dataset.load(arguments, assets, tokenizer), tools, tokenizer, arguments)
+    problems = dataset.load(arguments, assets, tokenizer)
+    return ToolEnvironment(problems, tools, dataset.asking(tokenizer, arguments), arguments)
 
 
 def calls_python(args: Mapping[str, int | float | str]) -> bool:

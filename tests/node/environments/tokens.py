@@ -1,6 +1,6 @@
 """A tokenizer for tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -23,3 +23,6 @@ class Characters:
 
     def encode_reply(self, text: str) -> list[int]:
         return self.encode(f"<user>{text}<assistant>")
+
+    def asked_with(self, settings: Mapping[str, Any]) -> "Characters":  # noqa: ARG002 - has no template
+        return self

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from node.run.file import MAX_RUN_FILE, compile_run
+from node.run.file import compile_run
 from node.run.problems import check_run
+from node.run.settings import MAX_RUN_FILE
 from node.run.survey import survey
 from protocol.errors import IntellectError
 

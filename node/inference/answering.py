@@ -1,0 +1,208 @@
+"""A model and adapters to it that answer whoever asks, many at a time, in one batch: for a chat and for a server.
+
+One thread owns the engine (`owner.Owner`); whoever asks waits in a thread of its own and hears tokens as they are
+drawn. Sampling is the protocol's: from the whole distribution, at one temperature, by a seed. Knows no HTTP.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from node.inference.engine import Apart, Completion, Engine, Finished, Request, Weights
+from node.inference.errors import EngineError
+from node.inference.owner import EnginePolicy, Owner, Ticket
+from node.inference.tokenizer import LocalTokenizer
+from protocol.sampling import uniforms
+
+COLDEST = 1e-4
+"""Temperature 0, which has no distribution: the likeliest token, but for ties."""
+_CONTEXT = "intellect-node answer draw v1"
+
+
+@dataclass(frozen=True)
+class Question:
+    """model: empty for the base, else an adapter's name; prompt: token ids; told: hears (answer, token), and ends that
+    answer by True."""
+
+    prompt: Sequence[int]
+    most: int
+    model: str = ""
+    temperature: float = 1.0
+    seed: int = 0
+    count: int = 1
+    told: Callable[[int, int], bool] = lambda answer, token: False
+
+
+@dataclass(eq=False)
+class Call:
+    """A question that may be given up. cancelled by `Answerer.cancel`."""
+
+    ticket: Ticket = field(default_factory=lambda: Ticket(0, "task"))
+
+
+class Answerer:
+    """engine: with its base's weights loaded; adapters: name -> its weights, for an engine that keeps them apart;
+    positions: most tokens of prompt and answer; directory: of the base's files, where they are what is loaded: then
+    answers can be proven."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: LocalTokenizer,
+        positions: int,
+        adapters: Mapping[str, Weights] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.positions = positions
+        self.adapters = tuple(adapters or ())
+        self._engine = engine
+        self._directory = directory
+        self._weights = dict(adapters or {})
+        self._roots: dict[str, str] = {}
+        if adapters:
+            if not isinstance(engine, Apart):
+                raise EngineError("adapters cannot be served", f"{engine.name} merges them", "leave --adapter out")
+            names = [name.encode() for name in adapters]
+            for name, weights in adapters.items():
+                engine.hold(name.encode(), weights, names)
+        self._owner = Owner()
+        self._numbers = itertools.count(1)
+        # A daemon: it is never asked to end, and a program that ends does not wait for it.
+        threading.Thread(target=self._owner.serve, name="engine", daemon=True).start()
+
+    def call(self) -> Call:
+        return Call(Ticket(next(self._numbers), "task"))
+
+    def cancel(self, call: Call) -> None:
+        """Its rows are free at the next step."""
+        call.ticket.cancelled = True
+        self._owner.wake()
+
+    def answer(self, question: Question, call: Call) -> list[Completion]:
+        """Waits for all of them: call from a thread. Raises EngineError, Cancelled."""
+        draws = [draw_of(question.seed, number, question.most) for number in range(question.count)]
+        requests = [
+            Request(question.prompt, numbers, told=_hearing(question, number)) for number, numbers in enumerate(draws)
+        ]
+        return self._owner.draw(call.ticket, self._policy(question.model), requests, max(question.temperature, COLDEST))
+
+    def logprobs(
+        self, model: str, prompt: Sequence[int], output: Sequence[int], temperature: float, call: Call
+    ) -> list[float]:
+        """Of each token of an output, as it was sampled: natural logarithms. Waits; raises EngineError, Cancelled."""
+        sequence = [Finished(prompt, output)]
+        (found,) = self._owner.look(call.ticket, self._policy(model), sequence, max(temperature, COLDEST))
+        return found.logprobs.tolist()
+
+    @property
+    def provable(self) -> bool:
+        return self._directory is not None
+
+    def proven(self, question: "Question", number: int, completion: Completion) -> dict[str, Any]:
+        """An answer's proof, as JSON has it. Computes, and reads the model's files once: call from a thread."""
+        from node.inference.answer_proofs import model_root, prove
+
+        assert self._directory is not None  # noqa: S101 - whoever asks has looked
+        if question.model not in self._roots:
+            self._roots[question.model] = model_root(self._directory, self._weights.get(question.model))
+        proof = prove(
+            completion,
+            question.prompt,
+            model=self._roots[question.model],
+            engine=self._engine.name,
+            temperature=question.temperature,
+            seed=question.seed,
+            number=number,
+            most=question.most,
+        )
+        return msgspec.to_builtins(proof)
+
+    def _policy(self, model: str) -> EnginePolicy:
+        # All are held beside each other, the base under no name: they share a decoder.
+        return EnginePolicy(self._engine, model.encode(), put=lambda: None, beside=True)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _hearing(question: Question, number: int) -> Callable[[int], bool]:
+    return lambda token: question.told(number, token)
+
+
+def draw_of(seed: int, number: int, most: int) -> np.ndarray:
+    """float64[most]: the numbers that draw answer `number` to a question of this seed."""
+    key = blake3(seed.to_bytes(16, "little", signed=True) + number.to_bytes(4, "little"), derive_key_context=_CONTEXT)
+    return uniforms(key.digest(), most)
+
+
+class Spelling:
+    """Tokens as they come, as text that is whole characters, up to the first of some stop texts."""
+
+    def __init__(self, tokenizer: LocalTokenizer, stops: Sequence[str] = ()) -> None:
+        self._decode = tokenizer.decode
+        self._eos = tokenizer.eos
+        self._stops = [stop for stop in stops if stop]
+        self._tokens: list[int] = []
+        self._from = self._read = 0
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """The text that is certain by now. Nothing behind a stop text."""
+        if self.stopped or token in self._eos:
+            return ""
+        self._tokens.append(token)
+        # A window: what a token is depends on the one before it, and the whole text would be spelt anew each time.
+        before = self._decode(self._tokens[self._from : self._read])
+        now = self._decode(self._tokens[self._from :])
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""  # half a character
+        self._from, self._read = self._read, len(self._tokens)
+        return self._certain(now[len(before) :])
+
+    def end(self) -> str:
+        """What was held back, where nothing more comes."""
+        rest = "" if self.stopped else self._decode(self._tokens[self._from :])
+        rest = rest[len(self._decode(self._tokens[self._from : self._read])) :] if rest else ""
+        text, self._held = ("", "") if self.stopped else (self._held + rest, "")
+        return text
+
+    def _certain(self, text: str) -> str:
+        held = self._held + text
+        places = [place for stop in self._stops if (place := held.find(stop)) >= 0]
+        if places:
+            self.stopped, self._held = True, ""
+            return held[: min(places)]
+        # The longest end that may be the beginning of a stop text.
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :] if keep else ""
+        return held[: len(held) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def opened(
+    model: Path, engine: Engine, tokenizer: LocalTokenizer, adapters: Mapping[str, Weights], image: Path | None = None
+) -> Answerer:
+    """image: a policy's weights instead of the model's own. Raises ModelError, EngineError."""
+    from node.inference.engines import load_start
+    from node.inference.model_files import CONFIG, read_json
+
+    if image is not None:
+        engine.load(engine.read(str(image)))
+    elif not adapters:
+        load_start(engine, model)
+    told = read_json(model / CONFIG)
+    positions = told.get("max_position_embeddings")
+    whole = positions if isinstance(positions, int) else 2048
+    return Answerer(engine, tokenizer, whole, adapters, None if image else model)

@@ -1,0 +1,189 @@
+"""Where a run's model and data come from: paths beside its file, or names on the hub, which become paths here."""
+
+import glob
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from node import hub
+from node.errors import RunFileError
+from protocol.run import MAX_SOURCES
+
+if TYPE_CHECKING:
+    from node.run.file import RunFile
+
+Change = Callable[[str, hub.Kind], str]
+"""(a source as written, what it is of) -> what stands there instead."""
+Told = Callable[[str], object]
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def with_sources(run: "RunFile", change: Change) -> "RunFile":
+    """The run with each of its sources changed. A model that [warm_start] makes is a path, whatever it is called."""
+
+    def data(one: Any) -> Any:
+        return msgspec.structs.replace(one, dataset=change(one.dataset, "dataset")) if one.dataset else one
+
+    replace = msgspec.structs.replace
+    text, warm, distill = run.pretraining, run.warm_start, run.distill
+    if text is not None:
+        text = replace(text, data=tuple(replace(part, file=change(part.file, "dataset")) for part in text.data))
+    evaluated = tuple(data(one) for one in run.evaluation.environments)
+    return replace(
+        run,
+        model=run.model if warm else change(run.model, "model"),
+        dataset=change(run.dataset, "dataset") if run.dataset is not None else None,
+        environments=tuple(data(one) for one in run.environments),
+        evaluation=replace(run.evaluation, environments=evaluated),
+        pretraining=text,
+        warm_start=warm and replace(warm, model=change(warm.model, "model"), data=change(warm.data, "dataset")),
+        distill=distill and replace(distill, teacher=change(distill.teacher, "model")),
+    )
+
+
+def names_in(run: "RunFile", base: Path) -> list[hub.Name]:
+    """Its sources that are names."""
+    found: list[hub.Name] = []
+
+    def note(text: str, kind: hub.Kind) -> str:
+        source = hub.name_or_path(text, base, kind)
+        if isinstance(source, hub.Name) and source not in found:
+            found.append(source)
+        return text
+
+    with_sources(run, note)
+    return found
+
+
+def whole(text: str, kind: hub.Kind, base: Path) -> str:
+    """A source that means the same wherever it is written: a path from the root on, or the name."""
+    source = hub.name_or_path(text, base, kind)
+    return str(source) if isinstance(source, hub.Name) else str(base / Path(text).expanduser())
+
+
+def pinned(run: "RunFile", base: Path) -> "RunFile":
+    """The run with a commit at every name. Asks the hub for those that have none. Raises HubError."""
+
+    def pin(text: str, kind: hub.Kind) -> str:
+        source = hub.name_or_path(text, base, kind)
+        return str(hub.pin(source)) if isinstance(source, hub.Name) else text
+
+    return with_sources(run, pin)
+
+
+def at_hand(
+    run: "RunFile", base: Path, reach: hub.Reach, told: Told = lambda line: None
+) -> "tuple[RunFile, list[hub.Had]]":
+    """(the run with a path at every name, what was had). Raises HubError."""
+    had: dict[hub.Name, hub.Had] = {}
+
+    def place(text: str, kind: hub.Kind) -> str:
+        source = hub.name_or_path(text, base, kind)
+        if not isinstance(source, hub.Name):
+            return text
+        if source not in had:
+            had[source] = hub.have(source, reach, told)
+        # Everything in it: which files are the part is decided already.
+        return str(had[source].directory / "*" if kind == "dataset" else had[source].directory)
+
+    changed = with_sources(run, place)
+    warm, text = changed.warm_start, changed.pretraining
+    if warm is not None:
+        changed = msgspec.structs.replace(
+            changed, warm_start=msgspec.structs.replace(warm, data=warm.data.removesuffix("/*"))
+        )
+    if text is not None and had:
+        parts = tuple(msgspec.structs.replace(part, file=_only_file(part.file)) for part in text.data)
+        changed = msgspec.structs.replace(changed, pretraining=msgspec.structs.replace(text, data=parts))
+    return changed, list(had.values())
+
+
+def _only_file(pattern: str) -> str:
+    if not pattern.endswith("/*"):
+        return pattern
+    found = sorted(glob.glob(pattern))
+    if len(found) != 1:
+        why = f"{pattern} are {len(found)} files, and a data set of [pretraining] is one"
+        raise RunFileError("the text is in several files", why, "name each file as a data set of its own, by its path")
+    return found[0]
+
+
+def data_files(text: str, base: Path, setting: str) -> dict[str, Path]:
+    """Asset name below data/ -> file: of one file, of a directory's split, or of a pattern. DIR#SPLIT names a split.
+    Raises RunFileError."""
+    path = base / Path(text).expanduser()
+    if path.is_file():
+        return {path.name: path}
+    place, mark, split = text.rpartition("#")
+    path = base / Path(place if mark else text).expanduser()
+    if path.is_dir():
+        folder, found = path, _of_split(path, split if mark else "", setting)
+    else:
+        matched = [Path(one) for one in glob.glob(str(path), recursive=True)]
+        folder = path.parent
+        found = sorted(one for one in matched if one.is_file() and not one.name.startswith("."))
+    if not found:
+        raise RunFileError(
+            f"no data set at {path}",
+            f"`{setting}` names it",
+            "correct the path, or write hf:OWNER/NAME for a data set of the hub",
+        )
+    stem = _UNSAFE.sub("-", folder.resolve().name).lstrip(".-") or "data"
+    flat = len({one.name for one in found}) < len(found)
+    named = {(_UNSAFE.sub("-", one.relative_to(folder).as_posix()) if flat else one.name): one for one in found}
+    return {f"{stem}/{name}": one for name, one in sorted(named.items())}
+
+
+def _of_split(folder: Path, split: str, setting: str) -> list[Path]:
+    """The files of a directory that are for training, or of the split that is named."""
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and PurePosixPath(path.name).suffix in hub.DATA_SUFFIXES and not path.name.startswith(".")
+    )
+    parts = hub.usual_parts(names)
+    chosen = hub.choose(split, parts)
+    if chosen is None:
+        shown = ", ".join(parts) or f"no files of {', '.join(hub.DATA_SUFFIXES)}"
+        raise RunFileError(
+            f"{folder} has no split {split}" if split else f"which data of {folder}?",
+            f"`{setting}` names it, and it holds {shown}",
+            f"name a split, {folder.name}#{next(iter(parts), 'train').rpartition('/')[2]}, or the files by a pattern",
+        )
+    return [folder / name for name in parts[chosen]]
+
+
+def origins(files: Mapping[str, Path]) -> dict[str, str]:
+    """Directory of assets -> where members may fetch its files; of those that came from the hub."""
+    folders: dict[str, dict[str, Path]] = {}
+    for asset, path in files.items():
+        folders.setdefault(asset.rpartition("/")[0], {})[asset.rpartition("/")[2]] = path
+    found: dict[str, str] = {}
+    for folder, of in folders.items():
+        places = {path.parent for path in of.values()}
+        if folder and len(places) == 1 and all(name == path.name for name, path in of.items()):
+            if where := hub.origin(places.pop(), of):
+                found[folder] = where
+    return dict(list(found.items())[:MAX_SOURCES])
+
+
+def origin_of(asset: str, sources: Mapping[str, str]) -> tuple[str, str] | None:
+    """(origin, file) of an asset that a run says where to fetch."""
+    folder, _, file = asset.rpartition("/")
+    return (sources[folder], file) if folder in sources else None
+
+
+def about(had: Iterable[hub.Had]) -> list[str]:
+    """Notes on what is not here whole."""
+    return [
+        f"{hub.size_of(one.missing)} of weights of {one.name.repository} are not here: `get FILE` fetches them"
+        for one in had
+        if one.missing
+    ]
+
+
+def is_hollow(had: Iterable[hub.Had]) -> bool:
+    return any(one.missing for one in had)

@@ -1,0 +1,249 @@
+"""OpenAI's endpoints, with the payloads that clients send, before a tiny model and an adapter to it."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from node.web import openai
+from node.web.host import bind
+from node.web.listener import Listener
+from node.web.openai import OpenAi
+
+torch = pytest.importorskip("torch")
+KEY = "a key of some length"
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}="
+
+
+@pytest.fixture(scope="module")
+def answerer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from node.inference.answering import opened
+    from node.inference.settings import EngineSettings
+    from node.inference.torch_engine import TorchEngine, build_model, image_names
+    from node.training.evaluator import beside
+    from node.training.warmstart import create_model
+    from tests.node.inference.test_adapters import adapter
+
+    folder = tmp_path_factory.mktemp("model")
+    create_model(folder, "0123456789=usam \u00e9", seed=3, hidden=64, layers=1)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    weights = image_names(build_model(folder, "cpu"))
+    adapters = {"tuned": adapter(weights, 1, 3, size=0.5)}
+    engine = TorchEngine(folder, beside(EngineSettings(), adapters.values()))
+    made = opened(folder, engine, engine.tokenizer, adapters)
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def serving(answerer: Any, key: str = "") -> AsyncIterator[tuple[httpx.AsyncClient, OpenAi, Listener]]:
+    api = OpenAi(answerer, {"base": "", "tuned": "tuned"}, key)
+    listener = Listener(bind("127.0.0.1:0", "a test", "--test"))
+    listener.mount(api.routes())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listener.run)
+        async with httpx.AsyncClient(base_url=f"http://{listener.place}", timeout=60) as client:
+            yield client, api, listener
+        nursery.cancel_scope.cancel()
+
+
+async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def parts_of(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def test_models_are_listed_and_a_seed_says_the_same_again(answerer: Any) -> None:
+    async with serving(answerer) as (client, _, _):
+        listed = (await client.get("/v1/models")).json()
+        assert [one["id"] for one in listed["data"]] == ["base", "tuned"] and listed["data"][0]["max_model_len"] == 512
+        same = {"prompt": "12=", "max_tokens": 12, "seed": 7, "n": 3, "return_token_ids": True}
+        first, again = [await asked(client, model="base", **same) for _ in range(2)]
+        assert first["choices"] == again["choices"]
+        assert len({choice["text"] for choice in first["choices"]}) > 1  # each answer of a question has its own draws
+        assert first["prompt_token_ids"] == answerer.tokenizer.encode("12=")
+        given = sum(len(choice["token_ids"]) for choice in first["choices"])
+        assert first["usage"] == {"prompt_tokens": 3, "completion_tokens": given, "total_tokens": 3 + given}
+        tuned = await asked(client, model="tuned", **same)
+        assert tuned["choices"] != first["choices"]
+
+
+async def test_a_chat_is_put_into_the_template_and_streamed(answerer: Any) -> None:
+    messages = [
+        {"role": "developer", "content": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "2"}, {"type": "text", "text": "3"}]},
+    ]
+    body = {"model": "tuned", "messages": messages, "seed": 3, "max_completion_tokens": 9, "n": 2}
+    async with serving(answerer) as (client, _, _):
+        told = (await client.post("/tokenize", json={"messages": messages})).json()
+        assert told["tokens"] == answerer.tokenizer.encode("s1u2\n3=") and told["count"] == len(told["tokens"])
+        whole = await asked(client, **body)
+        answer = await client.post(
+            "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+        )
+        assert answer.headers["content-type"] == "text/event-stream"
+        parts = parts_of(answer.text)
+        assert parts[-1]["choices"] == [] and parts[-1]["usage"] == whole["usage"]
+        for choice in whole["choices"]:
+            own = [one["choices"][0] for one in parts[:-1] if one["choices"][0]["index"] == choice["index"]]
+            assert own[0]["delta"] == {"role": "assistant", "content": ""}
+            assert "".join(one["delta"].get("content", "") for one in own) == choice["message"]["content"]
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+async def test_logprobs_are_those_of_what_was_sampled(answerer: Any) -> None:
+    async with serving(answerer) as (client, _, _):
+        echoed = await asked(client, model="base", prompt="12=", max_tokens=4, seed=1, echo=True, logprobs=0)
+        told = echoed["choices"][0]["logprobs"]
+        assert told["token_logprobs"][0] is None and all(value < 0 for value in told["token_logprobs"][1:])
+        assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["text_offset"])
+        alone = await asked(client, model="base", prompt="12=", max_tokens=0, echo=True, logprobs=0)
+        assert alone["choices"][0]["logprobs"]["token_logprobs"][1:] == pytest.approx(told["token_logprobs"][1:3])
+        chat = await asked(
+            client, model="base", messages=[{"role": "user", "content": "1"}], logprobs=True, max_tokens=3
+        )
+        assert all(one["logprob"] < 0 for one in chat["choices"][0]["logprobs"]["content"])
+        cold = await asked(client, model="base", prompt="12=", max_tokens=6, temperature=0, n=4)
+        assert len({choice["text"] for choice in cold["choices"]}) == 1
+
+
+async def test_a_stop_text_ends_an_answer_and_is_not_said(answerer: Any) -> None:
+    async with serving(answerer) as (client, _, _):
+        body = {"model": "base", "prompt": "12=", "max_tokens": 60, "seed": 5, "return_token_ids": True}
+        whole = (await asked(client, **body))["choices"][0]
+        stop = whole["text"][3:6]  # three tokens
+        found = (await asked(client, **body, stop=["never", stop]))["choices"][0]
+        assert found["text"] == whole["text"].partition(stop)[0] and found["finish_reason"] == "stop"
+        assert len(found["token_ids"]) < len(whole["token_ids"])
+        streamed = parts_of((await client.post("/v1/completions", json=body | {"stop": stop, "stream": True})).text)
+        assert "".join(one["choices"][0]["text"] for one in streamed) == found["text"]
+
+
+def test_text_comes_in_whole_characters_and_what_may_be_a_stop_is_held_back() -> None:
+    from node.inference.answering import Spelling
+
+    class Bytes:
+        eos = frozenset({0})
+
+        def decode(self, tokens: list[int]) -> str:
+            return bytes(tokens).decode("utf-8", "replace")
+
+    def spelt(text: str, *stops: str) -> tuple[list[str], bool]:
+        spelling = Spelling(Bytes(), stops)  # type: ignore[arg-type]
+        parts = [spelling.add(byte) for byte in text.encode()]
+        return [*parts, spelling.end()], spelling.stopped
+
+    assert spelt("a\u00e9b")[0] == ["a", "", "\u00e9", "b", ""]
+    assert spelt("abcd", "bcx") == (["a", "", "", "bcd", ""], False)
+    assert spelt("abcd", "cd", "x") == (["a", "b", "", "", ""], True)
+    assert spelt("abc", "bcd") == (["a", "", "", "bc"], False)
+    assert "".join(spelt("aab", "ab")[0]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param"),
+    [
+        ({"top_p": 0.9}, 400, "top_p"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"presence_penalty": 1}, 400, "presence_penalty"),
+        ({"max_token": 3}, 400, "max_token"),
+        ({"n": 1000}, 400, "n"),
+        ({"n": 33, "prompt": ["1", "2"]}, 400, "n"),
+        ({"model": "other"}, 404, "model"),
+        ({"max_tokens": 600}, 400, "max_tokens"),
+        ({"prompt": "1" * 600}, 400, "max_tokens"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [99999]}, 400, "prompt"),
+        ({"prompt": [True]}, 400, "prompt"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"temperature": "1"}, 400, "temperature"),
+        ({"stop": [""]}, 400, "stop"),
+        ({"logprobs": 5}, 400, "logprobs"),
+        ({"stream": True, "echo": True}, 400, "stream"),
+        ({"seed": 1.5}, 400, "seed"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(
+    answerer: Any, more: dict[str, Any], status: int, param: str
+) -> None:
+    async with serving(answerer) as (client, _, _):
+        chat = "messages" in more
+        body = {"model": "base", "max_tokens": 4} | ({} if chat else {"prompt": "1="}) | more
+        answer = await client.post("/v1/chat/completions" if chat else "/v1/completions", json=body)
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["param"] == param
+        # The control: what says nothing is no reason to refuse.
+        silent = {"top_p": 1, "tools": None, "presence_penalty": 0, "user": "x", "response_format": {"type": "text"}}
+        await asked(client, model="base", prompt="1=", max_tokens=1, **silent)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": "base"', b"[" * 100_000])
+async def test_half_a_body_is_no_request(answerer: Any, body: bytes) -> None:
+    async with serving(answerer) as (client, _, _):
+        assert (await client.post("/v1/completions", content=body)).status_code == 400
+
+
+async def test_a_key_is_asked_for_and_a_body_has_bounds(answerer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "MAX_BODY", 100)
+    async with serving(answerer, KEY) as (client, _, _):
+        for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {KEY}x"}):
+            assert (await client.get("/v1/models", headers=shown)).status_code == 401
+        right = {"Authorization": f"Bearer {KEY}"}
+        assert (await client.get("/v1/models", headers=right)).status_code == 200
+        assert (await client.post("/v1/completions", content=b" " * 200, headers=right)).status_code == 413
+
+
+async def test_a_client_that_goes_frees_its_row_and_too_many_are_told_to_wait(answerer: Any) -> None:
+    async with serving(answerer) as (client, api, listener):
+        body = {"model": "base", "prompt": "12=", "max_tokens": 500, "n": 60, "stream": True, "temperature": 2}
+        stream = await trio.open_tcp_stream("127.0.0.1", int(listener.place.rpartition(":")[2]))
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        await stream.send_all(head.encode() + data)
+        with trio.fail_after(30):
+            while api.under_way < 60:  # noqa: ASYNC110 - the server begins by itself
+                await trio.sleep(0.01)
+        refused = await client.post("/v1/completions", json=body | {"n": 10})
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
+        await stream.aclose()
+        with trio.fail_after(30):
+            while api.under_way:  # noqa: ASYNC110 - the server finds out by itself
+                await trio.sleep(0.02)
+        assert (await asked(client, model="base", prompt="1=", max_tokens=2))["choices"]
+
+
+def test_an_address_for_others_needs_a_key(tmp_path: Path) -> None:
+    from cli.main import main
+
+    assert main(["serve", "nothing", "--listen", "0.0.0.0:0"]) == 2
+    (tmp_path / "key").write_text("short")
+    assert main(["serve", "nothing", "--listen", "0.0.0.0:0", "--key", str(tmp_path / "key")]) == 2
+
+
+async def test_an_answer_comes_with_its_proof_where_the_caller_chose_the_seed(answerer: Any) -> None:
+    from node.inference.answer_proofs import look_again, read_proofs
+
+    async with serving(answerer) as (client, _, _):
+        body = {"model": "tuned", "prompt": ["12=", "3="], "max_tokens": 40, "n": 2, "proofs": True}
+        for more in ({}, {"seed": 4, "stream": True}, {"seed": 4, "max_tokens": 0, "echo": True}):
+            assert (await client.post("/v1/completions", json=body | more)).status_code == 400
+        proofs = read_proofs(await asked(client, **body, seed=4))
+    assert [(one.seed, one.number) for one in proofs] == [(4, 0), (4, 1), (5, 0), (5, 1)]
+    looked = [look_again(one, answerer._engine, one.model, b"tuned") for one in proofs]
+    assert all(one.accepted for one in looked) and len({one.model for one in proofs}) == 1
