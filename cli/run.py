@@ -63,7 +63,7 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     warnings = notes_of(compiled, facts)
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
-        check_architecture(compiled)
+        warnings += check_architecture(compiled)
         check_functions(compiled)
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
@@ -145,7 +145,7 @@ def new(
     from cli.run_template import pretraining_template, template
     from node.environments.builtin import BUILTIN
     from node.inference.chat_template import has_chat_template
-    from node.run.problems import parameters_in
+    from node.inference.weight_files import has_weights, weight_files
     from protocol.recipe import PRESETS
 
     if recipe is not None and recipe not in PRESETS:
@@ -185,7 +185,7 @@ def new(
         # A model that is not here yet is taken for one of today's, which are asked in chats.
         chat=not start.is_dir() or has_chat_template(start),
         # Of the files' headers: the rate follows from the size, and no weight is read for it.
-        parameters=sum(map(parameters_in, start.glob("*.safetensors"))),
+        parameters=weight_files(start).numbers if has_weights(start) else 0,
     )
     _write(file, text)
 
@@ -267,9 +267,10 @@ def notes_of(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
     import json
 
     from cli import pretraining
+    from node.run.problems import notes_on_model
 
     if compiled.spec.pretraining is None:
-        return warnings_about(compiled.spec, facts)
+        return [*notes_on_model(compiled), *warnings_about(compiled.spec, facts)]
     context = json.loads(compiled.files["model/config.json"].read_bytes()).get("max_position_embeddings")
     return pretraining.warnings_about(compiled.spec, facts, context if isinstance(context, int) else None)
 
