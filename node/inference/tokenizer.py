@@ -7,6 +7,7 @@ jinja's sandbox).
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -141,7 +142,7 @@ def _eos_ids(model_dir: Path) -> list[int]:
         if name == "generation_config.json" and not path.exists():
             continue
         eos = read_json(path).get("eos_token_id")
-        ids: list[int] = eos if isinstance(eos, list) else [eos]
+        ids: list[Any] = eos if isinstance(eos, list) else [eos]
         if ids and all(type(one) is int and one >= 0 for one in ids):
             return ids
     return []
