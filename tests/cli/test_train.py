@@ -42,6 +42,10 @@ learning_rate = 1e-3
 problems = 8
 [verification]
 toploc_k = 16
+[length_budget] # an untrained model sorts nothing, and answers of other lengths get other rewards
+targets = [2, 3]
+alpha = 0.1
+text = "{{target}}"
 """
 
 
