@@ -432,7 +432,8 @@ def _rows(part: "PartFacts") -> list[tuple[str, int]]:
     """(form or fault, rows) of a data set's rows."""
     taken = [(f"taken: {shape}", count) for shape, count in part.shapes.items()]
     skipped = [(f"skipped: {kind}", count) for kind, count in part.skipped.items()]
-    return [*taken, *skipped, *([("further responses to a problem", part.repeats)] if part.repeats else [])]
+    more = {"further responses to a problem": part.repeats, "alike to an earlier one, on its side": part.alike}
+    return [*taken, *skipped, *((name, count) for name, count in more.items() if count)]
 
 
 _DEPENDENCE = {

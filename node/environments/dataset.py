@@ -2,7 +2,7 @@
 
 Parsing is strict: a row that cannot be scored is a mistake with its file and line, and all mistakes are told at
 once; or it is left out and counted (on_bad_row = "skip"). None is scored 0 in silence. Which problems are held back
-follows from their ids, so every node agrees. What task types there are: `task_types`.
+follows from their ids and from what is alike (`twins`), so every node agrees. What task types there are: `task_types`.
 """
 
 import difflib
@@ -37,6 +37,7 @@ from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
+from node.environments.twins import groups_of
 from node.errors import Finding, Findings
 from node.sandbox import Limits
 from protocol.errors import UNREADABLE
@@ -45,6 +46,8 @@ MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
 MAX_ROW_GROUP_BYTES = 2 * 1024**3
+SPLIT_KEY = "split_key"
+"""A column: rows with one value in it are on one side of the hold-out, whatever they say."""
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
@@ -77,7 +80,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(slots=True)
 class Rows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
-    further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"."""
+    further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"; alike: problems that are
+    on the side of an earlier one, since they ask the same in other words."""
 
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
@@ -85,6 +89,7 @@ class Rows:
     skipped: Findings = field(default_factory=Findings)
     repeats: int = 0
     left_out: int = 0
+    alike: int = 0
 
 
 class DatasetEnvironment(ListedProblems, OneTurn):
@@ -199,13 +204,14 @@ def _read(path: Path, arguments: Arguments) -> Rows:
     skipped than when the run was made."""
     rows = Rows()
     seen: dict[str, Problem] = {}
+    keys: dict[str, str] = {}
 
     def bad(line: int, what: str, remedy: str = _MEND) -> None:
         rows.skipped.add(Finding(f"{path}, line {line}", what, remedy))
 
     for line, raw in read_rows(path, bad):
         try:
-            _take(raw, arguments, rows, seen)
+            _take(raw, arguments, rows, seen, keys)
         # It is a ValueError with another remedy, so it comes first.
         except _OtherTask as other:
             bad(line, str(other), "correct the row, or set other_tasks = 'skip' in the environment's arguments")
@@ -223,7 +229,24 @@ def _read(path: Path, arguments: Arguments) -> Rows:
             f"{path}: {found.total} rows are skipped, {arguments.bad_rows} were when the run was made",
             "use the version of intellect-node that the run was made with",
         )
+    _split([*seen.values()], keys, arguments.held_back_share, rows)
     return rows
+
+
+def _split(problems: list[Problem], keys: Mapping[str, str], share: float, rows: Rows) -> None:
+    """Hold a share of the problems back, and what is alike to them: learnt in other words, an answer is no evidence."""
+    firsts = groups_of(problems, [keys.get(problem.problem_id) for problem in problems])
+    rows.alike = sum(first != place for place, first in enumerate(firsts))
+    # By the name of the first, not its place: rows that are added later move no problem to the other side.
+    by_name = [is_held_back(problem.problem_id, share) for problem in problems]
+    aside = {first: by_name[first] for first in firsts}
+    if len(set(aside.values())) == 1 < len(set(by_name)):
+        # A few groups may all fall on one side: the smallest goes to the other. Where there is one, nothing helps.
+        smallest = min(Counter(firsts).items(), key=lambda one: (one[1], one[0]))[0]
+        aside[smallest] = not aside[smallest]
+    held = by_name if len(aside) == 1 else [aside[first] for first in firsts]
+    for problem, back in zip(problems, held, strict=True):
+        (rows.held_back if back else rows.training).append(problem)
 
 
 def unusable_rows(found: Findings) -> DatasetError:
@@ -239,8 +262,10 @@ class _OtherTask(ValueError):
     """A row of a task type that is not scored here."""
 
 
-def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
-    """Put a row where it belongs. Raises ValueError for one that cannot be used."""
+def _take(
+    raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem], keys: dict[str, str]
+) -> None:
+    """Put a row among those `seen`, and its split key, if it has one. Raises ValueError for one that cannot be used."""
     published = read_published(raw)
     task = TASK_TYPES.get(published.task)
     if task is None and arguments.other_tasks == "skip":
@@ -262,9 +287,8 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
         return
     seen[problem.problem_id] = problem
     rows.shapes[published.shape] += 1
-    # By its name, not its place: rows that are added later move no problem to the other side.
-    aside = is_held_back(problem.problem_id, arguments.held_back_share)
-    (rows.held_back if aside else rows.training).append(problem)
+    if (key := raw.get(SPLIT_KEY)) is not None:
+        keys[problem.problem_id] = str(key)
 
 
 def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments) -> Problem:

@@ -101,7 +101,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     """One environment. problems, held_back: how many; left_out: rows that filters kept out; share: of the draws;
     determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one;
     shapes: published form -> rows taken; skipped: fault -> rows skipped for it; repeats: further responses to a
-    problem."""
+    problem; alike: problems that ask what an earlier one asks, in other words, and are on its side of the hold-out."""
 
     label: str
     problems: int
@@ -114,6 +114,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     shapes: dict[str, int] = {}
     skipped: dict[str, int] = {}
     repeats: int = 0
+    alike: int = 0
 
 
 class TextFacts(PartFacts, frozen=True, kw_only=True):
@@ -287,6 +288,7 @@ def _fact(run: RunSpec, label: str, name: str, environment: Environment, share: 
         shapes=dict(rows.shapes) if rows else {},
         skipped=dict(rows.skipped.kinds) if rows else {},
         repeats=rows.repeats if rows else 0,
+        alike=rows.alike if rows else 0,
     )
 
 

@@ -296,7 +296,7 @@ class Learner:
 
         A step moves a weight by about the learning rate, which is often less than half of its last bit in bf16. With
         the unrounded ones the learner is another policy than the one that it learns from: SmolLM2 at 2e-5 had a
-        mismatch KL of 0.04 to 0.28 so, and learnt half as fast. Gradients are of the rounded weights and go to the
+        mismatch KL of 0.04 to 0.28 so. Gradients are of the rounded weights and go to the
         unrounded ones, as where layers compute in bf16."""
         with torch.no_grad():
             kept = {name: parameter.detach().clone() for name, parameter in self._wide()}
