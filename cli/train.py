@@ -316,7 +316,8 @@ def numbers_of(record: dict[str, Any]) -> str:
     if isinstance(record.get("micro_batch_tokens"), int):
         parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
-        several = f" in {record['barren_batches']} batches" if record.get("barren_batches") else ""
+        barren = record.get("barren_batches", 0)
+        several = f" in {barren} batch{'es' * (barren > 1)}" if barren else ""
         parts.append(f"nothing learnt: no group carried signal{several}")
     return "  ".join(parts)
 

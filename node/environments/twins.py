@@ -104,7 +104,8 @@ class _Groups:
 def _tokens(problem: Problem) -> list[str]:
     """Words, numbers and signs of all that is said, without marks; numbers in words up to twelve as digits."""
     said = " ".join([*(text for _, text in problem.before), problem.prompt])
-    found: list[str] = _TOKEN.findall(said.lower() if said.isascii() else unicodedata.normalize("NFKC", said).casefold())
+    plain = said.lower() if said.isascii() else unicodedata.normalize("NFKC", said).casefold()
+    found: list[str] = _TOKEN.findall(plain)
     return found if _SPELT.keys().isdisjoint(found) else [_SPELT.get(one) or one for one in found]
 
 
