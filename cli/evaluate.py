@@ -181,7 +181,9 @@ def _check_same(run: Path, own: Path, model: Path) -> None:
     """An adapter says nothing of another model, though all its matrices may fit. Raises CommandError."""
     import filecmp
 
-    weights = [sorted(one.name for one in place.glob("*.safetensors")) for place in (own, model)]
+    from node.inference.weight_files import weight_files
+
+    weights = [[one.name for one in weight_files(place).files] for place in (own, model)]
     # Whole files: names, sizes and times of two models may well be the same.
     if weights[0] != weights[1] or not all(filecmp.cmp(own / one, model / one, shallow=False) for one in weights[0]):
         raise CommandError(

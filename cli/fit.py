@@ -74,7 +74,7 @@ def _fitted(
 ) -> Fit:
     from node import hub
     from node.inference.chat_template import has_chat_template
-    from node.run.problems import parameters_in
+    from node.inference.weight_files import has_weights, weight_files
 
     source = hub.name_or_path(model, base, "model")
     if isinstance(source, hub.Name):
@@ -85,7 +85,7 @@ def _fitted(
     if place.is_dir():
         fit.chat = has_chat_template(place)
         # Of the files' headers: the rate follows from the size, and no weight is read for it.
-        fit.parameters = sum(map(parameters_in, place.glob("*.safetensors")))
+        fit.parameters = weight_files(place).numbers if has_weights(place) else 0
     if dataset is None:
         return fit
     data = hub.name_or_path(dataset, base, "dataset")

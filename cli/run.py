@@ -78,7 +78,7 @@ def validate(
     warnings = [*notes_of(compiled, facts), *about(found.had)]
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
-        check_architecture(compiled)
+        warnings += check_architecture(compiled)
         check_functions(compiled)
     else:
         warnings.append("torch is not installed here: whether the weights fit the architecture was not looked at")
@@ -329,9 +329,10 @@ def notes_of(compiled: "CompiledRun", facts: "RunFacts") -> list[str]:
     import json
 
     from cli import pretraining
+    from node.run.problems import notes_on_model
 
     if compiled.spec.pretraining is None:
-        return warnings_about(compiled.spec, facts)
+        return [*notes_on_model(compiled), *warnings_about(compiled.spec, facts)]
     context = json.loads(compiled.files["model/config.json"].read_bytes()).get("max_position_embeddings")
     return pretraining.warnings_about(compiled.spec, facts, context if isinstance(context, int) else None)
 
@@ -526,7 +527,8 @@ def _rows(part: "PartFacts") -> list[tuple[str, int]]:
     """(form or fault, rows) of a data set's rows."""
     taken = [(f"taken: {shape}", count) for shape, count in part.shapes.items()]
     skipped = [(f"skipped: {kind}", count) for kind, count in part.skipped.items()]
-    return [*taken, *skipped, *([("further responses to a problem", part.repeats)] if part.repeats else [])]
+    more = {"further responses to a problem": part.repeats, "alike to an earlier one, on its side": part.alike}
+    return [*taken, *skipped, *((name, count) for name, count in more.items() if count)]
 
 
 _DEPENDENCE = {

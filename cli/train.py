@@ -300,10 +300,11 @@ class ProgressView(View):
 
     def step(self, record: dict[str, Any]) -> None:
         numbers = self._numbers = numbers_of(record)
+        every, barren = max(self._total // 20, 1), record.get("barren_batches") if record.get("updates") == 0 else None
         if self._live:
             self._progress.update(self._task, completed=record["step"], numbers=numbers)
         # Twenty lines for a log, however long the run.
-        elif record["step"] % max(self._total // 20, 1) == 0 or record["step"] == self._total:
+        elif (barren or record["step"]) % every == 0 or barren == 1 or record["step"] == self._total:
             self._say(f"step {record['step']}/{self._total}  {numbers}")
 
     def doing(self, text: str) -> None:
@@ -336,7 +337,9 @@ def numbers_of(record: dict[str, Any]) -> str:
     if isinstance(record.get("micro_batch_tokens"), int):
         parts.append(f"micro-batches of {record['micro_batch_tokens']:,} tokens: memory ran out")
     if record.get("updates") == 0:
-        parts.append("nothing learnt: no group carried signal")
+        barren = record.get("barren_batches", 0)
+        several = f" in {barren} batch{'es' * (barren > 1)}" if barren else ""
+        parts.append(f"nothing learnt: no group carried signal{several}")
     return "  ".join(parts)
 
 

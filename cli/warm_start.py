@@ -106,7 +106,7 @@ def _example(
         why = f"its texts have more than {MOST_TEXT:,} characters"
         raise CommandError(f"too long an example: {where}", why, "remove the row", RUN)
     problem = Problem(problem_id=where, prompt=prompt, answer=(answer,))
-    tokens = environment.prompt_tokens(problem), [*tokenizer.encode(answer), min(tokenizer.eos)]
+    tokens = environment.prompt_tokens(problem), [*tokenizer.encode(answer), tokenizer.end]
     if sum(map(len, tokens)) > how.max_tokens:
         why = f"it has {sum(map(len, tokens))} tokens, and max_tokens is {how.max_tokens}"
         raise CommandError(f"too long an example: {where}", why, "remove the row, or raise max_tokens", RUN)

@@ -1,7 +1,8 @@
 """Make the tutorial's own model and rows: four digits, to be put into ascending order.
 
-`python -m examples.make_digits --out my --target 0.3` writes my/digits.jsonl, rows with the columns question and answer, and my/model/,
-a tiny model in Hugging Face form that was taught by example until about a third of its answers are right.
+`python -m examples.make_digits --out my --target 0.3` writes my/digits.jsonl, rows with the columns question and
+answer, and my/model/, a tiny model in Hugging Face form that was taught by example until about a third of its answers
+are right.
 """
 
 import json

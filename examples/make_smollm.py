@@ -49,12 +49,14 @@ STORIES_SHARE = 5
 
 
 class Sum(NamedTuple):
-    """text: how it is asked; shown: another of its kind, which the prompt shows with `solution` as its answer."""
+    """text: how it is asked; shown: another of its kind, which the prompt shows with `solution` as its answer; pair:
+    its numbers in their order."""
 
     text: str
     shown: str
     solution: str
     answer: int
+    pair: tuple[int, int]
 
 
 def problems() -> Iterator[Sum]:
@@ -71,7 +73,7 @@ def problems() -> Iterator[Sum]:
 def asked(form: str, sign: str, a: int, b: int, who: str, what: str) -> Sum:
     x, y = SHOWN
     text, shown = (form.format(a=one, b=two, who=who, what=what) for one, two in ((a, b), SHOWN))
-    return Sum(text, shown, f"{x} {sign} {y} = {total(sign, x, y)}", total(sign, a, b))
+    return Sum(text, shown, f"{x} {sign} {y} = {total(sign, x, y)}", total(sign, a, b), (min(a, b), max(a, b)))
 
 
 def total(sign: str, a: int, b: int) -> int:
@@ -85,6 +87,8 @@ def row(number: int, problem: Sum) -> dict[str, Any]:
         "task_type": "verifiable_math",
         "prompt": [{"role": role, "content": content} for role, content in said],
         "verification_info": json.dumps({"ground_truth": str(problem.answer)}),
+        # Whoever has learnt "Ann has 3 apples and gets 4 more" knows 4 + 3: a pair of numbers is held back as a whole.
+        "split_key": "{} {}".format(*problem.pair),
     }
 
 

@@ -14,6 +14,9 @@ from protocol.own_code import is_import_path
 ADVANTAGES = ("grpo", "mean", "opo", "max_rl", "batch")
 NORMALISATIONS = ("tokens", "samples", "prompts", "constant")
 PROXIMALS = ("recompute", "loglinear")
+ALIKE = 1e-6
+"""Rewards that differ by no more than this are equal: they are float32 numbers on their way, and what differs by
+rounding only carries no signal. Dividing by its spread would make an advantage of a last bit."""
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,6 +19,8 @@ from node.inference.model_files import as_bf16, is_model_file
 from node.state.files import write_whole
 from node.training.spool import Spool
 from node.weights.export import CONFIG_NAME, holds_adapter, write_both
+from node.weights.images import mapped
+from protocol.policy import decode_image
 
 SCHEMA_VERSION = 1
 
@@ -167,7 +169,7 @@ def copy_model(spool: Path, target: Path, step: int | None = None) -> bool:
             shutil.copyfile(path, partial / path.name)
     config = partial / CONFIG_NAME
     # The start model may be float32; loaders believe its config, and would widen what is bf16.
-    config.write_bytes(as_bf16(config.read_bytes()))
+    config.write_bytes(as_bf16(config.read_bytes(), decode_image(mapped(image))))
     if holds_adapter(image):
         write_both(image, partial, source)
     else:

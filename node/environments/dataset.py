@@ -2,7 +2,7 @@
 
 Parsing is strict: a row that cannot be scored is a mistake with its file and line, and all mistakes are told at
 once; or it is left out and counted (on_bad_row = "skip"). None is scored 0 in silence. Which problems are held back
-follows from their ids, so every node agrees. What task types there are: `task_types`.
+follows from their ids and from what is alike (`twins`), so every node agrees. What task types there are: `task_types`.
 """
 
 import difflib
@@ -37,11 +37,15 @@ from node.environments.task_types.reasoning_gym import ReasoningScorer
 from node.environments.task_types.shapes.base import Published
 from node.environments.task_types.shapes.table import read_published
 from node.environments.task_types.table import TASK_TYPES
+from node.environments.twins import groups_of
 from node.errors import Finding, Findings
 from node.sandbox import Limits
+from protocol.errors import UNREADABLE
 
 MAX_GOLDS, MAX_GOLD = 4096, 16 * 1024
 """Published solutions that are kept for a look at the scorers, and their characters."""
+SPLIT_KEY = "split_key"
+"""A column: rows with one value in it are on one side of the hold-out, whatever they say."""
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
@@ -87,7 +91,8 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Rows:
     """What a data file holds. shapes: form -> rows taken; skipped: rows left out for what is wrong with them; repeats:
     equal rows and further responses to a problem; left_out: by the solve-rate range or other_tasks = "skip"; golds:
-    published solutions of some, by problem_id; long: problems left out for their length."""
+    published solutions of some, by problem_id; long: problems left out for their length; alike: problems that are on
+    the side of an earlier one, since they ask the same in other words."""
 
     training: list[Problem] = field(default_factory=list)
     held_back: list[Problem] = field(default_factory=list)
@@ -97,6 +102,7 @@ class Rows:
     left_out: int = 0
     golds: dict[str, str] = field(default_factory=dict)
     long: int = 0
+    alike: int = 0
 
 
 class DatasetEnvironment(ListedProblems, OneTurn):
@@ -253,8 +259,9 @@ def _read(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
     skipped than when the run was made."""
     rows = Rows()
     seen: dict[str, Problem] = {}
+    keys: dict[str, str] = {}
     for path in (paths := files_of(data)):
-        _read_file(path, arguments, rows, seen)
+        _read_file(path, arguments, rows, seen, keys)
     found = rows.skipped
     if found.total and arguments.on_bad_row == "error":
         raise unusable_rows(found)
@@ -265,10 +272,11 @@ def _read(data: Path | Sequence[Path], arguments: Arguments) -> Rows:
             f"{paths[0]}: {found.total} rows are skipped, {arguments.bad_rows} were when the run was made",
             "use the version of intellect-node that the run was made with",
         )
+    _split([*seen.values()], keys, arguments.held_back_share, rows)
     return rows
 
 
-def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
+def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Problem], keys: dict[str, str]) -> None:
     def bad(line: int, what: str, remedy: str = _MEND) -> None:
         rows.skipped.add(Finding(f"{path}, line {line}", what, remedy))
 
@@ -276,7 +284,7 @@ def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Pro
         if len(seen) > MAX_ROWS:
             raise DatasetError("the dataset cannot be used", f"more than {MAX_ROWS} problems", "name fewer files")
         try:
-            _take(raw, arguments, rows, seen)
+            _take(raw, arguments, rows, seen, keys)
         # It is a ValueError with another remedy, so it comes first.
         except _OtherTask as other:
             bad(line, str(other), "correct the row, or set other_tasks = 'skip' in the environment's arguments")
@@ -284,6 +292,22 @@ def _read_file(path: Path, arguments: Arguments, rows: Rows, seen: dict[str, Pro
             bad(line, str(error))
         except _MALFORMED as error:
             bad(line, f"a value in it is of another type than it should be: {str(error)[:120]}")
+
+
+def _split(problems: list[Problem], keys: Mapping[str, str], share: float, rows: Rows) -> None:
+    """Hold a share of the problems back, and what is alike to them: learnt in other words, an answer is no evidence."""
+    firsts = groups_of(problems, [keys.get(problem.problem_id) for problem in problems])
+    rows.alike = sum(first != place for place, first in enumerate(firsts))
+    # By the name of the first, not its place: rows that are added later move no problem to the other side.
+    by_name = [is_held_back(problem.problem_id, share) for problem in problems]
+    aside = {first: by_name[first] for first in firsts}
+    if len(set(aside.values())) == 1 < len(set(by_name)):
+        # A few groups may all fall on one side: the smallest goes to the other. Where there is one, nothing helps.
+        smallest = min(Counter(firsts).items(), key=lambda one: (one[1], one[0]))[0]
+        aside[smallest] = not aside[smallest]
+    held = by_name if len(aside) == 1 else [aside[first] for first in firsts]
+    for problem, back in zip(problems, held, strict=True):
+        (rows.held_back if back else rows.training).append(problem)
 
 
 def unusable_rows(found: Findings) -> DatasetError:
@@ -299,8 +323,11 @@ class _OtherTask(ValueError):
     """A row of a task type that is not scored here."""
 
 
-def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem]) -> None:
-    """Put a row where it belongs. Raises ValueError for one that cannot be used."""
+def _take(
+    raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[str, Problem], keys: dict[str, str]
+) -> None:
+    """Put a row among those `seen`, and its split key, if it has one. Raises ValueError for one that cannot be used."""
+    key = raw.get(SPLIT_KEY)
     raw = with_named_columns(raw, arguments)
     published = read_published(raw)
     task = TASK_TYPES.get(published.task)
@@ -325,9 +352,8 @@ def _take(raw: Mapping[str, Any], arguments: Arguments, rows: Rows, seen: dict[s
     rows.shapes[published.shape] += 1
     if isinstance(published.gold, str) and len(rows.golds) < MAX_GOLDS and len(published.gold) < MAX_GOLD:
         rows.golds[problem.problem_id] = published.gold
-    # By its name, not its place: rows that are added later move no problem to the other side.
-    aside = is_held_back(problem.problem_id, arguments.held_back_share)
-    (rows.held_back if aside else rows.training).append(problem)
+    if key is not None:
+        keys[problem.problem_id] = str(key)
 
 
 def _problem(published: Published, raw: Mapping[str, Any], arguments: Arguments) -> Problem:

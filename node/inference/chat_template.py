@@ -6,6 +6,7 @@ token that stands in no file but in the code of a tokenizer's class, one of seve
 the two would say something else is a bug of this module, but for the clock.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ FILE = "chat_template.jinja"
 SETTINGS = "tokenizer_config.json"
 _MORE_TEMPLATES = "additional_chat_templates"
 _MORE_TOKENS = "special_tokens_map.json"
+_TURN = "intellect-node said this"
 _NAMED_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
 
 
@@ -70,6 +72,42 @@ def has_chat_template(directory: Path) -> bool:
     """Whether a model directory brings a chat template, in any of the places that transformers looks at."""
     in_settings = (_read(directory / name).get("chat_template") for name in ("chat_template.json", SETTINGS))
     return (directory / FILE).is_file() or any(in_settings)
+
+
+def eos_texts(directory: Path) -> list[str]:
+    """Of the tokens that the tokenizer's settings call `eos_token`."""
+    found = (_text_of(_read(directory / name).get("eos_token")) for name in (SETTINGS, _MORE_TOKENS))
+    return [text for text in found if text]
+
+
+def turn_end(directory: Path) -> str | None:
+    """The special token that the directory's template puts behind what an assistant has said; None where there is none
+    such, or no template that these files alone determine."""
+    from jinja2 import TemplateError
+
+    from node.inference.template_language import compiled
+
+    special = _added_tokens(directory)
+    try:
+        template = stated(directory)
+        if template is None or not special:
+            return None
+        turns = [{"role": role, "content": _TURN} for role in ("user", "assistant", "user")]
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **template.tokens}
+        parts = compiled(template.text).render(messages=turns, **given).split(_TURN)
+    except (TemplateError, RecursionError, UnicodeDecodeError):
+        return None  # whoever asks in chats is told what is wrong with it (`load_template`)
+    behind = parts[2].lstrip() if len(parts) == 4 else ""
+    return max((text for text in special if behind.startswith(text)), key=len, default=None)
+
+
+def _added_tokens(directory: Path) -> set[str]:
+    """Texts of the tokens that tokenizer.json calls special."""
+    try:
+        added = json.loads((directory / "tokenizer.json").read_bytes()).get("added_tokens") or []
+        return {one["content"] for one in added if one.get("special") and one.get("content")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()  # the tokenizer's own loading complains
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -134,8 +134,12 @@ def read_peft(
 
 _PLAIN = {"bias": "none", "peft_type": "LORA"}
 _MORE = ("use_dora", "fan_in_fan_out", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern")
-_MORE = (*_MORE, "layer_replication", "trainable_token_indices", "target_parameters")
-"""Of adapter_config.json: what is more than lora_b @ lora_a beside a layer."""
+_MORE = (*_MORE, "layer_replication", "trainable_token_indices", "target_parameters", "use_qalora", "use_bdlora")
+_MORE = (*_MORE, "alora_invocation_tokens", "arrow_config", "loftq_config", "corda_config", "lora_ga_config")
+"""Of adapter_config.json: what is more than lora_b @ lora_a beside a layer, or belongs to a base that was changed."""
+_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Of `init_lora_weights`: such as leave the base as it is. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take the first
+product out of its weights (PEFT's guide to LoRA): to the published base it is another model's adapter."""
 
 
 def _scale(config: Mapping[str, Any]) -> tuple[float, int]:
@@ -144,6 +148,12 @@ def _scale(config: Mapping[str, Any]) -> tuple[float, int]:
         raise _unusable(f"its configuration uses {', '.join(more)}, which no engine here adds")
     if other := [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]:
         raise _unusable(f"its configuration says {other[0]} = {str(config[other[0]])[:40]!r}")
+    if (start := config.get("init_lora_weights", True)) not in _STARTS:
+        raise ModelError(
+            "the adapter cannot be used",
+            f"init_lora_weights = {str(start)[:40]!r}: it was trained beside a base with changed weights",
+            "convert it to a plain LoRA adapter (PEFT's path_initial_model_for_weight_conversion), or merge it first",
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK or not isinstance(alpha, int | float) or not 0 < alpha <= 1e6:
         raise _unusable(f"its configuration needs r, 1 to {MAX_RANK}, and lora_alpha above 0")

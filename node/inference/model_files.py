@@ -1,12 +1,17 @@
 """The small JSON files of a model directory."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from node.inference.errors import ModelError
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Tensors of every family: an output head is the embedding, unless it is one of its own."""
+TIED, POSITIONS = "tie_word_embeddings", "max_position_embeddings"
 SMALL_FILES = (".json", ".txt", ".model", ".jinja")
 QUANTIZATION = "quantization_config"
 MAX_CONFIG_BYTES = 1024**2
@@ -41,10 +46,12 @@ def is_mxfp4(config: dict[str, Any]) -> bool:
     return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
 
 
-def as_bf16(config: bytes) -> bytes:
-    """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were.
+def as_bf16(config: bytes, tensors: Collection[str] = ()) -> bytes:
+    """A model's config.json that says bfloat16, which a policy's tensors are whatever the start model's were. tensors:
+    names of the policy's: where they have a head of their own, it says so too.
 
-    Who loads it would otherwise take twice the memory, or look for four bits. What is no JSON object stays as it is.
+    Who loads it would otherwise take twice the memory, look for four bits, or drop the head. What is no JSON object
+    stays as it is.
     """
     try:
         found: Any = json.loads(config)
@@ -52,6 +59,9 @@ def as_bf16(config: bytes) -> bytes:
         return config
     if isinstance(found, dict) and is_mxfp4(found):
         del found[QUANTIZATION]
+        config = (json.dumps(found, indent=2) + "\n").encode()
+    if isinstance(found, dict) and HEAD in tensors and found.get(TIED, True):
+        found[TIED] = False
         config = (json.dumps(found, indent=2) + "\n").encode()
     names = [name for name in ("dtype", "torch_dtype") if name in found] if isinstance(found, dict) else []
     if not isinstance(found, dict) or (names and all(found[name] == "bfloat16" for name in names)):

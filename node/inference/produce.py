@@ -22,6 +22,7 @@ from protocol import freshness
 from protocol.checks import subject_of
 from protocol.envelope import seal
 from protocol.identity import Address
+from protocol.recipe import ALIKE
 from protocol.rollout import MAX_FILE_BYTES, RolloutBatch, RolloutHeader, SampleRow, encode
 from protocol.sampling import uniforms
 
@@ -53,7 +54,7 @@ def produce(session: Session, order: Produce) -> Produced:
         tokens=sum(len(row.prompt) + len(row.output) for row in rows),
         seconds=time.monotonic() - started,
         reward_estimate=float(np.mean(rewards)),
-        informative=float(np.mean(np.ptp(np.reshape(rewards, (len(tasks.prompts), -1)), axis=1) > 0)),
+        informative=float(np.mean(np.ptp(np.reshape(rewards, (len(tasks.prompts), -1)), axis=1) > ALIKE)),
     )
 
 

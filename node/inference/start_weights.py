@@ -1,5 +1,6 @@
 """Policy 0: the weights of the start model's own files, rounded to bf16, read one tensor at a time.
 
+Which file has a tensor says node.inference.weight_files.
 Experts are a matrix each in the files that people publish, and one tensor of all in a model of transformers: read here
 as the latter. Numbers of four bits (MXFP4, as gpt_oss has them) are read as what they stand for, which bf16 holds."""
 
@@ -12,13 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.inference.errors import ModelError
+from node.inference.weight_files import BLOCKS, SCALES, weight_files
 
 _ONE_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.weight")
-_BLOCKS, _SCALES = "_blocks", "_scales"
-"""Of a tensor in MXFP4 (OCP Microscaling Formats 1.0): two numbers a byte, lower half first, and a power of two, 127
-more than its exponent, for each 32 of them."""
 _FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.bfloat16)
 _FOUR_BITS = torch.cat((_FOUR_BITS, -_FOUR_BITS))
+_FLOATS = ("BF16", "F16", "F32", "F64")
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -28,20 +28,18 @@ class StartWeights(Mapping[str, Tensor]):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[str, Path] = {}
-        for path in sorted(directory.glob("*.safetensors")):
-            with _opened(path) as file:
-                self._files |= dict.fromkeys(file.keys(), path)
+        self._stored_as = weight_files(directory).tensors
+        self._files = {name: stored.file for name, stored in self._stored_as.items()}
         self._stacks = _stacks(self._files)
-        whole = {name.removesuffix(_BLOCKS) for name in self._files if name.endswith(_BLOCKS)}
-        self._small = {name for name in whole if name + _SCALES in self._files}
+        whole = {name.removesuffix(BLOCKS) for name in self._files if name.endswith(BLOCKS)}
+        self._small = {name for name in whole if name + SCALES in self._files}
 
     def __getitem__(self, name: str) -> Tensor:
         """bf16, on the CPU."""
         if name in self._stacks:
             return torch.stack([torch.cat([self[part] for part in parts]) for parts in self._stacks[name]])
         if name in self._small:
-            return _widened(self._stored(name + _BLOCKS), self._stored(name + _SCALES), self.shape(name))
+            return _widened(self._stored(name + BLOCKS), self._stored(name + SCALES), self.shape(name))
         return self._stored(name).to(torch.bfloat16)
 
     def _stored(self, name: str) -> Tensor:
@@ -50,7 +48,7 @@ class StartWeights(Mapping[str, Tensor]):
 
     def __iter__(self) -> Iterator[str]:
         inside = {part for parts in self._stacks.values() for one in parts for part in one}
-        inside |= {name + part for name in self._small for part in (_BLOCKS, _SCALES)}
+        inside |= {name + part for name in self._small for part in (BLOCKS, SCALES)}
         # What a stack or a tensor of four bits is made of has no name of its own in the model.
         return iter([*(name for name in self._files if name not in inside), *self._stacks, *self._small])
 
@@ -58,7 +56,8 @@ class StartWeights(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def check(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raises ModelError unless every parameter has a tensor of its name and shape."""
+        """Raises ModelError unless every parameter has a tensor of its name and shape, of numbers that stand for
+        themselves: what is quantised means nothing without its scales."""
         for name, parameter in parameters.items():
             if name not in self._files and name not in self._stacks and name not in self._small:
                 raise _unusable(self._directory, f"tensor {name!r} of the architecture is in no file")
@@ -68,26 +67,40 @@ class StartWeights(Mapping[str, Tensor]):
                     self._files.get(name, self._directory),
                     f"tensor {name!r} has shape {found}, config.json makes it {wanted}",
                 )
+            for part in self._made_of(name):
+                if (stored := self._stored_as[part]).dtype not in _FLOATS:
+                    why = f"tensor {part!r} is of type {stored.dtype}, not one of {', '.join(_FLOATS)}"
+                    raise _unusable(stored.file, why)
+
+    def left_out(self, parameters: Mapping[str, Tensor]) -> list[str]:
+        """Names of tensors in the files that the architecture has no place for."""
+        used = {part for name in parameters for part in self._made_of(name)}
+        used |= {name + part for name in self._small & parameters.keys() for part in (BLOCKS, SCALES)}
+        return sorted(self._files.keys() - used)
+
+    def _made_of(self, name: str) -> list[str]:
+        """The tensors of the files that a tensor of the model is made of, but for what is in four bits."""
+        if name in self._stacks:
+            return [part for parts in self._stacks[name] for part in parts]
+        return [name] if name in self._files else []
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Read from the file's header."""
+        """As the files' headers have it."""
         if name in self._stacks:
             return self._stacked_shape(name)
         if name in self._small:
             return self._widened_shape(name)
-        with _opened(self._files[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
+        return self._stored_as[name].shape
 
     def _widened_shape(self, name: str) -> tuple[int, ...]:
         """[experts, in, out]. Raises ModelError for blocks without a scale each, and for such as are no bytes."""
-        for part in (name + _BLOCKS, name + _SCALES):
-            with _opened(self._files[part]) as file:
-                if (found := file.get_slice(part).get_dtype()) != "U8":
-                    raise _unusable(self._files[part], f"tensor {part!r} is of type {found}, not of bytes (U8)")
-        blocks, scales = self.shape(name + _BLOCKS), self.shape(name + _SCALES)
+        for part in (name + BLOCKS, name + SCALES):
+            if (found := self._stored_as[part].dtype) != "U8":
+                raise _unusable(self._files[part], f"tensor {part!r} is of type {found}, not of bytes (U8)")
+        blocks, scales = self.shape(name + BLOCKS), self.shape(name + SCALES)
         # 16 bytes are the 32 numbers that share a scale.
         if len(blocks) != 4 or blocks[3] != 16 or blocks[:3] != scales:
-            raise _unusable(self._files[name + _BLOCKS], f"blocks of {name!r} have shape {blocks}, scales {scales}")
+            raise _unusable(self._files[name + BLOCKS], f"blocks of {name!r} have shape {blocks}, scales {scales}")
         return blocks[0], 32 * blocks[2], blocks[1]
 
     def _stacked_shape(self, name: str) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """A model directory's tokenizer, from local files only.
 
-Knows tokenizer.json and the end-of-sequence ids of config.json / generation_config.json, and what a chat template's
-text becomes; knows nothing of weights. Never contacts a hub and never runs code from the directory (chat templates
-are rendered in jinja's sandbox).
+Knows tokenizer.json, what the directory's files say that an answer ends with, and what a chat template's text becomes;
+knows nothing of weights. Never contacts a hub and never runs code from the directory (chat templates are rendered in
+jinja's sandbox).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from node.inference.chat_template import Render, load_template
+from node.inference.chat_template import Render, eos_texts, load_template, turn_end
 from node.inference.errors import ModelError
 from node.inference.model_files import read_json
 
@@ -22,7 +22,9 @@ _SAID = "intellect-node-said-this"
 
 
 class LocalTokenizer:
-    """encode/decode of a model directory; `eos`: the token ids that end a completion."""
+    """encode/decode of a model directory; `eos`: the token ids that end a completion, as generation_config.json (or
+    config.json), the tokenizer's settings and the chat template say it, all of them; `end`: the one that is put behind
+    a text, which is the model's own."""
 
     def __init__(self, model_dir: Path) -> None:
         self._dir = model_dir
@@ -37,7 +39,18 @@ class LocalTokenizer:
                 f"{path}: {error}",
                 "put the model's tokenizer.json (the fast tokenizer) into the model directory",
             ) from None
-        self.eos = frozenset(_eos_ids(model_dir))
+        # A base model tuned on chats keeps its base's generation_config.json: its tokenizer and its template alone know
+        # how its turns end, and without them no answer of it would.
+        stated = _eos_ids(model_dir)
+        others = {one for text in _ends_named(model_dir) if (one := self._tokenizer.token_to_id(text)) is not None}
+        self.eos = frozenset({*stated, *others})
+        if not self.eos:
+            raise ModelError(
+                "the model cannot be loaded",
+                f"{model_dir} does not say which token ends an answer",
+                "set eos_token_id in config.json or generation_config.json",
+            )
+        self.end = min(stated or self.eos)
         self._template: Render | None = None
         self._settings: Mapping[str, Any] = {}
 
@@ -131,17 +144,19 @@ class LocalTokenizer:
 
 
 def _eos_ids(model_dir: Path) -> list[int]:
-    # First the file that generation goes by: chat models name their end of turn there.
+    """Those of generation_config.json or, where it names none, of config.json. Raises ModelError."""
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         if name == "generation_config.json" and not path.exists():
             continue
         eos = read_json(path).get("eos_token_id")
-        ids = eos if isinstance(eos, list) else [eos]
-        if ids and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            return [i for i in ids if isinstance(i, int)]
-    raise ModelError(
-        "the model cannot be loaded",
-        f"{model_dir} names no end-of-sequence token",
-        "set eos_token_id in config.json or generation_config.json",
-    )
+        ids: list[Any] = eos if isinstance(eos, list) else [eos]
+        if ids and all(type(one) is int and one >= 0 for one in ids):
+            return ids
+    return []
+
+
+def _ends_named(model_dir: Path) -> list[str]:
+    """Texts of the tokens that the tokenizer's settings and the chat template end an answer with."""
+    end = turn_end(model_dir)
+    return [*eos_texts(model_dir), *([end] if end else [])]

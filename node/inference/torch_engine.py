@@ -27,13 +27,14 @@ from node.inference.fixed import model_for
 from node.inference.image import read_image
 from node.inference.language_model import bf16_bits
 from node.inference.lora import whole_weights
-from node.inference.model_files import QUANTIZATION, is_mxfp4, read_json
+from node.inference.model_files import QUANTIZATION, TIED, is_mxfp4, read_json
 from node.inference.out_of_memory import left_out, let_go
 from node.inference.prefilling import Prefiller
 from node.inference.room import FULL_TOKENS, ModelSize, NoRoom, Plan, plan, room_for_adapters
 from node.inference.settings import ATTENTIONS, DEFAULT, DTYPES, EngineSettings, free_memory, keep_precision
 from node.inference.start_weights import StartWeights
 from node.inference.tokenizer import LocalTokenizer
+from node.inference.weight_files import has_own_head
 from protocol.engines import LORA, arithmetic
 from protocol.lora import WEIGHT, is_adapter
 
@@ -60,6 +61,9 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
         raise _model_error(model_dir, f"config.json: {type(error).__name__}: {error}") from None
     if raw.get(QUANTIZATION) is not None:
         delattr(config, QUANTIZATION)  # what was in MXFP4 is read in bf16 (node.inference.start_weights)
+    # A head of its own is part of the model, whatever its description says: other loaders keep it, too.
+    if getattr(config, TIED, False) and has_own_head(model_dir):
+        setattr(config, TIED, False)
     if why := unsupported(config):
         raise _model_error(model_dir, f"config.json: {why}")
     try:

@@ -53,6 +53,14 @@ class AlarmBook:
         self.active = {alarm.name: self.active.get(alarm.name, alarm) for alarm in ringing}
         return fresh
 
+    def wait(self, step: int, batches: int) -> list[Alarm]:
+        """So many batches in a row had no signal, so that no policy follows `step`; returns what begins to ring."""
+        alarm = self._silence(step, self._silent + batches, "batches")
+        if alarm is None or alarm.name in self.active:
+            return []
+        self.active[alarm.name] = alarm
+        return [alarm]
+
     def _check(self, step: int, record: Mapping[str, Any]) -> list[Alarm | None]:
         return [
             self._entropy(step, self._mean("entropy", record)),
@@ -115,11 +123,14 @@ class AlarmBook:
         return Alarm("reward_collapse", step, mean, limit, text)
 
     def _signal(self, step: int, share: float | None) -> Alarm | None:
-        limit = self._settings.no_signal
-        if share is None or not limit:
+        if share is None:
             return None
         self._silent = self._silent + 1 if share == 0 else 0
-        if self._silent < limit:
+        return self._silence(step, self._silent, "steps")
+
+    def _silence(self, step: int, count: int, what: str) -> Alarm | None:
+        limit = self._settings.no_signal
+        if not limit or count < limit:
             return None
-        text = f"all rewards of every group were equal for {self._silent} steps: there is nothing to learn from"
-        return Alarm("no_signal", step, float(self._silent), float(limit), text)
+        text = f"all rewards of every group were equal for {count} {what}: there is nothing to learn from"
+        return Alarm("no_signal", step, float(count), float(limit), text)

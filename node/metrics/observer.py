@@ -176,20 +176,26 @@ class Observer:
                 record["alarms"] = [{"name": alarm.name, "text": alarm.text} for alarm in fresh]
             self._journal.append(record)
             self.latest = record
-            self.rung += fresh
-            for alarm in fresh:
-                log.warning(
-                    f"alarm.{alarm.name}", step=alarm.step, value=alarm.value, limit=alarm.limit, why=alarm.text
-                )
+            self._ring(fresh)
             # A copy: one that fails takes itself out of the list.
             for sink in list(self._sinks):
                 self._send(sink, record)
             return fresh
 
+    def wait(self, step: int, batches: int) -> None:
+        """So many batches in a row had no signal, so that no step is there to record after `step`."""
+        with self._lock:
+            self._ring(self._book.wait(step, batches))
+
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
         self._sinks.clear()
+
+    def _ring(self, fresh: Sequence[Alarm]) -> None:
+        self.rung += fresh
+        for alarm in fresh:
+            log.warning(f"alarm.{alarm.name}", step=alarm.step, value=alarm.value, limit=alarm.limit, why=alarm.text)
 
     def _send(self, sink: Sink, record: Mapping[str, Any]) -> None:
         """A place that fails is left out from then on: training does not stop for a plot."""

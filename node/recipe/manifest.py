@@ -12,7 +12,7 @@ from node.recipe.docket import Unjudged, with_scores, without_rewards
 from node.recipe.join import join
 from node.recipe.judged import Blobs, scores_of
 from node.recipe.lessons import asks_for_teachers, taught_in, with_teacher
-from node.recipe.pool import Group, Selection, freshness, group_id, origin_of
+from node.recipe.pool import Group, Selection, freshness, group_id, origin_of, teaches
 from node.training.batch import Batch, BatchHeader
 from protocol.blobs import describe
 from protocol.lots import pack_groups, unpack_groups
@@ -72,6 +72,9 @@ def materialise(run: RunSpec, manifest: ComposedBatch, files: Blobs, reports: Bl
     wanted = run.rollout.prompts_per_step
     if len(chosen) != wanted:
         raise MalformedManifest("bad batch manifest", f"it uses {len(chosen)} groups, a batch has {wanted}")
+    # A pool publishes nothing without a reason, so that nobody fetches and audits for nothing.
+    if not any(teaches(run, group) for group in chosen):
+        raise MalformedManifest("bad batch manifest", "no group of it has a signal, so no policy follows from it")
     # Whoever replays the step needs the same rows in the same order: sums of floats depend on it.
     chosen.sort(key=freshness)
     rows = tuple(row for group in chosen for row in group.rows)
@@ -82,7 +85,7 @@ def _used(run: RunSpec, work: UsedWork, given: Mapping[int, Group]) -> Iterator[
     """Raises MalformedManifest where a group that teaches something was set aside, or one is not in the reports."""
     for group in unpack_groups(work.flat, run.rollout.prompts_per_file) or ():
         # Otherwise a trainer could set aside whatever it does not like, as if it taught nothing.
-        if group in given and given[group].informative:
+        if group in given and given[group].informative and teaches(run, given[group]):
             raise MalformedManifest("bad batch manifest", f"group {group} was set aside, but it has a signal")
     for group in unpack_groups(work.used, run.rollout.prompts_per_file) or ():
         if group not in given:

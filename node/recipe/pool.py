@@ -10,15 +10,18 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from node.training.advantages import group_advantages, overlong_penalty
 from protocol.identity import address_bytes
 from protocol.manifest import JudgedTask, batch_order
+from protocol.own_code import is_import_path
+from protocol.recipe import ALIKE
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
-# What differs by rounding only carries no signal: dividing by its spread would make an advantage of a last bit.
-ALIKE = 1e-9
-"""Rewards that differ by no more than this are equal."""
+KEPT_ASIDE = 8
+"""Batches without signal that are named together with the next one that has some: who replays it fetches them all."""
 
 Key = tuple[bytes, int]
 """(the work's id, at a desk the root of its file; number of the group in it). The id, because the same file in another
@@ -71,13 +74,15 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A batch and what was left out for it. flat: looked at, without signal, set aside by the online filter; idle:
-    without signal too, and not even looked at, as the batch was full before."""
+    """A batch and what was left out for it. flat: looked at, without signal, set aside by the online filter or as a
+    batch in which nothing had any; idle: without signal too, and not even looked at, as the batch was full before;
+    barren: how many whole batches without signal came before this one."""
 
     step: int
     groups: tuple[Group, ...]
     flat: tuple[Group, ...] = ()
     idle: tuple[Group, ...] = ()
+    barren: int = 0
 
     @property
     def settled(self) -> tuple[Group, ...]:
@@ -85,14 +90,34 @@ class Selection(msgspec.Struct, frozen=True):
         return (*self.groups, *self.flat, *self.idle)
 
 
+def teaches(run: RunSpec, group: Group) -> bool:
+    """Whether the learner would make an update of a group alone. Not of equal rewards; nor where all advantages are
+    zero, as those of `max_rl` below a mean of zero, or where no answer counts. A teacher speaks of every answer, and
+    what a function of the run's own sees in one only the learner finds out."""
+    objective = run.recipe.objective()
+    if run.distill is not None or is_import_path(objective.advantage):
+        return True
+    if not group.informative:
+        return False
+    lengths = np.array([sample.length for sample in group.samples], dtype=np.int64)
+    rewards = np.array([sample.reward for sample in group.samples], dtype=np.float32)
+    rewards += overlong_penalty(lengths, run.rollout.max_output_tokens, objective.overlong_share)
+    found = group_advantages(np.zeros(len(lengths), dtype=np.int64), rewards, lengths, objective.advantage) != 0
+    counted = [sample.finished or not objective.mask_truncated for sample in group.samples]
+    return bool((found & counted).any())
+
+
 class RolloutPool:
-    """Groups between verification and a batch."""
+    """Groups between verification and a batch. `barren`: whole batches without signal since the last one that had
+    some. They are set aside: no policy is made of them."""
 
     def __init__(self, run: RunSpec) -> None:
         self._run, self._wanted = run, run.rollout.prompts_per_step
         self._filters = run.filters
         self._max_staleness = run.recipe.max_staleness
         self._groups: dict[Key, Group] = {}
+        self._aside: dict[Key, Group] = {}
+        self.barren = 0
         self.stale_rollouts = 0
 
     def __len__(self) -> int:
@@ -107,11 +132,12 @@ class RolloutPool:
         """A group that is there already stays as it is."""
         for group in groups:
             # The first report counts: a second one of the same group must not change what a manifest already names.
-            self._groups.setdefault(group.key, group)
+            if group.key not in self._aside:
+                self._groups.setdefault(group.key, group)
 
     def forget(self, name: bytes) -> None:
         """Remove the groups of a work that wait."""
-        self.settle([key for key in self._groups if key[0] == name])
+        self.settle([key for key in (*self._groups, *self._aside) if key[0] == name])
 
     def dealt(self, seats: int, seat: Callable[[bytes], int]) -> "list[RolloutPool]":
         """A pool for each of several seats with what of this one is its share, by work; this one stays as it is."""
@@ -124,14 +150,17 @@ class RolloutPool:
         """Remove groups, such as another pool's batch has used up."""
         for key in keys:
             self._groups.pop(key, None)
+            self._aside.pop(key, None)
 
     def forget_made_with(self, gone: Callable[[bytes], bool]) -> None:
         """Remove the groups that policies made which are none any more, by their roots."""
-        groups = list(self._groups.items())
+        groups = [*self._groups.items(), *self._aside.items()]
         self.settle(key for key, one in groups if one.origin and gone(one.origin.commitment.policy_root))
 
     def drop_stale(self, step: int) -> None:
         """Remove and count what may not train `step` any more."""
+        late = [group for group in self._aside.values() if step - group.policy_step > self._max_staleness]
+        self.settle([group.key for group in late])
         old = [group for group in self._groups.values() if step - group.policy_step > self._max_staleness]
         self.settle(group.key for group in old)
         self.stale_rollouts += sum(len(group.rows) for group in old)
@@ -142,39 +171,59 @@ class RolloutPool:
         fresh = [group for group in self._groups.values() if step - group.policy_step <= self._max_staleness]
         if not self._filters.online:
             return max(0, self._wanted - len(fresh))
-        # A model that solves everything, or nothing, makes no group with signal. Then the step is made of what there
-        # is, and the alarm `no_signal` says so.
+        # A model that solves nearly everything, or nothing, makes few groups with signal. Then the step is made of what
+        # there is.
         if len(fresh) >= math.floor(self._filters.refill * self._wanted):
             return 0
         return max(0, self._wanted - sum(group.informative for group in fresh))
 
     def take(self, step: int, fed: Container[bytes] | None = None) -> Selection | None:
-        """The batch of `step`: the freshest policies first; None while groups are missing. fed: workers of whom the
-        last batches named something (`manifest.batch_order`), None where that does not count.
+        """The batch of `step`: the freshest policies first; None while groups are missing, or none of them has a
+        signal. fed: workers of whom the last batches named something (`manifest.batch_order`), None where that does
+        not count.
 
         Where more is made than can be learnt from, this keeps learning close to the policy; where less is, everything
         is used anyway. Oldest first, a swarm's queue slid to the greatest age and stayed there, and a third of the
         work went stale all the same.
 
         With the online filter, groups without signal are settled together with the batch, and if the refill's limit
-        came first, some of them fill it up.
+        came first, some of them fill it up. Batches in which nothing has a signal are set aside, and the next one is
+        made in their place.
         """
         self.drop_stale(step)
-        if self.missing(step) > 0:
-            return None
+        while self.missing(step) == 0:
+            selection = self._taken(step, fed)
+            if selection is not None:
+                return selection
+        return None
+
+    def _taken(self, step: int, fed: Container[bytes] | None) -> Selection | None:
+        """The same of what waits, of which there is enough; None where it was set aside."""
         # What is thrown away with each batch cannot be missed by anybody.
         turns = fed if self._filters.keep_surplus else None
         waiting = _in_turn(sorted(self._groups.values(), key=freshness), turns)
-        if self._filters.online:
-            selection = self._filtered(step, waiting)
-        else:
-            selection = Selection(step, tuple(waiting[: self._wanted]))
+        looked_at = waiting if self._filters.online else waiting[: self._wanted]
+        if not any(teaches(self._run, group) for group in looked_at):
+            self._set_aside(looked_at)
+            return None
+        found = self._filtered(step, waiting) if self._filters.online else Selection(step, tuple(looked_at))
+        aside = tuple(sorted(self._aside.values(), key=freshness))
+        selection = msgspec.structs.replace(found, flat=(*aside, *found.flat), barren=self.barren)
+        self.barren = 0
         if not self._filters.keep_surplus:
             # What is over is of a policy that is one step old by then: the run's owner may prefer to learn from the
             # newest only.
             self._groups.clear()
         self.settle(group.key for group in selection.settled)
         return selection
+
+    def _set_aside(self, groups: Sequence[Group]) -> None:
+        self.settle([group.key for group in groups])
+        self._aside |= {group.key: group for group in groups}
+        self.barren += len(groups) // self._wanted
+        # The oldest are forgotten: what nothing can be learnt from is named while it costs little.
+        for key in list(self._aside)[: -KEPT_ASIDE * self._wanted]:
+            del self._aside[key]
 
     def _filtered(self, step: int, waiting: Sequence[Group]) -> Selection:
         """Groups with signal that stand behind the last chosen one are surplus."""

@@ -36,6 +36,7 @@ def describe(selection: Selection, *, waiting: int, stale: int) -> dict[str, Any
         "groups_seen": len(seen),
         "groups_flat": sum(not group.informative for group in seen),
         "groups_filtered": len(selection.flat),
+        "barren_batches": selection.barren,
         "surplus_rollouts": waiting,
         "stale_rollouts": stale,
         "output_tokens": sum(lengths),

@@ -17,7 +17,8 @@ from blake3 import blake3
 from node import hub
 from node.errors import RunFileError
 from node.inference.errors import ModelError
-from node.inference.model_files import CONFIG, INDEX, read_json
+from node.inference.model_files import CONFIG, INDEX, WEIGHTS, is_model_file, read_json
+from node.inference.weight_files import files_of, has_weights
 from node.run.environments import (
     Attempt,
     EnvironmentTable,
@@ -36,7 +37,6 @@ from protocol.run import MODEL, Asset, EnvironmentSpec, RunError, RunSections, R
 from protocol.sections import TEACHER, Section
 from protocol.toploc import most_points
 
-MODEL_SUFFIXES = hub.MODEL_SUFFIXES
 REQUIRED_MODEL_FILES = ("config.json", "tokenizer.json")
 MAX_TOKENIZER = 1 << 26
 TEXT = "text"
@@ -245,19 +245,24 @@ def model_files(directory: Path) -> dict[str, Path]:
             "correct the path, write hf:OWNER/NAME for one of the hub, or make one: a run with [warm_start] makes its "
             "own (`run warm-start FILE`)",
         )
-    # Only these: a model directory from the hub has pictures, and weights of other libraries, as large again.
-    found = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix in MODEL_SUFFIXES)
-    names = {file.name for file in found}
-    missing = [name for name in REQUIRED_MODEL_FILES if name not in names]
-    if not any(name.endswith(".safetensors") for name in names):
-        missing.append("model.safetensors")
+    # Only these: a model directory from the hub has pictures, weights of other libraries, as large again, and backups.
+    small = {file for file in directory.iterdir() if file.is_file() and is_model_file(file)}
+    missing = [name for name in REQUIRED_MODEL_FILES if directory / name not in small]
+    if not has_weights(directory):
+        missing.append(WEIGHTS)
     if missing:
         raise RunFileError(
             f"incomplete model directory {directory}",
             f"it lacks {', '.join(missing)}",
             "export the model in Hugging Face format: config.json, tokenizer.json, *.safetensors",
         )
-    return {f"{MODEL}/{file.name}": file for file in found}
+    try:
+        weights = files_of(directory)
+    except ModelError as error:
+        raise RunFileError(f"the model in {directory} cannot be used", error.why, error.remedy) from None
+    index = directory / INDEX
+    found = {*small, *weights} | ({index} if index.is_file() else set[Path]())
+    return {f"{MODEL}/{file.name}": file for file in sorted(found)}
 
 
 def teacher_files(directory: Path, own: dict[str, Path]) -> dict[str, Path]:

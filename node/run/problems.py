@@ -3,8 +3,6 @@
 Loads the model's description and the problems exactly as an engine does. Blocking: call from a thread.
 """
 
-import json
-import math
 import os
 import shutil
 import tempfile
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from safetensors import SafetensorError, safe_open
 
 from node.environments import both_ways
 from node.environments.base import Determinism, Environment, Problem
@@ -27,8 +24,9 @@ from node.environments.registry import check_prompt, check_prompts, load_environ
 from node.environments.task_types.table import MARKED_TASKS, MARKS
 from node.errors import Finding, Findings, RunFileError
 from node.inference.errors import ModelError
-from node.inference.model_files import read_json
+from node.inference.model_files import HEAD, POSITIONS, TIED, read_json
 from node.inference.tokenizer import LocalTokenizer
+from node.inference.weight_files import weight_files
 from node.run.file import CompiledRun
 from node.run.text import TextTokenizer, check_stream
 from node.sandbox import SandboxError
@@ -41,20 +39,52 @@ from protocol.toploc import most_points
 
 
 # What only torch can tell of a run. It takes seconds to import: for an owner's desk, not for a daemon.
-def check_architecture(run: CompiledRun) -> None:
-    """Raises ModelError for an architecture that engines cannot build, and for a tensor that is missing or has another
-    shape than the architecture's; TrainingError for an adapter to layers that it does not have."""
+def check_architecture(run: CompiledRun) -> list[str]:
+    """Notes of tensors that the architecture has no place for. Raises ModelError for an architecture that engines
+    cannot build, and for a tensor that is missing or has another shape or type than the architecture's; TrainingError
+    for an adapter to layers that it does not have."""
     from node.inference.start_weights import StartWeights
     from node.inference.torch_engine import build_model, image_names
     from node.training.lora import adapted_layers
 
+    notes: list[str] = []
     for name in (MODEL, *([TEACHER] if run.spec.distill else [])):
         directory = run.files[f"{name}/config.json"].parent
         # meta: shapes without memory, however large the model.
         model = build_model(directory, device="meta")
-        StartWeights(directory).check(image_names(model))
+        weights, names = StartWeights(directory), image_names(model)
+        weights.check(names)
+        # A copy of the embedding is in use, as the embedding.
+        if odd := [one for one in weights.left_out(names) if one != HEAD]:
+            notes.append(f"{directory}: the architecture has no place for {len(odd)} tensors, such as {odd[0]}")
         if run.spec.recipe.lora and name == MODEL:
             adapted_layers(model, run.spec.recipe.lora)
+    return notes
+
+
+def notes_on_model(run: CompiledRun) -> list[str]:
+    """What its files say that is legal and probably not meant. Raises ModelError."""
+    if (said := run.files.get(f"{MODEL}/config.json")) is None:
+        return []  # `look_at` says so
+    config, directory, rollout = read_json(said), said.parent, run.spec.rollout
+    positions = config.get(POSITIONS)
+    longest = rollout.max_prompt_tokens + rollout.max_output_tokens
+    weights, notes = weight_files(directory), list[str]()
+    if run.spec.pretraining is None and isinstance(positions, int) and longest > positions:
+        notes.append(
+            f"max_prompt_tokens + max_output_tokens = {longest}, and the model was made for {positions} "
+            f"({POSITIONS} in config.json): what it says beyond them is of unknown quality"
+        )
+    if weights.left_out:
+        notes.append(f"{directory}: no part of the model, and not used: {', '.join(weights.left_out[:5])}")
+    if weights.unnamed:
+        notes.append(f"{directory}: the index gives {len(weights.unnamed)} tensors to no file: {weights.unnamed[0]}")
+    if config.get(TIED) and weights.has_own_head:
+        notes.append(f"config.json says {TIED}, and the files have a head of their own, which is kept")
+    types = {one.dtype for one in weights.tensors.values()}
+    if len(types) > 1:
+        notes.append(f"{directory}: tensors of several types: {', '.join(sorted(types))}")
+    return notes
 
 
 def check_functions(run: CompiledRun) -> None:
@@ -76,7 +106,8 @@ class PartFacts(msgspec.Struct, frozen=True):
     determinism: what verdicts on it depend on; turns: most answers of a rollout; package: its root, if it is one;
     paid: what its scorers pay, where that was looked at; shapes: published form -> rows taken; skipped: fault -> rows
     skipped for it; repeats: further responses to a problem; unmarked: problems whose answer is looked for behind a mark
-    that their prompt does not ask for; said: what stands behind each prompt."""
+    that their prompt does not ask for; said: what stands behind each prompt; alike: problems that ask what an earlier
+    one asks, in other words, and are on its side of the hold-out."""
 
     label: str
     problems: int
@@ -92,6 +123,7 @@ class PartFacts(msgspec.Struct, frozen=True):
     repeats: int = 0
     unmarked: int = 0
     said: str = ""
+    alike: int = 0
 
 
 class TextFacts(PartFacts, frozen=True, kw_only=True):
@@ -289,6 +321,7 @@ def _fact(
         repeats=rows.repeats if rows else 0,
         unmarked=_unmarked(rows) if rows and args.get("template") == "chat" else 0,
         said=str(args.get("instruction", "")),
+        alike=rows.alike if rows else 0,
     )
 
 
@@ -353,29 +386,7 @@ def _check_model(run: CompiledRun) -> int:
             "enough to prove something",
             f"set toploc_k to at most {most_points(hidden) if isinstance(hidden, int) else 1} in [verification]",
         )
-    _check_shards(run)
-    weights = {name: file for name, file in run.files.items() if name.endswith(".safetensors")}
-    return sum(parameters_in(file) for name, file in weights.items() if name.startswith(f"{MODEL}/"))
-
-
-def _check_shards(run: CompiledRun) -> None:
-    """Every file that the model's index names is there; a model in one file has no index."""
-    index = run.files.get("model/model.safetensors.index.json")
-    if index is None:
-        return
-    try:
-        shards = {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunFileError(
-            f"cannot read {index}", f"no weight_map in it: {error}", "export the model in Hugging Face format"
-        ) from error
-    missing = sorted(shard for shard in shards if f"model/{shard}" not in run.files)
-    if missing:
-        raise RunFileError(
-            f"the model is not complete: {missing[0]} is not there",
-            f"{index} names {len(shards)} files with weights, {len(missing)} of them missing",
-            f"copy the missing files into {index.parent}, or export the model again",
-        )
+    return weight_files(config.parent).numbers
 
 
 def _check_fragments(run: CompiledRun) -> None:
@@ -384,10 +395,11 @@ def _check_fragments(run: CompiledRun) -> None:
     asked = run.spec.diloco.fragments if run.spec.diloco else 1
     if asked == 1:
         return
-    files = [file for name, file in run.files.items() if name.startswith(f"{MODEL}/") and name.endswith(".safetensors")]
-    names = {name for file in files for name in _shapes_in(file)}
-    if read_json(run.files["model/config.json"]).get("tie_word_embeddings"):
-        names.discard("lm_head.weight")
+    config = run.files["model/config.json"]
+    weights = weight_files(config.parent)
+    names = set(weights.tensors)
+    if read_json(config).get(TIED) and not weights.has_own_head:
+        names.discard(HEAD)
     if asked > len(names):
         why = f"the model has {len(names)} tensors, and each round exchanges at least one"
         raise RunFileError(
@@ -395,24 +407,3 @@ def _check_fragments(run: CompiledRun) -> None:
             why,
             f"give at most {len(names)}, a divisor of inner_steps",
         )
-
-
-def parameters_in(file: Path) -> int:
-    """How many numbers the file's tensors hold."""
-    shapes = _shapes_in(file)
-    halves = {name for name in shapes if name.endswith("_blocks")}  # two numbers a byte, in MXFP4
-    scales = {name.removesuffix("_blocks") + "_scales" for name in halves}
-    return sum(math.prod(shape) * (2 if name in halves else 1) for name, shape in shapes.items() if name not in scales)
-
-
-def _shapes_in(file: Path) -> dict[str, list[int]]:
-    """By the header alone: no tensor is read."""
-    try:
-        # numpy: a header tells the shapes, and torch takes seconds to import.
-        with safe_open(file, framework="np") as weights:
-            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError) as error:
-        raise RunFileError(f"cannot read the weights {file}", str(error), "restore or export the file again") from error
-    if not shapes:
-        raise RunFileError(f"cannot use the weights {file}", "there are no tensors in it", "export the model again")
-    return shapes

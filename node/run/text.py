@@ -46,7 +46,7 @@ class TextTokenizer:
     def __init__(self, file: Path, local: LocalTokenizer | None = None) -> None:
         self.local = local or LocalTokenizer(file.parent)
         self.digest = blake3(file.read_bytes()).digest()
-        self.end = min(self.local.eos)
+        self.end = self.local.end
         self.vocabulary = max(self.local.vocabulary, max(self.local.eos) + 1)
 
 

@@ -80,7 +80,7 @@ class Generating(Service):
         self._engine = engine
         self._scratch = scratch
         self._gauge = gauge
-        self._informative = 1.0
+        self._informative, self._signal = 1.0, False
         self._makers = Makers(MAKES_NOTHING)
         self._leftovers = Leftovers()
         self.rate = Rate(clock=station.clock.monotonic)
@@ -188,7 +188,8 @@ class Generating(Service):
 
         What others leave over of what the step needs is divided once nobody makes any. A trainer that does not advance
         even so lacks rollouts (somebody's were refused, or somebody left): every time that two usual intervals pass
-        without a new policy, each worker makes one file more.
+        without a new policy, each worker makes one file more. Where nothing had a signal it lacks a whole batch, and
+        a worker whose own files had none makes its share again.
         """
         while True:
             policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
@@ -199,7 +200,8 @@ class Generating(Service):
             fork = self._station.jury.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer is not believed any more: {fork.what}"
-            wanted = self._share() + math.floor(waited / patience)
+            more = 1 if self._signal else self._share()
+            wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
             if not self.finished and made < min(wanted, most_files(self._station.run.spec)) and fork is None:
                 return policy
@@ -239,7 +241,7 @@ class Generating(Service):
             # Policies that were passed over took their part of the time.
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
             self._interval = INTERVAL_MEMORY * self._interval + (1 - INTERVAL_MEMORY) * took
-        self._arrived_step, self._arrived_at = policy.step, now
+        self._arrived_step, self._arrived_at, self._signal = policy.step, now, False
         self._leftovers.began(policy.step, now)
 
     def _note_work(self, work: Work) -> None:
@@ -285,6 +287,8 @@ class Generating(Service):
         self.generate_seconds += produced.seconds
         self._file_seconds = produced.seconds
         self._informative = 0.7 * self._informative + 0.3 * produced.informative
+        if policy.step == self._arrived_step:
+            self._signal |= produced.informative > 0
         return produced
 
     def _note_progress(self, progress: Progress) -> None:

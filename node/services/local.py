@@ -27,7 +27,7 @@ from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Origin, RolloutPool, Selection
-from node.recipe.requirements import reached_target, spent
+from node.recipe.requirements import hopeless, reached_target, spent
 from node.recipe.stats import describe as describe_selection
 from node.training.batch import encode_batch
 from node.training.client import EvaluatorProcess, SpoolProcess, TrainerProcess
@@ -69,7 +69,8 @@ class DeskRun:
         told: Told = lambda record: None,
         doing: Doing = lambda text: None,
     ) -> None:
-        """told: hears every new step's record, in order; doing: what goes on meanwhile."""
+        """told: hears every new step's record, in order, and of batches without signal, of which none is made; doing:
+        what goes on meanwhile."""
         self._run, self._encoded, self._assets = run, encoded, assets
         self._learner, self._spool, self._observer = learner, spool, observer
         self._processes = (learner, *others)
@@ -114,9 +115,13 @@ class DeskRun:
         """Take in one record of before this start."""
 
     def _reason_to_end(self, record: dict[str, Any]) -> str | None:
+        return self._why_now(float(record["elapsed"]))
+
+    def _why_now(self, seconds: float) -> str | None:
+        """Why the run ends after so many seconds, whatever its last step was."""
         if self._run.alarms.stop and self._observer.alarms:
             return f"an alarm rings: {self._observer.alarms[0].text}"
-        return spent(self._run, float(record["elapsed"]), self._tokens)
+        return spent(self._run, seconds, self._tokens)
 
 
 class LocalRun(DeskRun):
@@ -145,6 +150,8 @@ class LocalRun(DeskRun):
         self._pool = RolloutPool(run)
         self._made: dict[int, int] = {}
         self._rewards: list[float] = []
+        self._barren = 0
+        self._vain: str | None = None
         self._seconds: dict[str, float] = {}
 
     @property
@@ -169,15 +176,22 @@ class LocalRun(DeskRun):
         """Record each step when it is learnt and evaluated; end the run where it has to end before its last step."""
         self._began = time.monotonic()
         for step in range(self._observer.newest + 1, self._run.recipe.steps + 1):
-            await until(lambda step=step: self._evaluations.complete(step))
-            record = await trio.to_thread.run_sync(self._record, step)
-            self._told(record)
-            self._forget_policies()
-            self.ended_by = self._reason_to_end(record)
+            await until(lambda step=step: self._evaluations.complete(step) or self._is_vain(step))
+            if self._is_vain(step):
+                self.ended_by = self._vain
+            else:
+                record = await trio.to_thread.run_sync(self._record, step)
+                self._told(record)
+                self._forget_policies()
+                self.ended_by = self._reason_to_end(record)
             if self.ended_by:
                 self._learner.finish()
                 self._evaluator.finish()
                 return
+
+    def _is_vain(self, step: int) -> bool:
+        """Whether the run was given up for want of a signal, before this policy."""
+        return self._vain is not None and not self._spool.is_complete(step)
 
     def _forget_policies(self) -> None:
         """All but those that are sampled with, the newest on record, and those after it that are evaluated."""
@@ -215,7 +229,8 @@ class LocalRun(DeskRun):
                 self._doing(f"policy {policy} is being learnt")
             await until(lambda policy=policy: self._spool.is_complete(policy) and not self._evaluations.behind)
             self._seconds = {}
-            await self._make_step(step, policy)
+            if not await self._make_step(step, policy):
+                return
             self._forget_policies()
 
     @property
@@ -223,16 +238,29 @@ class LocalRun(DeskRun):
         """The first that lacks a batch."""
         return self._spool.next_batch()
 
-    async def _make_step(self, step: int, policy: int) -> None:
-        """What `step` learns from, made with `policy`."""
+    async def _make_step(self, step: int, policy: int) -> bool:
+        """What `step` learns from, made with `policy`; False where the run is given up over it."""
         while (selection := self._pool.take(step)) is None:
+            if self._gives_up(step, self._pool.barren):
+                return False
             await self._sample(step, policy, self._run.rollout.prompts_per_step * self._run.rollout.group_size)
+        self._barren = 0
         await trio.to_thread.run_sync(self._hand_over, selection)
+        return True
+
+    def _gives_up(self, step: int, barren: int) -> bool:
+        """Tell of batches that had no signal; whether the run ends for them. barren: how many in a row, so far."""
+        if barren <= self._barren:
+            return False
+        self._barren = barren
+        self._observer.wait(step, barren)
+        self._told({"step": step, "updates": 0, "barren_batches": barren})
+        self._vain = hopeless(self._run, step, barren) or self._why_now(self._before + time.monotonic() - self._began)
+        return self._vain is not None
 
     async def _sample(self, step: int, policy: int, need: int) -> None:
         """Make one more file with `policy`. need: rollouts of the whole step."""
-        # From 0 for each policy, as a worker counts. A step without signal leaves the weights as they were, but the
-        # next one draws other problems all the same, since a policy's root holds its step.
+        # From 0 for each policy, as a worker counts: each file draws other problems.
         index = self._made.get(policy, 0)
         self._doing(f"sampling for step {step + 1} with policy {policy}: {self._pool.rollouts} of {need} rollouts")
         for attempt in range(ENGINE_TRIES):

@@ -24,13 +24,14 @@ class LocalSeats(LocalRun):
         super().__init__(run, encoded, *places, **parts)
         assert run.diloco is not None  # noqa: S101 - a run of this kind was checked for it
         self._peers, self._inner = peers, run.diloco.inner_steps
+        self._barren_rounds = 0
 
     @property
     def _next_step(self) -> int:
         """The first round that lacks one of its batches."""
         return self._spool.next_batch() // (self._peers * self._inner)
 
-    async def _make_step(self, step: int, policy: int) -> None:
+    async def _make_step(self, step: int, policy: int) -> bool:
         need = self._peers * self._inner * self._run.rollout.prompts_per_step * self._run.rollout.group_size
         # Before they are counted: stale rollouts would stand in for those that are needed.
         self._pool.drop_stale(step)
@@ -39,21 +40,28 @@ class LocalSeats(LocalRun):
         await until(lambda: self._spool.is_complete(step))
         outer = await trio.to_thread.run_sync(self._root, step, "outer_root")
         while (dealt := self._dealt(step, outer)) is None:
+            if self._gives_up(step, self._barren_rounds):
+                return False
             await self._sample(step, policy, need)
+        self._barren = 0
         await trio.to_thread.run_sync(self._hand_out, step, dealt)
+        return True
 
     def _dealt(self, step: int, outer: bytes) -> list[Selection] | None:
         """The batches of all inner steps, seat by seat; None while a share is too small. The pool stays as it is."""
         pools = self._pool.dealt(self._peers, lambda work: share(outer, work, self._peers))
         taken = [pool.take(step) for pool in pools for _ in range(self._inner)]
+        self._barren_rounds = sum(pool.barren for pool in pools) // len(taken)
         found = [one for one in taken if one is not None]
         return found if len(found) == len(taken) else None
 
     def _hand_out(self, step: int, dealt: list[Selection]) -> None:
         """The batch log first, then the batches. After a crash between them the round is dealt again, and alike."""
         self._pool.settle(group.key for one in dealt for group in one.settled)
-        parts = (tuple(group for one in dealt for group in getattr(one, name)) for name in ("groups", "flat", "idle"))
-        self._log(Selection(step, *parts))
+        groups, flat, idle = (
+            tuple(group for one in dealt for group in getattr(one, name)) for name in ("groups", "flat", "idle")
+        )
+        self._log(Selection(step, groups, flat, idle, sum(one.barren for one in dealt)))
         for place, selection in enumerate(dealt, step * len(dealt)):
             self._write_batch(place, selection)
         self._forget(step + 1)

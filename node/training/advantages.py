@@ -12,8 +12,20 @@ A group of one, or of equal rewards, gets zeros everywhere: it says nothing abou
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.recipe import ALIKE
+
 _EPSILON = 1e-6
-_EQUAL = 1e-12
+
+
+def apart(groups: NDArray[np.int64], rewards: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """bool[n]: whether the rewards of a sample's group differ. groups, rewards: [n]."""
+    if len(groups) == 0:
+        return np.zeros(0, dtype=bool)
+    _, place = np.unique(groups, return_inverse=True)
+    most, least = np.full(place.max() + 1, -np.inf), np.full(place.max() + 1, np.inf)
+    np.maximum.at(most, place, rewards.astype(np.float64))
+    np.minimum.at(least, place, rewards.astype(np.float64))
+    return (most - least > ALIKE)[place]
 
 
 def group_advantages(
@@ -32,9 +44,6 @@ def group_advantages(
     values = rewards.astype(np.float64)
     mean = np.bincount(place, values) / count
     centred = values - mean[place]
-    # Zero and not nearly so: the learner computes every row whose advantage is not zero.
-    # The mean of equal rewards may be off by a rounding, and their rows would be computed for nothing.
-    uniform = (np.bincount(place, np.abs(centred)) <= _EQUAL * count)[place]
     match kind:
         case "grpo":
             variance = np.bincount(place, centred**2) / np.maximum(count - 1, 1)
@@ -52,7 +61,9 @@ def group_advantages(
             advantages = centred / (np.sqrt(np.mean(centred**2)) + _EPSILON)
         case _:
             raise ValueError(f"unknown kind of advantage: {kind}")
-    return np.where(uniform, 0.0, advantages).astype(np.float32)
+    # Zero and not nearly so: the learner computes every row whose advantage is not zero.
+    # The mean of equal rewards may be off by a rounding, and their rows would be computed for nothing.
+    return np.where(apart(groups, rewards), advantages, 0.0).astype(np.float32)
 
 
 def overlong_penalty(lengths: NDArray[np.int64], limit: int, share: float) -> NDArray[np.float32]:

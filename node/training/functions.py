@@ -53,7 +53,8 @@ _ADVANTAGE = "an array of one finite number per sample"
 class Functions:
     """needs_proximal: whether the loss is to be given the proximal policy's log-probs; pulls_at_zero_advantage: whether
     tokens of groups without signal have a gradient; per_token: whether a token's loss is known to depend on no other
-    token's log-prob; metrics: names of what one's own loss measures of each token."""
+    token's log-prob; within_groups: whether advantages compare the answers of a group, so that equal rewards say
+    nothing; metrics: names of what one's own loss measures of each token."""
 
     loss: Loss
     advantage: Advantage
@@ -61,6 +62,7 @@ class Functions:
     pulls_at_zero_advantage: bool
     metrics: tuple[str, ...] = ()
     per_token: bool = False
+    within_groups: bool = True
 
 
 def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
@@ -69,6 +71,7 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     Raises OwnCodeError.
     """
     advantage = _advantage(objective, assets)
+    within = assets is None or not is_import_path(objective.advantage)
     name = objective.loss
     if assets is None or not is_import_path(name):
         pulls = pulls_at_zero_advantage(objective)
@@ -78,6 +81,7 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
             needs_proximal=name in NEEDS_PROXIMAL,
             pulls_at_zero_advantage=pulls,
             per_token=name not in OF_WHOLE_SAMPLES,
+            within_groups=within,
         )
     function = load_function(name, assets)
 
@@ -87,7 +91,9 @@ def functions_of(objective: Objective, assets: Path | None = None) -> Functions:
     metrics = tuple(sorted(loss(_a_few_tokens(), objective).metrics))
     pulls = bool(getattr(function, "pulls_at_zero_advantage", False)) or _pulls(loss, objective)
     # Not `per_token`: whether an own loss looks at other tokens is not known, so its gradient is not told ahead.
-    return Functions(loss, advantage, bool(getattr(function, "needs_proximal", False)), pulls, metrics)
+    return Functions(
+        loss, advantage, bool(getattr(function, "needs_proximal", False)), pulls, metrics, within_groups=within
+    )
 
 
 def _pulls(loss: Loss, objective: Objective) -> bool:

@@ -73,8 +73,9 @@ def write_model(base: Path, out: Path, model: Any) -> None:
     for path in sorted(base.iterdir()):
         if path.is_file() and is_model_file(path):
             shutil.copyfile(path, partial / path.name)
-    (partial / CONFIG).write_bytes(as_bf16((partial / CONFIG).read_bytes()))
-    image = encode_image({name: bf16_bits(tensor.detach()) for name, tensor in image_names(model).items()})
+    names = image_names(model)
+    (partial / CONFIG).write_bytes(as_bf16((partial / CONFIG).read_bytes(), names))
+    image = encode_image({name: bf16_bits(tensor.detach()) for name, tensor in names.items()})
     (partial / "model.safetensors").write_bytes(image)
     partial.rename(out)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from node.inference.transfer import sent
-from node.training.advantages import overlong_penalty, row_weights
+from node.training.advantages import apart, overlong_penalty, row_weights
 from node.training.batch import BatchRow
 from node.training.errors import TrainingError
 from node.training.experts import describe_experts
@@ -171,7 +171,7 @@ class Learner:
         """Turn policy `step` into policy `step + 1`, or make inner step `step`, counted over all policies; returns
         metrics. timing(name): a context that is timed.
 
-        A batch in which nothing has a gradient makes no update: what is measured at updates is then None or absent.
+        A batch in which nothing has a signal makes no update: what is measured at updates is then None or absent.
 
         Raises TrainingError if a number is not finite, if memory runs out, or if no row is usable.
         """
@@ -233,7 +233,7 @@ class Learner:
 
     @property
     def _all_count(self) -> bool:
-        """Whether rows of groups without signal have a gradient too."""
+        """Whether rows of groups without signal have a gradient too, beside others that have one."""
         objective = self._objective
         # Such terms pull at every token, whatever its advantage is.
         regular = objective.reference_kl > 0 or objective.entropy_bonus > 0 or self._distill is not None
@@ -245,9 +245,12 @@ class Learner:
         groups = np.array([row.group_key for row in rows], dtype=np.int64)
         lengths = np.array([row.length for row in rows], dtype=np.int64)
         rewards = np.array([row.reward for row in rows], dtype=np.float32)
+        # Also what is longer than others of equal rewards says nothing by itself (arXiv 2503.14476, section 3.2).
+        telling = apart(groups, rewards) if self._functions.within_groups else np.ones(len(rows), dtype=bool)
         # Before the advantages: the penalty is part of what answers of one group are compared by.
         rewards += overlong_penalty(lengths, self._limit, objective.overlong_share)
         advantages = self._functions.advantage(Samples(groups, rewards, lengths))
+        telling &= advantages != 0
         finished = np.array([row.finished for row in rows], dtype=bool)
         learnt = finished if objective.mask_truncated else np.ones(len(rows), dtype=bool)
         updates = []
@@ -256,6 +259,10 @@ class Learner:
             # Of all counted rows, also of those that are not computed: dropping a zero must not change the scale.
             weights = row_weights(objective.normalisation, groups[counted], lengths[counted], self._limit)
             kept = np.ones(len(counted), dtype=bool) if self._all_count else advantages[counted] != 0
+            # Without a signal a pull is all that there is. It comes of rounding where sampler and learner compute the
+            # same policy, and AdamW, which divides by its size, makes whole steps of it: 12 of them changed half of a
+            # model's weights.
+            kept &= self._distill is not None or bool(telling[counted].any())
             chosen = counted[kept]
             update = Update([rows[i] for i in chosen], advantages[chosen], weights[kept])
             update.rounds = self._plan(update.rows)
@@ -289,7 +296,7 @@ class Learner:
 
         A step moves a weight by about the learning rate, which is often less than half of its last bit in bf16. With
         the unrounded ones the learner is another policy than the one that it learns from: SmolLM2 at 2e-5 had a
-        mismatch KL of 0.04 to 0.28 so, and learnt half as fast. Gradients are of the rounded weights and go to the
+        mismatch KL of 0.04 to 0.28 so. Gradients are of the rounded weights and go to the
         unrounded ones, as where layers compute in bf16."""
         with torch.no_grad():
             kept = {name: parameter.detach().clone() for name, parameter in self._wide()}

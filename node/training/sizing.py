@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from node.inference.architectures import ARCHITECTURES, FAMILIES
+from node.inference.model_files import TIED
 from node.inference.room import ModelSize, NoRoom, plan
+from node.inference.weight_files import has_own_head
 from node.training.errors import TrainingError
 from node.training.settings import CPU_LOGIT_CELLS, TrainerSettings
 from protocol.lora import Lora
@@ -276,7 +278,7 @@ def shape_of(model_dir: Path) -> Shape:
                 # Where config.json leaves a name out, the default of its kind in transformers holds.
                 "head": config.get("head_dim") or (256 if kind in GEMMA else hidden // heads),
                 "vocabulary": config["vocab_size"],
-                "tied": config.get("tie_word_embeddings", kind in ("qwen2", "smollm3", *GEMMA)),
+                "tied": config.get(TIED, kind in ("qwen2", "smollm3", *GEMMA)) and not has_own_head(model_dir),
                 "norms": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
                 "biases": kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             }

@@ -115,7 +115,7 @@ class Lesson:
 
     def _transcript(self, problem: Problem) -> Transcript:
         said: list[Segment] = []
-        bounds, end = unbounded(self.environment), min(self.tokenizer.eos)
+        bounds, end = unbounded(self.environment), self.tokenizer.end
         while True:
             answer = self.tokenizer.encode(self.solution(problem, said))
             said.append(Segment([*answer, end], sampled=True))

@@ -11,11 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from node.inference.errors import ModelError
+from node.inference.model_files import INDEX as INDEX_NAME
 from node.inference.model_files import as_bf16
+from node.inference.weight_files import has_weights
+from node.inference.weight_files import weight_files as inference_weights
 from node.state.files import sync_directory, whole_file, write_whole
 from node.weights.errors import WeightsError, disk_errors
 from node.weights.images import U16, mapped
@@ -38,9 +41,6 @@ from protocol.policy_patch import forms
 # As Hugging Face cuts them: loaders then map one file after the other.
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
-# A model of a million tensors has less.
-MAX_INDEX_BYTES = 32 * 1024 * 1024
 Told = Callable[[int], object]
 """Called with bytes done since the last call."""
 
@@ -88,12 +88,13 @@ def export_model(
         adapter = holds_adapter(image)
         signed = partial / POLICY_DIRECTORY if adapter else partial
         signed.mkdir(exist_ok=True)
+        names = {info.name for info in record.manifest.tensors}
         written = _write_shards(image, record.manifest, signed, shard_bytes, told)
         files = tuple(str((signed / name).relative_to(partial)) for name in written)
         for name, source in assets.items():
             if name == CONFIG_NAME:
                 # The start model may have been float32; loaders believe the config, and would widen what is bf16.
-                write_whole(partial / name, as_bf16(source.read_bytes()))
+                write_whole(partial / name, as_bf16(source.read_bytes(), names))
                 continue
             with whole_file(partial / name) as file, source.open("rb") as data:
                 shutil.copyfileobj(data, file)
@@ -157,34 +158,17 @@ def _shard_name(place: int, count: int) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model directory (or the one file itself). Raises WeightsError."""
+    """The safetensors files that make up a model directory (or the one file itself). Raises WeightsError."""
     if path.is_file():
         return [path]
-    index = path / INDEX_NAME
-    names = ["model.safetensors"]
-    if index.is_file():
-        names = _indexed(index)
-    files = [path / name for name in names]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise WeightsError(
-            f"no weights in {path}", f"{missing[0]} is missing", "name a model directory, or a .safetensors file"
-        )
-    return files
-
-
-def _indexed(index: Path) -> list[str]:
-    """File names in an index; none of them leads out of its directory."""
     try:
-        with index.open("rb") as file:
-            data: Any = msgspec.json.decode(file.read(MAX_INDEX_BYTES))
-        names = sorted({str(name) for name in data["weight_map"].values()})
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(f"cannot read {index}", str(error)[:200], "fetch or export the model again") from error
-    # An index is a stranger's file: `../../x` in it would read, and hash, whatever lies there.
-    if not names or any(Path(name).name != name for name in names):
-        raise WeightsError(f"cannot use {index}", "it names files outside its directory", "do not trust its source")
-    return names
+        found = inference_weights(path)
+    except ModelError as error:
+        raise WeightsError(f"cannot use the weights in {path}", error.why, error.remedy) from None
+    if found.unnamed:
+        why = f"its index gives tensor {found.unnamed[0][:80]!r} to no file"
+        raise WeightsError(f"cannot use the weights in {path}", why, "fetch or export the model again")
+    return list(found.files)
 
 
 def describe_files(files: Sequence[Path], told: Told = lambda _: None) -> tuple[TensorInfo, ...]:
@@ -251,7 +235,7 @@ def write_both(image: Path, out: Path, model_dir: Path) -> tuple[str, ...]:
     write_adapter(image, out / ADAPTER_DIRECTORY, model_dir)
     found = f"{ADAPTER_DIRECTORY}/{ADAPTER_WEIGHTS}"
     # Whoever only fetched the policy has no start model; the adapter alone is of use to him.
-    if not any(model_dir.glob("*.safetensors")):
+    if not has_weights(model_dir):
         return (found,)
     write_merged(image, model_dir, out / MERGED_WEIGHTS)
     return (found, MERGED_WEIGHTS)

@@ -6,7 +6,7 @@ shards or the machine. Maps, computes and hashes: call in a thread.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -81,7 +81,7 @@ def merge_models(
     with whole_directory(out) as partial:
         opened, origin = _opened(models, base if merge.needs_base else None)
         infos = _write(merge, opened, origin, partial / "model.safetensors", workers, told)
-        _copy_the_rest(models[0], partial)
+        _copy_the_rest(models[0], partial, opened[0].tensors)
         inputs = tuple(one.root() for one in (*opened, *([origin] if origin else [])))
         root = weights_root(infos)
         write_whole(partial / RECIPE_NAME, _recipe(merge, inputs, root))
@@ -119,8 +119,9 @@ def assemble(parts: Iterable[bytes], model: Path, out: Path) -> bytes:
         with (partial / "model.safetensors").open("wb") as file:
             for part in parts:
                 file.write(part)
-        root = _Model(partial).root()
-        _copy_the_rest(model, partial)
+        made = _Model(partial)
+        root = made.root()
+        _copy_the_rest(model, partial, made.tensors)
     return root
 
 
@@ -166,8 +167,8 @@ def _check_alike(first: _Model, other: _Model) -> None:
     )
 
 
-def _copy_the_rest(model: Path, out: Path) -> None:
-    """Configuration and tokenizer."""
+def _copy_the_rest(model: Path, out: Path, tensors: Collection[str]) -> None:
+    """Configuration and tokenizer. tensors: names of those in `out`."""
     if not model.is_dir():
         return
     for path in sorted(model.iterdir()):
@@ -175,7 +176,7 @@ def _copy_the_rest(model: Path, out: Path) -> None:
         kept = path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in (INDEX_NAME, RECORD_NAME)
         if path.is_file() and kept and path.name != RECIPE_NAME:
             data = path.read_bytes()
-            write_whole(out / path.name, as_bf16(data) if path.name == CONFIG_NAME else data)
+            write_whole(out / path.name, as_bf16(data, tensors) if path.name == CONFIG_NAME else data)
 
 
 def _recipe(merge: Merge, inputs: Sequence[bytes], root: bytes) -> bytes:

@@ -42,6 +42,10 @@ learning_rate = 1e-3
 problems = 8
 [verification]
 toploc_k = 16
+[length_budget] # an untrained model sorts nothing, and answers of other lengths get other rewards
+targets = [2, 3]
+alpha = 0.1
+text = "{{target}}"
 """
 
 
@@ -273,6 +277,9 @@ def test_a_step_without_signal_says_so_and_shows_no_number_that_nobody_measured(
     assert shown == "reward 0.000  nothing learnt: no group carried signal"
     learnt = merged({**learner, "updates": 1, "grad_norm": 0.5}, {"reward_mean": 0.25}, {"step": 2.0})
     assert numbers_of(learnt) == "reward 0.250  grad 0.5  4,500 tok/s"
+    for count, words in ((1, "1 batch"), (2, "2 batches")):
+        said = numbers_of({"step": 3, "updates": 0, "barren_batches": count})
+        assert said == f"nothing learnt: no group carried signal in {words}"
 
 
 def test_without_a_terminal_it_says_what_it_does_where_nothing_else_was_said_in_a_while(

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from node import hub
 from node.errors import RunFileError
-from node.run.problems import parameters_in
+from node.inference.weight_files import weight_files
 from tests.hub import Hub, Repository, opened, ours
 
 pytest.importorskip("huggingface_hub")
@@ -87,7 +87,7 @@ def test_a_model_is_fetched_once_and_without_what_nobody_reads(site: Hub) -> Non
 def test_the_headers_of_weights_tell_what_weights_are_like(site: Hub) -> None:
     site.add("me/model", MODEL)
     had = hub.have(name("me/model"), "headers")
-    assert parameters_in(had.directory / "model.safetensors") == 2003
+    assert weight_files(had.directory).numbers == 2003
     assert had.missing == len(WEIGHTS)
     ranges = [headers.get("range") for _, path, headers in site.asked if path.endswith(".safetensors")]
     assert ranges == ["bytes=0-100000"]

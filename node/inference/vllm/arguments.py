@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from node.inference.errors import EngineError, ModelError
+from node.inference.model_files import TIED
 from node.inference.room import GIB, SIZES, ModelSize, NoRoom
 from node.inference.settings import EngineSettings
+from node.inference.weight_files import has_own_head
 
 MOST_AT_ONCE = 256
 """Sequences that are decoded together; more wait."""
@@ -71,6 +73,8 @@ def arguments(
         "async_scheduling": False,  # a token's place in the output is not known in time otherwise
         "disable_log_stats": True,
     }
+    if config.get(TIED, True) and has_own_head(model_dir):
+        common["hf_overrides"] = {TIED: False}  # it would take the embedding for the head
     if cards is None:
         return common | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
     return common | _on_gpus(settings, config, cards, model)

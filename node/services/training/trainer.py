@@ -21,7 +21,7 @@ from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
 from node.recipe.pool import Group, Key, RolloutPool, Selection, group_id, key_of
-from node.recipe.requirements import reached_target, spent
+from node.recipe.requirements import hopeless, reached_target, spent
 from node.recipe.stats import describe
 from node.services.base import Service
 from node.services.chairing import Chairing, OnChain, Ready
@@ -52,6 +52,7 @@ from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.weights.keeper import HeldPolicy
 from node.weights.publish import Publisher
+from protocol.earnings import most_files
 from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import FED, BatchManifest, ComposedBatch, decode_composed, encode_manifest
 
@@ -69,6 +70,7 @@ TAKES_BACK = 32
 """Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its turn
 would cost more than waiting for another trainer."""
 HISTORY = 400
+NO_POLICY = "no policy is made of such a batch, and others are waited for"
 
 
 class StepMetrics(msgspec.Struct):
@@ -125,7 +127,7 @@ class Trainer(Service):
         self._lessons = Lessons(self._spec) if lessons is None else lessons
         self._lessons.fresh, self._lessons.taken_in = self._fresh, self._take_taught
         self._used: dict[int, set[bytes]] = {}
-        self._tokens = self._lost = 0
+        self._tokens = self._lost = self._barren = 0
         self._journeys = Journeys(station.clock.monotonic)
         self._intake = Intake(
             station,
@@ -461,7 +463,8 @@ class Trainer(Service):
             if self.differences:
                 return f"stands by with the leader's checkpoint of step {self.step}: it computes otherwise"
             return f"stands by: {self.equal} of {self.compared} replayed steps are equal to the leader's"
-        return f"policy {self.step} is published; {self.queued} verified rollouts wait for the next batch"
+        barren = f"; {self._pool.barren} batches had no signal" if self._pool.barren else ""
+        return f"policy {self.step} is published; {self.queued} verified rollouts wait for the next batch{barren}"
 
     async def _recall(self) -> None:
         """After a restart: the curve so far, when training began, and what was counted."""
@@ -564,7 +567,24 @@ class Trainer(Service):
                 if selection is not None:
                     await self._hand_over(selection)
                     continue
+                await self._heed_barren(step)
             await trio.sleep(POLL)
+
+    async def _heed_barren(self, step: int) -> None:
+        """Say that whole batches had no signal, so that no policy is made of them, and end a run that goes on so."""
+        barren = self._pool.barren
+        if barren == self._barren:
+            return
+        self._barren = barren
+        if not barren:
+            return
+        log.warning("batch.barren", step=step, batches=barren)
+        self._station.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")
+        self._observer.wait(step, barren)
+        await self._count_time()
+        one_worker = most_files(self._spec) // self._spec.files_per_policy
+        if why := hopeless(self._spec, step, barren, one_worker) or self._reason_to_end():
+            self._give_up(why)
 
     @property
     def _stuck(self) -> bool:

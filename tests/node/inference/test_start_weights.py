@@ -16,7 +16,7 @@ from node.inference.errors import ModelError
 from node.inference.model_files import as_bf16
 from node.inference.start_weights import StartWeights
 from node.inference.torch_engine import build_model
-from node.run.problems import parameters_in
+from node.inference.weight_files import weight_files
 from node.training.learner import Learner
 from node.training.settings import TrainerSettings
 from node.training.sharding import without_memory
@@ -28,14 +28,17 @@ from tests.node.training.conftest import LIMIT, made_up_rows
 
 @pytest.fixture
 def directory(tiny_assets: Path, tmp_path: Path) -> Path:
-    """The tiny model, in two files."""
+    """The tiny model, in two files and their index."""
     shutil.copytree(tiny_assets / "model", tmp_path / "model")
     whole = tmp_path / "model" / "model.safetensors"
     tensors = load_file(whole)
     names = sorted(tensors)
+    homes: dict[str, str] = {}
     for number, part in enumerate((names[:3], names[3:])):
+        homes |= dict.fromkeys(part, f"part-{number}.safetensors")
         save_file({name: tensors[name] for name in part}, tmp_path / "model" / f"part-{number}.safetensors")
     whole.unlink()
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
     return tmp_path / "model"
 
 
@@ -59,6 +62,10 @@ def test_it_learns_what_a_model_with_memory_from_the_start_learns(
     shutil.copytree(tiny_assets / "model", directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+    if tied:  # a head of its own would be kept
+        tensors = load_file(directory / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, directory / "model.safetensors")
     settings = TrainerSettings(device="cpu", dtype="bfloat16")  # one process, sharded over itself
     world = join_world(settings)
     try:
@@ -99,7 +106,7 @@ def test_files_that_do_not_fit_the_model_are_an_error(directory: Path, fault: st
         save_file({**tensors, name: tensors[name][:-1].contiguous()}, part)
     else:
         part.write_bytes(part.read_bytes()[:100])
-    with pytest.raises(ModelError, match="start model cannot be loaded") as caught:
+    with pytest.raises(ModelError, match="model cannot be loaded") as caught:
         StartWeights(directory).check(parameters)
     assert ("part-0" if fault == "broken" else name) in caught.value.why
 
@@ -167,7 +174,7 @@ def test_experts_of_four_bits_are_read_as_the_bf16_that_they_stand_for(tmp_path:
     stack = "model.layers.1.mlp.experts.down_proj"
     expected = convert_moe_packed_tensors(files[stack + "_blocks"], files[stack + "_scales"])
     assert torch.equal(weights[stack], expected) and weights[stack].is_contiguous()
-    assert parameters_in(tmp_path / "model.safetensors") == sum(tensor.numel() for tensor in parameters.values())
+    assert weight_files(tmp_path).numbers == sum(tensor.numel() for tensor in parameters.values())
     assert "quantization_config" not in json.loads(as_bf16((tmp_path / "config.json").read_bytes()))
     (tmp_path / "config.json").write_text(json.dumps({**said, "quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(ModelError, match="cannot be loaded") as caught:

@@ -1,10 +1,11 @@
 import msgspec
 import pytest
 
-from node.recipe.pool import Group, Origin, RolloutPool
+from node.recipe.pool import KEPT_ASIDE, Group, Origin, RolloutPool, Sample, teaches
 from protocol.identity import address_bytes, address_from_bytes
+from protocol.recipe import PRESETS, preset
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.sections import Filters
+from protocol.sections import Distill, Filters
 from protocol.statements import WorkCommitment
 
 MIXED, FLAT = (0.0, 1.0), (1.0, 1.0)
@@ -28,8 +29,51 @@ def test_a_batch_waits_until_it_is_full(make_group) -> None:
     pool = RolloutPool(run())
     pool.add(make_group(i, FLAT) for i in range(2))
     assert pool.missing(0) == 1 and pool.take(0) is None and len(pool) == 2
-    pool.add([make_group(2, FLAT)])
+    pool.add([make_group(2, MIXED)])
     assert numbers(pool.take(0)) == [0, 1, 2] and len(pool) == 0
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_a_batch_without_signal_is_set_aside_and_the_next_one_made_in_its_place(make_group, online: bool) -> None:
+    pool = RolloutPool(run(online=online, refill=1.0))
+    pool.add(make_group(i, FLAT) for i in range(6))
+    assert pool.take(0) is None and pool.barren == 2 and len(pool) == 0
+    pool.add([make_group(0, FLAT)])
+    assert len(pool) == 0, "what is set aside does not come back"
+    pool.add(make_group(i, MIXED if i == 7 else FLAT) for i in range(6, 9))
+    selection = pool.take(0)
+    assert numbers(selection) == [6, 7, 8] and [group.key[1] for group in selection.flat] == [0, 1, 2, 3, 4, 5]
+    assert selection.barren == 2 and pool.barren == 0
+    pool.add(make_group(i, MIXED) for i in range(9, 12))
+    assert pool.take(0).flat == ()
+
+
+def test_what_is_set_aside_is_bounded_goes_stale_and_can_be_taken_back(make_group) -> None:
+    pool = RolloutPool(run())
+    for index in range(KEPT_ASIDE + 4):
+        pool.add(make_group(i, FLAT, index=index) for i in range(3))
+        assert pool.take(0) is None and pool.barren == index + 1
+    pool.forget(make_group(0, FLAT, index=KEPT_ASIDE + 3).key[0])
+    pool.add(make_group(i, MIXED, policy_step=1) for i in range(3))
+    assert len(pool.take(1).flat) == 3 * (KEPT_ASIDE - 1)
+    pool.add(make_group(i, FLAT) for i in range(3))
+    assert pool.take(0) is None
+    pool.add(make_group(i, MIXED, policy_step=3) for i in range(3))
+    assert pool.take(3).flat == (), "a manifest may not name what is stale"
+
+
+def test_what_teaches_is_what_the_learner_makes_an_update_of(make_group) -> None:
+    def with_recipe(recipe: Recipe, **sections: object) -> RunSpec:
+        return msgspec.structs.replace(run(), recipe=recipe, **sections)
+
+    mixed, flat, below = make_group(0, MIXED), make_group(1, FLAT), make_group(2, (-1.0, 0.0))
+    cut = msgspec.structs.replace(mixed, samples=tuple(Sample(2, n, n, False) for n in MIXED))
+    for name in PRESETS:
+        assert teaches(with_recipe(preset(name)), mixed) and not teaches(with_recipe(preset(name)), flat)
+        assert teaches(with_recipe(preset(name)), below) is (name != "max_rl")
+        assert teaches(with_recipe(preset(name)), cut) is (name != "dapo")
+    assert teaches(with_recipe(preset("dppo"), distill=Distill(teacher="t")), flat), "a teacher speaks of every answer"
+    assert teaches(with_recipe(Recipe(advantage="mine:advantage")), flat), "only the learner knows"
 
 
 def test_the_freshest_policies_go_first_and_the_rest_is_kept(make_group) -> None:

@@ -19,7 +19,7 @@ from node.inference.session import Session
 from node.inference.wire import LoadPolicy, Prepare, decode_reply, decode_request, encode
 from node.metrics.journal import read_records
 from node.metrics.observer import Observer
-from node.recipe.batch_log import BatchLog
+from node.recipe.requirements import LEAST_BARREN
 from node.services.local import Doing, LocalRun
 from node.state.files import write_whole
 from node.training.batch import decode_batch
@@ -30,6 +30,7 @@ from protocol.run import RunSpec, encode_run
 from protocol.sections import Filters, LengthBudget
 
 STEPS = 5
+BUDGET = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
 
 
 class EngineInProcess:
@@ -158,8 +159,10 @@ def story(directory: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def run(tiny_run: RunSpec) -> RunSpec:
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=STEPS, max_staleness=3)
-    rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6, prompts_per_step=3, prompts_per_file=2)
-    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout)
+    sizes = {"max_output_tokens": 6, "max_prompt_tokens": 12, "prompts_per_step": 3, "prompts_per_file": 2}
+    rollout = msgspec.structs.replace(tiny_run.rollout, **sizes)
+    # An untrained model never sorts. With a budget on their length its answers' rewards differ all the same.
+    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout, length_budget=BUDGET)
 
 
 class Straight(NamedTuple):
@@ -255,23 +258,32 @@ async def test_a_policy_that_did_not_change_draws_new_problems(run: RunSpec, tin
 async def test_the_online_filter_keeps_sampling_until_groups_have_signal(
     run: RunSpec, tiny_assets: Path, tmp_path: Path
 ) -> None:
-    # an untrained model never sorts; with a budget on its length its rewards differ all the same
-    steps, filters = 2, Filters(online=True, refill=3.0)
-    flat = msgspec.structs.replace(run, filters=filters, recipe=msgspec.structs.replace(run.recipe, steps=steps))
-    local, _ = make(flat, tiny_assets, tmp_path / "flat", 1)
+    recipe = msgspec.structs.replace(run.recipe, steps=2)
+    varied = msgspec.structs.replace(run, filters=Filters(online=True, refill=3.0), recipe=recipe)
+    local, _ = make(varied, tiny_assets, tmp_path, 1)
     await local.run()
-    seen = BatchLog(tmp_path / "flat" / "spool").read(0)
-    assert seen is not None and seen.metrics["groups_seen"] == 10  # the first file beyond three times the batch
-    assert all(len(decode_batch(data).rows) == 3 * run.rollout.group_size for data in batches(tmp_path / "flat", steps))
-
-    budget = LengthBudget(targets=(2, 3), alpha=0.1, text="{target}")
-    rollout = msgspec.structs.replace(run.rollout, max_prompt_tokens=12)
-    varied = msgspec.structs.replace(flat, length_budget=budget, rollout=rollout)
-    local, _ = make(varied, tiny_assets, tmp_path / "varied", 1)
-    await local.run()
-    rows = [row for data in batches(tmp_path / "varied", steps) for row in decode_batch(data).rows]
-    assert {row.target_length for row in rows} == {2, 3}
+    rows = [row for data in batches(tmp_path, 2) for row in decode_batch(data).rows]
+    assert len(rows) == 2 * 3 * run.rollout.group_size and {row.target_length for row in rows} == {2, 3}
     assert all(row.reward == pytest.approx(row.solved - 0.1 * abs(len(row.output) - row.target_length)) for row in rows)
+
+
+@pytest.mark.parametrize("online", [False, True])
+async def test_a_run_whose_answers_are_all_alike_learns_nothing_says_so_and_ends(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path, online: bool
+) -> None:
+    told: list[dict] = []
+    recipe = msgspec.structs.replace(run.recipe, steps=2)
+    filters = Filters(online=online, refill=1.0)
+    flat = msgspec.structs.replace(run, length_budget=LengthBudget(), recipe=recipe, filters=filters)
+    for _ in range(2):  # also where it is resumed
+        local, _engine = make(flat, tiny_assets, tmp_path, 1)
+        local._told = told.append
+        await local.run()
+        assert local.ended_by and "batches had a signal" in local.ended_by
+    assert Spool(tmp_path / "spool").newest_step() == 0 and not Spool(tmp_path / "spool").batch_path(0).exists()
+    assert [one["barren_batches"] for one in told if "barren_batches" in one][:LEAST_BARREN] == [*range(1, 11)]
+    assert [record["step"] for record in story(tmp_path)] == [0]
+    assert [alarm.name for alarm in local.rung] == ["no_signal"]
 
 
 async def test_a_run_ends_when_its_tokens_are_spent(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from protocol.manifest import ComposedBatch, MalformedManifest, decode_composed
 from protocol.pretraining import Diloco
 from protocol.run import RunSpec, encode_run
 from protocol.seats import share
-from tests.node.services.test_local import EngineInProcess, Examiner, story
+from tests.node.services.test_local import BUDGET, EngineInProcess, Examiner, story
 
 ROUNDS, PEERS, INNER = 2, 2, 2
 PER_ROUND = PEERS * INNER
@@ -91,8 +91,9 @@ def make(run: RunSpec, assets: Path, directory: Path, level: int = 1, stop_after
 def run(tiny_run: RunSpec) -> RunSpec:
     rules = Diloco(inner_steps=INNER, exchange="int8", inner_state="reset", stretch=1, max_contributions=4)
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=ROUNDS, max_staleness=3)
-    rollout = msgspec.structs.replace(tiny_run.rollout, max_output_tokens=6, prompts_per_step=3, prompts_per_file=2)
-    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout, diloco=rules)
+    sizes = {"max_output_tokens": 6, "max_prompt_tokens": 12, "prompts_per_step": 3, "prompts_per_file": 2}
+    rollout = msgspec.structs.replace(tiny_run.rollout, **sizes)
+    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout, diloco=rules, length_budget=BUDGET)
 
 
 def told(directory: Path) -> list[dict[str, Any]]:
@@ -223,7 +224,8 @@ async def test_the_example_trains(tiny_assets: Path, tmp_path: Path, run: RunSpe
     file = load_run_file(Path("examples/trainers.toml"))
     rollout = msgspec.structs.replace(file.rollout, group_size=2, prompts_per_step=2, prompts_per_file=2)
     recipe = msgspec.structs.replace(file.recipe, steps=1)
-    sections = file.sections() | {"rollout": rollout, "recipe": recipe}
+    # An untrained model solves nothing: its answers differ in length alone.
+    sections = file.sections() | {"rollout": rollout, "recipe": recipe, "length_budget": BUDGET}
     spec = RunSpec(name=file.name, environment=run.environment, **sections)
     spec.check(desk=True)
     await make(spec, tiny_assets, tmp_path).run()

@@ -31,6 +31,7 @@ def make_learner(tiny_assets: Path) -> Callable[..., Learner]:
     from safetensors.torch import load_file
 
     from node.inference.torch_engine import build_model
+    from node.training.lora import StartAdapter
 
     weights = load_file(tiny_assets / "model" / "model.safetensors")
 
@@ -42,7 +43,9 @@ def make_learner(tiny_assets: Path) -> Callable[..., Learner]:
             TrainerSettings(**settings),
             max_output_tokens=LIMIT,
         )
-        learner.load_weights(weights)
+        if learner.frozen:
+            learner.load_frozen(weights)
+        learner.load_weights(StartAdapter(learner.parameters, 0) if learner.frozen else weights)
         if learner.needs_reference:
             learner.set_reference(build_model(tiny_assets / "model"), weights)
         return learner

@@ -18,7 +18,8 @@ from node.training.memory import out_of_memory_says_what_to_lower
 from node.training.micro_batch import packed, padded
 from node.training.settings import TrainerSettings
 from node.training.sharding import ActivationsOnCpu
-from protocol.recipe import Recipe, preset
+from protocol.lora import Lora
+from protocol.recipe import PRESETS, Recipe, preset
 from tests.node.training.conftest import LIMIT, made_up_rows
 from tests.node.training.two_ranks import both
 
@@ -180,16 +181,64 @@ def test_a_sliding_window_holds_within_a_pack(make_learner: Callable[..., Learne
         assert not torch.allclose(inside, learner.policy(packed(rows, CPU))[0], atol=1e-3)
 
 
-def test_a_batch_without_signal_changes_nothing(make_learner: Callable[..., Learner]) -> None:
-    learner = make_learner(preset("intellect2"))
-    before = learner.image()
-    same = [msgspec.structs.replace(row, reward=1.0) for row in made_up_rows()]
-    alone = [msgspec.structs.replace(row, group_key=i) for i, row in enumerate(made_up_rows())]
-    for rows in (same, alone, []):
-        metrics = learner.step(rows, 0)
-        assert metrics["informative_share"] == 0 and metrics["updates"] == 0
-        assert metrics["grad_norm"] is None and "entropy" not in metrics  # nothing was measured
-    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.image().items())
+def as_engines_round(learner: Learner, rows: Sequence[BatchRow], rounding: str) -> list[BatchRow]:
+    """With the log-probabilities that an engine has of the learner's own policy."""
+    with torch.no_grad():
+        found = learner.logprobs(rows)[0]
+    if rounding == "bfloat16":
+        found = found.bfloat16().float()
+    if rounding == "noise":
+        found = found - 0.05 * torch.rand(len(found), generator=torch.Generator().manual_seed(0))
+    parts = iter(torch.split(found.clamp(max=0), [row.length for row in rows]))
+    return [msgspec.structs.replace(row, sampler_logprobs=next(parts).tolist()) for row in rows]
+
+
+WITHOUT_SIGNAL: dict[str, Callable[[BatchRow, int], float]] = {
+    "nothing is right": lambda row, i: 0.0,
+    "each problem has its own": lambda row, i: float(row.group_key),
+    "by rounding only": lambda row, i: 0.7 + 6e-8 * (i % 2),
+}
+PULLS = {"reference_kl": 0.1, "entropy_bonus": 0.1, "sampler_kl": 0.1}
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=12)])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_without_signal_changes_nothing(
+    name: str, lora: Lora | None, make_learner: Callable[..., Learner]
+) -> None:
+    """Whatever the preset, the pulls beside it, the adapter and the engine's rounding are; also by AdamW's moments and
+    its decay, of the steps before. Every weight keeps all its bits."""
+    once = made_up_rows()
+    for pulls in ({}, PULLS):
+        learner = make_learner(preset(name, learning_rate=1e-2, weight_decay=0.1, lora=lora, **pulls))
+        assert learner.step(once, 0)["updates"] == 1  # a control, and moments
+        before = {n: p.detach().clone() for n, p in learner.parameters.items()}
+        for rounding in ("equal", "bfloat16", "noise"):
+            rows = as_engines_round(learner, once, rounding)
+            for kind, rewards in WITHOUT_SIGNAL.items():
+                flat = [msgspec.structs.replace(row, reward=rewards(row, i)) for i, row in enumerate(rows)]
+                told = learner.step(flat, 1)
+                assert (told["updates"], told["informative_share"]) == (0, 0), (kind, rounding)
+                assert told["grad_norm"] is None and "entropy" not in told  # nothing was measured
+            alone = [msgspec.structs.replace(row, group_key=i) for i, row in enumerate(rows)]
+            assert [learner.step(some, 1)["updates"] for some in (alone, [])] == [0, 0]
+        assert all(torch.equal(p, before[n]) for n, p in learner.parameters.items())
+        assert learner.updates == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pull_is_taken_beside_a_signal_only_update_by_update(
+    count: int, make_learner: Callable[..., Learner]
+) -> None:
+    rows = [msgspec.structs.replace(row, reward=1.0) for row in made_up_rows()]
+    one = [
+        msgspec.structs.replace(row, reward=float(i % 2)) if row.group_key == 2 else row for i, row in enumerate(rows)
+    ]
+    learner = make_learner(preset("dppo", updates_per_step=count))
+    told = learner.step(one, 0)
+    assert told["updates"] == 1
+    share = [{row.group_key for row in update.rows} for update in learner._updates(one, 0)]
+    assert told["trained_tokens"] == sum(row.length for row in one if any({row.group_key, 2} <= keys for keys in share))
 
 
 def test_one_bad_row_does_not_spoil_a_step(make_learner: Callable[..., Learner]) -> None:
@@ -236,8 +285,10 @@ def test_masked_and_punished_samples(make_learner: Callable[..., Learner]) -> No
     (update,) = learner._updates(cut, 0)
     assert all(row.finished for row in update.rows)
     long = [msgspec.structs.replace(rows[0], output=[5] * n, sampler_logprobs=[-1.0] * n) for n in (4, LIMIT)]
-    (update,) = learner._updates([msgspec.structs.replace(row, reward=1.0) for row in long], 0)
-    assert update.advantages[0] > 0 > update.advantages[1]
+    long = [msgspec.structs.replace(row, reward=1.0, group_key=99) for row in long]
+    assert learner._updates(long, 0)[0].rows == [], "length alone is no signal"
+    (update,) = learner._updates([*rows, *long], 0)
+    assert update.advantages[-2] > 0 > update.advantages[-1]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "python"])

@@ -142,10 +142,14 @@ def test_an_adapter_comes_back_as_it_left_and_others_with_their_scale(image: Pat
     assert set(back) == set(ADAPTER)
     for name, tensor in back.items():
         assert np.array_equal(tensor.numpy(), bf16_values(ADAPTER[name])), name
-    for config, scale in (({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5)):
+    plain = [({"init_lora_weights": start}, 3.0) for start in (True, False, None, "gaussian", "eva", "orthogonal")]
+    for config, scale in (({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5), *plain, ({"loftq_config": {}}, 3.0)):
         found = read_peft(of_others(tmp_path / "theirs", config), expects)
         for name, tensor in found.items():
             assert torch.allclose(tensor, torch.tensor(0.5 * (scale if name.endswith(".lora_b") else 1)), rtol=1e-6)
+
+
+CHANGES_THE_BASE = ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "of next year")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,9 @@ def test_an_adapter_comes_back_as_it_left_and_others_with_their_scale(image: Pat
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"peft_type": "IA3"}, "peft_type"),
+        *(({"init_lora_weights": start}, f"init_lora_weights = '{start}'") for start in CHANGES_THE_BASE),
+        ({"loftq_config": {"loftq_bits": 4}}, "loftq_config"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"r": 4}, "is of rank 2, not 4"),
         ({"r": 0}, "needs r"),
         ({"r": True}, "needs r"),

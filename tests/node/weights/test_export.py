@@ -106,7 +106,7 @@ def test_an_index_that_leads_elsewhere_is_refused(index: str, tmp_path) -> None:
 @pytest.mark.parametrize("index", [b"[" * 100_000, b'{"weight_map": {"a": "\xff"}}'], ids=["brackets", "no text"])
 def test_an_index_that_cannot_be_read_is_refused(index: bytes, tmp_path) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(index)
-    with pytest.raises(WeightsError, match="cannot read"):
+    with pytest.raises(WeightsError, match="no weight_map"):
         weight_files(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_a_tensor_in_two_files_and_a_missing_file_are_refused(image, tmp_path) -
     first, second = weight_files(tmp_path / "out")
     first_bytes = first.read_bytes()
     second.write_bytes(first_bytes)
-    with pytest.raises(MalformedPolicy, match="two files"):
+    with pytest.raises(WeightsError, match="shards of two models"):
         verify_directory(tmp_path / "out")
     second.unlink()
     with pytest.raises(WeightsError, match="missing"):

@@ -41,7 +41,7 @@ from protocol.run import RunSpec, encode_run
 from protocol.seats import share
 from tests.attacks.validators.court import POOL, announcement
 from tests.node.services.rounds.test_rounds import Lab, Node, Town, nothing, until, without_threads  # noqa: F401
-from tests.node.services.test_local import EngineInProcess
+from tests.node.services.test_local import BUDGET, EngineInProcess
 
 ROUNDS, SEATS, INNER, PROMPTS, SIZE = 3, 2, 2, 2, 4
 
@@ -116,9 +116,11 @@ def run(tiny_run: RunSpec) -> RunSpec:
     )
     recipe = msgspec.structs.replace(tiny_run.recipe, steps=ROUNDS, max_staleness=2)
     sampled = {"group_size": SIZE, "prompts_per_step": PROMPTS, "prompts_per_file": 2, "max_output_tokens": 6}
+    sampled |= {"max_prompt_tokens": 12}
     rollout = msgspec.structs.replace(tiny_run.rollout, **sampled)
     audit = AuditSpec(window=4, verdict_seconds=30.0, delivery_seconds=10.0)
-    return msgspec.structs.replace(tiny_run, recipe=recipe, rollout=rollout, diloco=rules, audit=audit)
+    parts = {"recipe": recipe, "rollout": rollout, "diloco": rules, "audit": audit, "length_budget": BUDGET}
+    return msgspec.structs.replace(tiny_run, **parts)
 
 
 async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_that_dies_costs_its_contribution(

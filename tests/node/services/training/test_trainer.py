@@ -35,7 +35,7 @@ from protocol.blobs import BlobInfo, describe
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_from_bytes
 from protocol.lots import pack_groups
-from protocol.manifest import Arithmetic, PolicyStatement, decode_manifest, lot_of
+from protocol.manifest import Arithmetic, PolicyStatement, decode_composed, decode_manifest, lot_of
 from protocol.messages import RolloutCommitted, Signed, VerdictIssued
 from protocol.policy import encode_image
 from protocol.rollout import (
@@ -396,6 +396,49 @@ async def test_the_online_filter_settles_groups_without_signal_for_good(tmp_path
     await house.live(until=1, last=1)
     # What had come after the first batch was full has no signal.
     assert house.groups(1) == ["02:0", "02:1"]
+
+
+FLAT = [(1.0, 1.0)] * 3
+
+
+async def test_a_batch_without_signal_makes_no_policy_and_the_next_one_names_it_as_used_up(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    for index in range(2):
+        house.swarm.submit(0, index, FLAT)
+    trainer, journal = house.open(1)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            while "3 batches had no signal" not in trainer.doing():
+                await trio.sleep(0.005)
+            assert not house.spool.batch_path(0).exists() and list(house.words) == [0]
+            house.swarm.submit(0, 2, VARIED)
+            while not house.spool.batch_path(0).exists():
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+    journal.close()
+    assert {name[:2] for name in house.groups(0)} == {"02"}
+    works = decode_composed(house.spool.works_path(0).read_bytes()).works
+    assert sorted((any(work.used), int.from_bytes(work.flat).bit_count()) for work in works) == [(0, 3), (0, 3), (1, 0)]
+    seen = BatchLog(house.spool.root).read(0)
+    assert seen is not None and seen.metrics["barren_batches"] == 3 and seen.metrics["groups_seen"] == 8
+
+
+async def test_a_run_in_which_nothing_ever_has_a_signal_rings_and_ends(tmp_path: Path) -> None:
+    house = House(tmp_path / "house", RUN)
+    for index in range(7):
+        house.swarm.submit(0, index, FLAT)
+    trainer, journal = house.open(1)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            while not trainer.done:
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+    journal.close()
+    assert trainer.step == 0 and list(house.words) == [0]
+    assert "the last 10 batches had a signal" in str(trainer.ended_by)
+    assert [alarm.name for alarm in trainer._observer.alarms] == ["no_signal"]
 
 
 async def test_files_that_are_too_old_are_not_even_fetched(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Rows that ask the same in other words: they stand on one side of a hold-out, or the evaluation would be learnt.
+
+Two problems are alike where
+
+- their text is the same but for case, marks and blanks;
+- they have the same numbers, two or more in any order, and the same truth: "Ann has 3 apples and gets 4 more" and
+  "4 + 3";
+- they have the same truth, the same numbers, if any, and nearly the same words (a Jaccard index of ALIKE).
+
+Numbers make a problem another one, however alike the words are: what a template writes are problems of their own. What
+more than a share of all rows has in common says nothing of any: options from 1 to 4 with the answer 2, a preface. Time
+grows with the text: words are compared by MinHash (Broder, "On the resemblance and containment of documents", 1997),
+in bands. Pure; the same on every machine.
+"""
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from zlib import crc32
+
+import numpy as np
+from blake3 import blake3
+
+from node.environments.base import Problem
+
+ALIKE = 0.75
+"""Share of two texts' words that stand in both."""
+UNSPECIFIC, FEW = 0.02, 16
+"""What more than this share of the rows have in common groups none of them, nor words that so many have; in small files
+it takes so many rows."""
+MOST_COMPARED = 200_000
+"""Rows whose words are compared: of more, those of the same text or numbers are still found."""
+BANDS, ROWS = 6, 2
+_TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[^\w\s.,;:!?\"'`´()\[\]{}…“”‘’«»$\\*]")
+"""A number, a word or a sign that is no mark."""
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SPELT = {word: str(number) for number, word in enumerate(_WORDS, 2)}
+_DIGEST = blake3(b"intellect-node twins").digest(16 * BANDS * ROWS)
+_FACTORS = np.frombuffer(_DIGEST, np.uint64).reshape(BANDS * ROWS, 2) | np.uint64(1)
+
+
+def groups_of(problems: Sequence[Problem], keys: Sequence[str | None] = ()) -> list[int]:
+    """For each problem the place of the first that it is alike to, its own where there is none before it. What is
+    alike to something alike is alike. keys: of problems whose maker says what is alike, and then nothing else does."""
+    if any(key is not None for key in keys):
+        return _by_key(problems, keys)
+    found, most = _Groups(len(problems)), max(FEW, int(UNSPECIFIC * len(problems)))
+    texts, sames, specific = list[bytes](), list[bytes](), list[bytes | None]()
+    for problem in problems:
+        tokens = _tokens(problem)
+        numbers = sorted(map(_number, _NUMBER.findall("\0".join(tokens))))
+        texts.append(_digest(tokens))
+        sames.append(_digest([*numbers, "", problem.task, *problem.answer]))
+        specific.append(sames[-1] if len(numbers) > 1 else None)
+    found.join(texts)
+    found.join(specific, most)
+    counts = Counter(sames)
+    # Who shares truth and numbers with nobody has nobody to be compared with.
+    if len(problems) <= MOST_COMPARED:
+        _join_by_words(found, {at: problems[at] for at, same in enumerate(sames) if counts[same] > 1}, sames, most)
+    return [found.first(place) for place in range(len(problems))]
+
+
+def _by_key(problems: Sequence[Problem], keys: Sequence[str | None]) -> list[int]:
+    rest = [place for place, key in enumerate(keys) if key is None]
+    alike = groups_of([problems[place] for place in rest])
+    found = dict(zip(rest, (rest[first] for first in alike), strict=True))
+    firsts: dict[str, int] = {}
+    for place, key in enumerate(keys):
+        if key is not None:
+            found[place] = firsts.setdefault(key, place)
+    return [found[place] for place in range(len(problems))]
+
+
+class _Groups:
+    """Sets of places, each known by its first."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def first(self, place: int) -> int:
+        while (parent := self._parents[place]) != place:
+            self._parents[place] = self._parents[parent]
+            place = self._parents[place]
+        return place
+
+    def unite(self, one: int, other: int) -> None:
+        low, high = sorted((self.first(one), self.first(other)))
+        self._parents[high] = low
+
+    def join(self, keys: Iterable[Hashable | None], most: float = float("inf")) -> None:
+        """Unite places with one key, unless more than `most` have it; None is no key."""
+        places: dict[Hashable, list[int]] = {}
+        for place, key in enumerate(keys):
+            if key is not None:
+                places.setdefault(key, []).append(place)
+        for members in places.values():
+            for place in members[1:] if len(members) <= most else ():
+                self.unite(members[0], place)
+
+
+def _tokens(problem: Problem) -> list[str]:
+    """Words, numbers and signs of all that is said, without marks; numbers in words up to twelve as digits."""
+    said = " ".join([*(text for _, text in problem.before), problem.prompt])
+    plain = said.lower() if said.isascii() else unicodedata.normalize("NFKC", said).casefold()
+    found: list[str] = _TOKEN.findall(plain)
+    return found if _SPELT.keys().isdisjoint(found) else [_SPELT.get(one) or one for one in found]
+
+
+def _number(text: str) -> str:
+    """1,000 and 1000, 2.50 and 2.5 are one number."""
+    whole, dot, rest = text.replace(",", "").partition(".")
+    rest = rest.rstrip("0")
+    return (whole.lstrip("0") or "0") + (dot + rest if rest else "")
+
+
+def _digest(parts: Iterable[str]) -> bytes:
+    return blake3("\0".join(parts).encode("utf-8", "surrogatepass")).digest(16)
+
+
+def _join_by_words(found: _Groups, problems: dict[int, Problem], sames: Sequence[bytes], most: int) -> None:
+    words, known = dict[int, frozenset[int]](), dict[str, int]()
+    for place, problem in problems.items():
+        own = {known.get(one) or known.setdefault(one, _word(one)) for one in set(_tokens(problem))}
+        words[place] = frozenset(own - {-1})
+    spread = Counter(one for some in words.values() for one in some)
+    common = frozenset(one for one, count in spread.items() if count > most)
+    buckets: dict[Hashable, list[int]] = defaultdict(list)
+    for place in words:
+        words[place] -= common
+        for band, key in enumerate(_sketch(words[place]) if words[place] else ()):
+            buckets[band, key, sames[place]].append(place)
+    for members in buckets.values():
+        one = words[members[0]]
+        for place in members[1:]:
+            if len(one & words[place]) >= ALIKE * len(one | words[place]):
+                found.unite(members[0], place)
+
+
+def _word(text: str) -> int:
+    """A number for it; -1 for what is a number itself."""
+    return -1 if text[0].isdigit() else crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def _sketch(words: frozenset[int]) -> list[tuple[int, ...]]:
+    """MinHash in bands: texts of much the same words are likely to agree in one of them."""
+    values = np.fromiter(words, np.uint64, len(words))
+    least = (values * _FACTORS[:, :1] + _FACTORS[:, 1:]).min(axis=1)
+    return [tuple(band) for band in least.reshape(BANDS, ROWS).tolist()]
