@@ -39,15 +39,14 @@ def load_template(directory: Path) -> Render:
 
     try:
         text, tokens = stated(directory) or _asked_for(directory)
-        template = compiled(text)
-    # A template is a stranger's: brackets without end are an error of it like any other.
-    except (TemplateError, RecursionError) as error:
+        render = compiled(text)
+    except TemplateError as error:
         raise _unusable(
             f"{directory}: {error}",
             "use one that is plain jinja with nothing random in it, since everybody has to read the same prompt",
         ) from None
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
-    return lambda messages: template.render(messages=messages, **given)
+    return lambda messages: render(messages=messages, **given)
 
 
 def stated(directory: Path) -> ChatTemplate | None:

@@ -15,6 +15,8 @@ from node.inference.errors import ModelError
 from node.inference.model_files import read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
+DRAWS = ("dropout", "alpha", "nbest_size")
+"""What makes a model of the library draw how it cuts a text: BPE's, and two of Unigram's."""
 _SAID = "intellect-node-said-this"
 """Stands for what was said before, where only what the template puts behind it is wanted."""
 
@@ -29,6 +31,10 @@ class LocalTokenizer:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
                 raise ValueError(f"larger than {MAX_TOKENIZER_BYTES} bytes")
             self._tokenizer = Tokenizer.from_file(str(path))
+            check_draws_nothing(self._tokenizer)
+            # Either would make a text's tokens depend on what stands beside it, or end it early.
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(
                 "the tokenizer cannot be loaded",
@@ -114,11 +120,22 @@ class LocalTokenizer:
             self._template = load_template(self._dir)
         try:
             return self._template([{"role": role, "content": content} for role, content in messages])
-        except (TemplateError, RecursionError) as error:
+        except TemplateError as error:
             roles = ", ".join(role for role, _ in messages)
             raise ModelError(
                 "the chat template cannot be used", f"it takes no messages of {roles}: {error}", "change the prompt"
             ) from None
+
+
+def check_draws_nothing(tokenizer: Tokenizer) -> None:
+    """Raise ValueError for one that cuts the same text differently from one time to the next.
+
+    Asked of what was loaded, not of the file: of a name that stands there twice, each reader takes another one.
+    """
+    for name in DRAWS:
+        value = getattr(tokenizer.model, name, None)
+        if value:
+            raise ValueError(f"{name} = {value:g} cuts a text at random, and everybody has to read the same tokens")
 
 
 def _eos_ids(model_dir: Path) -> list[int]:
