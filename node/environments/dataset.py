@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from node.environments.base import (
     Determinism,
@@ -30,6 +28,7 @@ from node.environments.base import (
 )
 from node.environments.errors import DatasetError, nearest
 from node.environments.mix import least_dependable
+from node.environments.parquet import ParquetError, rows_of
 from node.environments.programs import ProgramRunner, opener_for
 from node.environments.prompts import ListedProblems, check_template, read_prompt
 from node.environments.task_types.base import Scorer
@@ -44,7 +43,6 @@ from protocol.errors import UNREADABLE
 MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
-MAX_ROW_GROUP_BYTES = 2 * 1024**3
 _MEND = "correct or remove the row, or set on_bad_row = 'skip' in the environment's arguments"
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 """What reading a row comes to where somebody wrote it so: each is a mistake of that row."""
@@ -316,13 +314,13 @@ def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[st
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DatasetError("the dataset cannot be read", f"{path} is larger than 8 GiB", "split the file")
         count = 0
-        rows = _parquet_rows(path) if _is_parquet(path) else _json_rows(path, bad or refuse)
+        rows = (_parquet_rows if _is_parquet(path) else _json_rows)(path, bad or refuse)
         for line, row in rows:
             count += 1
             if count > MAX_ROWS:
                 refuse(line, f"more than {MAX_ROWS} rows")
             yield line, row
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ParquetError) as error:
         raise DatasetError(
             "the dataset cannot be read", f"{path}: {error}", "check environment.args.path and the file"
         ) from None
@@ -356,19 +354,12 @@ def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line, row
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with pq.ParquetFile(path) as file:
-        metadata = file.metadata
-        for group in range(metadata.num_row_groups):
-            # This is the size before compression. A small file may unpack to more memory than there is.
-            if metadata.row_group(group).total_byte_size > MAX_ROW_GROUP_BYTES:
-                why = f"{path}: row group {group} is larger than {MAX_ROW_GROUP_BYTES} bytes"
-                raise DatasetError("the dataset cannot be read", why, "write it with smaller row groups")
-        line = 0
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                line += 1
-                yield line, row
+def _parquet_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, row in enumerate(rows_of(path, most_row=MAX_ROW_BYTES), 1):
+        if row is None:
+            bad(line, f"longer than {MAX_ROW_BYTES} bytes")
+        else:
+            yield line, row
 
 
 def _in_solve_range(raw: Mapping[str, Any], arguments: Arguments) -> bool:
