@@ -54,6 +54,7 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions
+    from node.run.rendering import check_rendering
     from node.run.survey import survey
 
     found = survey(file)
@@ -61,6 +62,7 @@ def validate(file: Annotated[Path, typer.Argument(help="The run file.")], as_jso
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
     warnings = notes_of(compiled, facts)
+    check_rendering(compiled)
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
         check_architecture(compiled)
