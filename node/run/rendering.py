@@ -77,8 +77,9 @@ def rendered(run: RunSpec, assets: Path) -> Iterator[Rendered]:
 
 def _rendered(run: RunSpec, environment: Environment, place: str, problem: Problem) -> Rendered:
     texts = [environment.prompt_tokens(asked(run, problem))]
-    if environment.turns > 1:
-        texts.append(environment.reply_tokens(_SAID))
+    # Not every environment makes its turns of text that the template frames.
+    if environment.turns > 1 and (reply := getattr(environment, "reply_tokens", None)):
+        texts.append(reply(_SAID))
     return Rendered(place, problem.problem_id, prompts_hash(texts).hex(), problem.answer)
 
 
