@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from node.inference.errors import ModelError
-from node.inference.model_files import read_json
+from node.inference.model_files import MAX_CONFIG_BYTES, read_json
 
 Messages = Sequence[Mapping[str, str]]
 Render = Callable[[Messages], str]
@@ -82,6 +82,8 @@ def _only_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if (directory / _MORE_TEMPLATES).exists():
         return None
     if (directory / FILE).is_file():
+        if (directory / FILE).stat().st_size > MAX_CONFIG_BYTES:
+            raise _unusable(f"{directory / FILE} has more than {MAX_CONFIG_BYTES} bytes", "use a shorter one")
         return (directory / FILE).read_text(encoding="utf-8")
     text = settings.get("chat_template")
     return text if isinstance(text, str) and text else None

@@ -1,15 +1,16 @@
 """What a chat template says between two turns."""
 
+import base64
 import json
 import re
 from pathlib import Path
 from types import GetSetDescriptorType
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from node.inference.errors import ModelError
-from node.inference.tokenizer import LocalTokenizer, check_draws_nothing
+from node.inference.tokenizer import MAX_GROWTH, LocalTokenizer, _growth, check_draws_nothing
 from node.training.warmstart import write_config, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,6 +79,71 @@ def test_a_model_that_samples_its_pieces_is_refused() -> None:
     with pytest.raises(ValueError, match="alpha"):
         check_draws_nothing(Tokenizer(models.Unigram(vocab=pieces, unk_id=0, alpha=0.1)))
     check_draws_nothing(Tokenizer(models.Unigram(vocab=pieces, unk_id=0)))
+
+
+LETTERS = {"a": 0, "b": 1}
+
+
+def local(place: Path, made: Tokenizer) -> LocalTokenizer:
+    write_config(place, 2, hidden=64, layers=1)
+    made.save(str(place / "tokenizer.json"))
+    return LocalTokenizer(place)
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"),
+    [
+        ([normalizers.Replace("a", "a" * 10)] * 6, True),  # ten letters took 3 s, and 100 would have taken 10 GB
+        ([normalizers.Prepend("a" * 100)], True),
+        ([normalizers.ByteLevel()] * 5, True),
+        ([normalizers.ByteLevel()], False),
+        ([normalizers.BertNormalizer()] * 1000, True),
+        ([normalizers.Sequence([normalizers.Replace("a", "a" * 10)] * 3)], True),
+        ([normalizers.Prepend("a"), normalizers.Replace(" ", "\u2581"), normalizers.NFKC()], False),
+    ],
+)
+def test_a_tokenizer_that_makes_much_of_little_is_refused(
+    tmp_path: Path, steps: list[normalizers.Normalizer], refused: bool
+) -> None:
+    made = Tokenizer(models.BPE(vocab=LETTERS, merges=[]))
+    made.normalizer = normalizers.Sequence(steps)
+    if refused:
+        with pytest.raises(ModelError, match="characters of one|64 steps"):
+            local(tmp_path, made)
+    else:
+        assert local(tmp_path, made).encode("ab")
+
+
+def test_a_token_or_a_decoder_that_says_much_is_refused(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE(vocab=LETTERS, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel()] * 5)
+    with pytest.raises(ModelError, match="characters of one"):
+        local(tmp_path, made)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    made.decoder = decoders.Sequence([decoders.Replace("a", "a" * 10)] * 2)
+    with pytest.raises(ModelError, match="characters of one"):
+        local(tmp_path, made)
+    with pytest.raises(ModelError, match="a token has more than"):
+        local(tmp_path, Tokenizer(models.WordLevel(vocab={"a" * 2000: 0}, unk_token="a")))
+
+
+def test_a_map_of_letters_is_measured(tmp_path: Path) -> None:
+    """As sentencepiece writes it: a table, and the texts that stand for others."""
+    for longest, fits in (("a" * 60, True), ("a" * 100, False)):
+        texts = b"b\0" + longest.encode() + b"\0"
+        state = {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(b"\x04\0\0\0" + bytes(4) + texts).decode(),
+        }
+        assert (_growth({"type": "Sequence", "normalizers": [state]}) <= MAX_GROWTH) == fits
+
+
+def test_a_pattern_that_runs_into_its_limit_ends_no_process(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE(vocab=LETTERS, merges=[]))
+    made.normalizer = normalizers.Replace(Regex("(a+)+c"), "bb")
+    with pytest.raises(ModelError, match="the tokenizer cannot be used"):
+        local(tmp_path, made).encode("a" * 30)
+    assert local(tmp_path, made).encode("") == []
 
 
 def test_a_texts_tokens_do_not_depend_on_its_neighbours(tmp_path: Path) -> None:
