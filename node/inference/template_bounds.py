@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from jinja2 import TemplateError, Undefined
-from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import SandboxedFormatter
 
 MAX_STEPS = 1 << 19
 """Loops' turns, calls, comparisons and look-ups; a kibibyte of text that is read counts as one, too."""
@@ -246,6 +246,8 @@ def _pay_percent(text: str, given: Any) -> None:
     values = given.values() if isinstance(given, dict) else given if isinstance(given, tuple) else (given,)
     for value in values:
         printable(value)
+    # A bracket that is open is looked for to the end, from each field anew.
+    spend(text.count("%") * len(text) // _STEP_CHARACTERS)
     fields = _FORMAT.findall(text)
     if any(width == "*" or (width and int(width[:6]) > MAX_WIDTH) for field in fields for width in field):
         raise TemplateError(f"it prints a field wider than {MAX_WIDTH}")
@@ -255,10 +257,6 @@ def _pay_percent(text: str, given: Any) -> None:
 
 class Formatter(SandboxedFormatter):
     """str.format. A field prints what a template may print."""
-
-    def __init__(self, env: SandboxedEnvironment, text: str) -> None:
-        super().__init__(env)
-        self._fields = text.count("{")
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return super().convert_field(printable(value), conversion)

@@ -188,7 +188,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             bounds.read(text)
             if by_map:
                 (kwargs,), args = args, ()
-            return type(text)(bounds.Formatter(self, text).vformat(text, args, kwargs))
+            return type(text)(bounds.Formatter(self).vformat(text, args, kwargs))
 
         return formatted
 
