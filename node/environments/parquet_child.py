@@ -36,7 +36,7 @@ def main(path: str, most_row: int, memory: int, columns: list[str], out: BinaryI
                     write(out, encoded(batch, number, most_row))
     except MemoryError:
         sys.exit(1)
-    except (pa.ArrowException, OSError, KeyError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         write(out, msgspec.msgpack.encode([str(error)[:300]]))
     out.write(_LENGTH.pack(0))
     out.flush()
