@@ -68,6 +68,7 @@ def validate(
     """
     from node.hardware import inspect_hardware
     from node.run.problems import check_architecture, check_functions
+    from node.run.rendering import check_rendering
     from node.run.sources import about
     from node.run.survey import survey
 
@@ -76,6 +77,7 @@ def validate(
     if compiled is None or facts is None:
         raise tell_findings(file, found.findings, as_json=as_json)
     warnings = [*notes_of(compiled, facts), *about(found.had)]
+    check_rendering(compiled)
     # Validators' machines may do without torch; what it alone can tell is then said to be unchecked.
     if can_train():
         warnings += check_architecture(compiled)

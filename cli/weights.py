@@ -107,7 +107,7 @@ def fetch(
     if not follow:
         _must_not_exist(out)
     profile, number = _profile(network, pool)
-    sources = [parse_source(text) for text in source or ()]
+    sources = [parse_source(text, private=True) for text in source or ()]
     directory = cache or _cache() / f"{profile.name}-{number}"
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)

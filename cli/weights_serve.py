@@ -129,7 +129,7 @@ def serve(
 
     from node.blobs.http.sources import parse_source
 
-    sources = [parse_source(text) for text in upstream or ()]
+    sources = [parse_source(text, private=True) for text in upstream or ()]
     server = _Server(list(images or ()), store, int(quota * 1e9), as_json)
     trio.run(server.run, listen, sources, keep, every, tls)
 

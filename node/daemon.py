@@ -359,7 +359,7 @@ class Daemon:
             blobs,
             quota=config.store_quota,
             limits=Limits(config.upload_limit, config.download_limit, config.upload_slots),
-            sources=[parse_source(text) for text in config.http_sources],
+            sources=[parse_source(text, private=True) for text in config.http_sources],
             bootnodes=[*config.bootnodes, *profile.bootnodes],
         )
 

@@ -217,7 +217,7 @@ def _model_files(listing: Listing) -> list[str]:
             "name a repository with *.safetensors, or convert it and name the directory",
         )
     shards = [file for file in weights if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
-    # The same weights in one file, or in another library's form, may lie beside: an index decides, as for whoever loads.
+    # The same weights in one file, or in another library's form, may lie beside. An index decides, as in the reader.
     indexed = "model.safetensors.index.json" in top and shards
     chosen = ["model.safetensors"] if "model.safetensors" in weights and not indexed else shards or weights
     return [file for file in top if not file.endswith(".safetensors") or file in chosen]

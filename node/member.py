@@ -116,8 +116,12 @@ async def open_member(
     # In a thread: it looks through the directory, which may hold thousands of blobs.
     store = await trio.to_thread.run_sync(BlobStore, directory, quota)
     exchange = BlobExchange(network, store, limits, report)
-    # A function, not a list: gateways come and go with their members' heartbeats.
-    door = BlobDoor(store, exchange, HttpBlobs(store), sources, lambda: announced_gateways(membership))
+
+    def announced() -> list[HttpSource]:
+        """Asked each time: gateways come and go with their members' heartbeats."""
+        return announced_gateways(membership, private=network.private)
+
+    door = BlobDoor(store, exchange, HttpBlobs(store), sources, announced)
     member = Member(key, domain, pool.id, network, membership, Stock(door, store, exchange))
     async with trio.open_nursery() as nursery:
         # Only once it listens: members to whom we announce ourselves dial at once.
@@ -162,12 +166,13 @@ def _named_by(pool: PoolInfo) -> dict[Address, str]:
     return found
 
 
-def announced_gateways(membership: Membership) -> list[HttpSource]:
-    """The HTTP sources that members announce; a text that is none is somebody else's mistake."""
+def announced_gateways(membership: Membership, *, private: bool) -> list[HttpSource]:
+    """The HTTP sources that members announce; a text that is none is somebody else's mistake. private: whether they may
+    be in networks of one's own."""
     found: list[HttpSource] = []
     for text in membership.gateways():
         try:
-            found.append(parse_source(text))
+            found.append(parse_source(text, private=private))
         except BadSource as error:
             log.debug("gateway.announcement_refused", why=error.why)
     return found

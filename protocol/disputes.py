@@ -8,7 +8,8 @@ full; more than half of the office decides. Pure functions over signed messages,
 
 import math
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from enum import Enum, IntEnum
 
 import msgspec
@@ -16,11 +17,15 @@ import msgspec
 from protocol.checks import HEARSAY, OBJECTIVE, Reason, reason_name
 from protocol.identity import Address
 from protocol.lots import unpack_groups
-from protocol.messages import DIGEST, Judgement
+from protocol.messages import DIGEST, NO_PROMPTS, Judgement
 from protocol.statements import Outcome, work_id
 
 UNDECIDED = bytes(DIGEST)
 """Stands for the rewards of a group that could not be scored in time, or whose turns could not be replayed."""
+
+
+WHAT_WAS_ASKED = frozenset({Reason.WRONG_DRAW, Reason.WRONG_PROMPT, Reason.FORGED_TURN, Reason.OTHER_MACHINE})
+"""Faults that follow from the problem and its prompt, as each validator computes them."""
 
 
 class Conflict(IntEnum):
@@ -50,6 +55,8 @@ def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) 
     # What one had not heard yet is no lie about what the other had.
     if hearsay(first) or hearsay(second):
         return None
+    if asked_apart([first, second]):
+        return None
     outcomes = (first.verdict.outcome, second.verdict.outcome)
     if outcomes == (Outcome.ACCEPT, Outcome.ACCEPT):
         return _compare_values(first, second, groups, tolerance)
@@ -67,6 +74,39 @@ def compare(first: Judgement, second: Judgement, groups: int, tolerance: float) 
 def hearsay(message: Judgement) -> bool:
     """Whether a verdict rests on what its author had heard by then, which nobody else can repeat."""
     return message.verdict.outcome != Outcome.ACCEPT and message.verdict.reason in HEARSAY
+
+
+# Where two validators computed different prompts of one file, a template or an environment is not the same everywhere.
+# Then neither lies, nor does the worker: no dispute, no stake, no rejection, and nobody is believed less. The file is
+# accepted only if a quorum was to see what it answers: a liar with prompts of its own is one voice less, and vetoes
+# nothing.
+
+
+def _asked(message: Judgement) -> bytes:
+    """The prompts that a verdict rests on; NO_PROMPTS where it would be the same with any."""
+    rests = message.verdict.outcome == Outcome.ACCEPT or message.verdict.reason in WHAT_WAS_ASKED
+    return message.prompts if rests else NO_PROMPTS
+
+
+def asked_apart(said: Collection[Judgement]) -> bool:
+    """Whether two of the verdicts on one file rest on different prompts."""
+    return len({_asked(one) for one in said} - {NO_PROMPTS}) > 1
+
+
+def asked_alike(said: Mapping[Address, Judgement], quorum: int) -> dict[Address, Judgement]:
+    """Those of the verdicts on one file that count. Where prompts differ: what rests on none, and what accepts, if a
+    quorum accepts for the same prompts, and more than rest on any others."""
+    if not asked_apart(said.values()):
+        return dict(said)
+    (most, votes), (_, next_votes), *_ = Counter(
+        asked for one in said.values() if (asked := _asked(one)) != NO_PROMPTS
+    ).most_common(2)
+    alike = most if votes >= max(quorum, next_votes + 1) else NO_PROMPTS
+    return {
+        author: one
+        for author, one in said.items()
+        if _asked(one) == NO_PROMPTS or (_asked(one) == alike and one.verdict.outcome == Outcome.ACCEPT)
+    }
 
 
 def _objective(message: Judgement) -> bool:
@@ -194,7 +234,8 @@ def _sides(rechecks: Mapping[Address, Judgement], groups: int, tolerance: float)
             continue
         for side in sides:
             # With all of a side: agreement within a tolerance is not transitive.
-            if all(compare(message, other, groups, tolerance) is None for other in side.values()):
+            together = not asked_apart([message, *side.values()])
+            if together and all(compare(message, other, groups, tolerance) is None for other in side.values()):
                 side[author] = message
                 break
         else:

@@ -52,6 +52,8 @@ MAX_PLEDGES = 4
 MAX_VERDICT_BYTES = MAX_MESSAGE_BYTES // 2 - 256
 """An envelope of a verdict: two of them fit one dispute."""
 DIGEST = 16
+NO_PROMPTS = bytes(32)
+"""Of a judgement that came to no prompts: its file was refused before, or is about something else."""
 """Bytes of a group's reward digest: four were matched with other rewards in 39 seconds of trying."""
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
@@ -250,7 +252,8 @@ class Judgement(_Message, frozen=True):
     the lot; checked: bitmap of the groups that went through the model; rewards: per group DIGEST bytes of BLAKE3 over
     its recomputed rewards (zeros: scoring took too long); logprobs: per checked group the mean log-probability of its
     output tokens, float32 little-endian; group: where the fault lies, -1 for the whole file; standing: what the author
-    thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with. signature: over the
+    thinks of the worker by now (decision.Level); verifier: the class of engine that it looks with; prompts: of what the
+    author was to see answered in this file (`values.prompts_hash`), zeros where it came to none. signature: over the
     verdict, EIP-712, for the contract.
     """
 
@@ -267,6 +270,7 @@ class Judgement(_Message, frozen=True):
     group: int = -1
     standing: int = 0
     verifier: str = ""
+    prompts: bytes = NO_PROMPTS
 
     def fault(self) -> str | None:
         if len(self.report_root) not in (0, 32) or len(self.detail) > MAX_DETAIL or self.verdict.pool != self.pool:
@@ -776,7 +780,7 @@ def values_hash(message: Judgement) -> bytes:
 
 _VALUES_OF = (
     *("detail", "report_root", "report_size", "window", "rate", "checked", "rewards", "logprobs", "group"),
-    *("standing", "verifier"),
+    *("standing", "verifier", "prompts"),
 )
 
 
@@ -798,6 +802,8 @@ def _values_fault(message: Judgement) -> str | None:
     groups = len(message.rewards) // DIGEST
     if len(message.verifier) > MAX_CLASS or not 0 <= message.standing <= 16:
         return "the verifier or the standing is not in form"
+    if len(message.prompts) != len(NO_PROMPTS):
+        return "the hash of the prompts has the wrong length"
     if not 0 <= message.rate <= RATE_ONE or not -1 <= message.group < MAX_GROUPS:
         return "the rate or the group is out of range"
     if len(message.checked) > MAX_GROUPS // 8 or len(message.rewards) % DIGEST or groups > MAX_VALUES:

@@ -16,6 +16,18 @@ from protocol.messages import DIGEST, MAX_VALUES, Judgement
 from protocol.rollout import Report, ReportRow
 
 _REWARDS = "intellect-node group rewards v2"
+_PROMPTS = "intellect-node prompts v1"
+
+
+def prompts_hash(prompts: Sequence[Sequence[int]]) -> bytes:
+    """32 bytes over the prompts' tokens of a file: of each the number of tokens and the tokens, 32 bits, little-endian.
+
+    What a validator computes from problem and template, never what the file says. So it tells those who were to see
+    the same thing from those who were not."""
+    hashed = blake3(derive_key_context=_PROMPTS)
+    for prompt in prompts:
+        hashed.update(np.asarray([len(prompt), *prompt], dtype="<u4").tobytes())
+    return hashed.digest()
 
 
 def reward_tag(rewards: Sequence[float]) -> bytes:

@@ -90,6 +90,8 @@ class MemoryHub:
 class MemoryNetwork:
     """`interface.Network` over a MemoryHub."""
 
+    private = True
+
     def __init__(self, key: NodeKey, hub: MemoryHub) -> None:
         self.address: Address = key.address
         self.peer_id: PeerId = key.peer_id

@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("contracts",),
     (
         "node",
+        "node.addresses",
         "node.deadline",
         "node.errors",
         "node.limits",

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from contextlib import closing
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -579,7 +580,10 @@ class StateCopies:
     def save(self, dump: str) -> Path:
         """dump: what anvil_dumpState returns, 0x and gzipped JSON in hex. Raises ValueError or OSError."""
         try:
-            data = gzip.decompress(bytes.fromhex(dump.removeprefix("0x")))
+            with gzip.open(BytesIO(bytes.fromhex(dump.removeprefix("0x")))) as file:
+                data = file.read(MAX_STATE + 1)
+            if len(data) > MAX_STATE:
+                raise OSError(f"it has more than {MAX_STATE} bytes")
         except (OSError, EOFError) as error:
             raise ValueError(f"not a state: {error}") from error
         newest = self._copies()

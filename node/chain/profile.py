@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from contracts.bindings import NOBODY, Addresses
+from node.addresses import is_public
 from node.chain.errors import ProfileError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
@@ -71,7 +72,7 @@ class NetworkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 def _is_near(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(host).is_global
+        return not is_public(ipaddress.ip_address(host))
     except ValueError:
         return host == "localhost"
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from node.environments.errors import DatasetError
+from node.environments.parquet import ParquetError, rows_of
 from protocol.errors import UNREADABLE
 
 MAX_FILE_BYTES = 8 * 1024**3
 MAX_ROW_BYTES = 4 * 1024**2
 MAX_ROWS = 5_000_000
-MAX_ROW_GROUP_BYTES = 2 * 1024**3
 Bad = Callable[[int, str], None]
 """Told (line, what is wrong with it)."""
 _HEAD = 4096
@@ -76,13 +74,13 @@ def read_rows(path: Path, bad: Bad | None = None) -> Iterator[tuple[int, dict[st
             raise DatasetError("the dataset cannot be read", f"{path} is larger than 8 GiB", "split the file")
         count = 0
         parquet = _is_parquet(path)
-        rows = _parquet_rows(path) if parquet else _json_rows(path, bad or refuse)
+        rows = (_parquet_rows if parquet else _json_rows)(path, bad or refuse)
         for line, row in rows:
             count += 1
             if count > MAX_ROWS:
                 refuse(line, f"more than {MAX_ROWS} rows")
             yield line, row
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ParquetError) as error:
         raise DatasetError(
             "the dataset cannot be read", f"{path}: {error}", "check environment.args.path and the file"
         ) from None
@@ -156,16 +154,9 @@ def _json_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line, row
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with pq.ParquetFile(path) as file:
-        metadata = file.metadata
-        for group in range(metadata.num_row_groups):
-            # This is the size before compression. A small file may unpack to more memory than there is.
-            if metadata.row_group(group).total_byte_size > MAX_ROW_GROUP_BYTES:
-                why = f"{path}: row group {group} is larger than {MAX_ROW_GROUP_BYTES} bytes"
-                raise DatasetError("the dataset cannot be read", why, "write it with smaller row groups")
-        line = 0
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                line += 1
-                yield line, row
+def _parquet_rows(path: Path, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, row in enumerate(rows_of(path, most_row=MAX_ROW_BYTES), 1):
+        if row is None:
+            bad(line, f"longer than {MAX_ROW_BYTES} bytes")
+        else:
+            yield line, row

@@ -72,20 +72,25 @@ def check_arguments(name: str, args: dict[str, Any], *, packaged: bool = False) 
     return None
 
 
+def looked_at(environment: Environment) -> range:
+    """Numbers of the problems that are looked at: of a large environment LOOKED_AT at even distances."""
+    stride = max(1, environment.size // LOOKED_AT)
+    if environment.size > 1 << 32:
+        stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
+    return range(0, environment.size, stride)
+
+
 def check_prompts(
     environment: Environment, limit: int, ask: Callable[[Problem], Problem] = lambda problem: problem
 ) -> int:
     """The tokens of the longest prompt. Raise DatasetError, with all findings, if some have more than `limit`.
 
-    A worker that draws such a problem could not deliver. Of a large environment, LOOKED_AT problems at even
-    distances are looked at. ask: the problem as the model is asked, where that is more than the problem itself.
+    A worker that draws such a problem could not deliver. ask: the problem as the model is asked, where that is more
+    than the problem itself.
     """
-    stride = max(1, environment.size // LOOKED_AT)
-    if environment.size > 1 << 32:
-        stride += SPREAD  # the low bits of a number choose the part of a mix: every one shall be met
-    numbers = range(0, environment.size, stride)
     longest, found = 0, Findings()
     worst: tuple[int, DatasetError] | None = None
+    numbers = looked_at(environment)
     for number in numbers:
         try:
             longest = max(longest, check_prompt(environment, ask(environment.problem(number)), limit))

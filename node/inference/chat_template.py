@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from node.inference.errors import ModelError
-from node.inference.model_files import read_json
+from node.inference.model_files import MAX_CONFIG_BYTES, read_json
 
 Messages = Sequence[Mapping[str, str]]
 Render = Callable[[Messages], str]
@@ -43,15 +43,14 @@ def load_template(directory: Path, settings: Mapping[str, Any] = MappingProxyTyp
 
     try:
         text, tokens = stated(directory) or _asked_for(directory)
-        template = compiled(text)
-    # A template is a stranger's: brackets without end are an error of it like any other.
-    except (TemplateError, RecursionError) as error:
+        render = compiled(text)
+    except TemplateError as error:
         raise _unusable(
             f"{directory}: {error}",
             "use one that is plain jinja with nothing random in it, since everybody has to read the same prompt",
         ) from None
     given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens, **settings}
-    return lambda messages: template.render(messages=messages, **given)
+    return lambda messages: render(messages=messages, **given)
 
 
 def stated(directory: Path) -> ChatTemplate | None:
@@ -123,6 +122,8 @@ def _only_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if (directory / _MORE_TEMPLATES).exists():
         return None
     if (directory / FILE).is_file():
+        if (directory / FILE).stat().st_size > MAX_CONFIG_BYTES:
+            raise _unusable(f"{directory / FILE} has more than {MAX_CONFIG_BYTES} bytes", "use a shorter one")
         return (directory / FILE).read_text(encoding="utf-8")
     text = settings.get("chat_template")
     return text if isinstance(text, str) and text else None

@@ -27,6 +27,7 @@ from protocol.blobs import describe
 from protocol.checks import ExpectedProblem, Fault, Reason
 from protocol.cuts import Cuts
 from protocol.decision import Evidence, Likelihoods, SampleStatistics
+from protocol.messages import NO_PROMPTS
 from protocol.rollout import (
     MAX_FILE_BYTES,
     MalformedRollout,
@@ -43,7 +44,7 @@ from protocol.run import VerificationSpec
 from protocol.sampling import distance, uniforms
 from protocol.statements import Outcome, WorkCommitment
 from protocol.toploc import Proof, ProofErrors, proof_count
-from protocol.values import mean_logprobs, reward_tags
+from protocol.values import mean_logprobs, prompts_hash, reward_tags
 
 SCORED_TOGETHER = 4
 """Answers of a group between two looks at the clock: a group of 256 may all run into a deadline of seconds."""
@@ -73,6 +74,7 @@ def inspect(session: Session, order: Inspect) -> Inspected:
         logprobs=b"" if order.second_look else _means(found),
         verifier=found.verifier,
         unreplayed=tuple(sorted(found.unreplayed)),
+        prompts=found.prompts,
     )
 
 
@@ -80,8 +82,8 @@ def inspect(session: Session, order: Inspect) -> Inspected:
 class Findings:
     """What the checks computed on their way. rewards: of all samples; undecided: groups that could not be scored in
     time; unreplayed: those of them whose turns could not be replayed; judged: those whose rewards are a matter of
-    opinion; groups, rows, prefills: those that went through
-    the model; verifier: class of the engine that looked."""
+    opinion; groups, rows, prefills: those that went through the model; verifier: class of the engine that looked;
+    prompts: hash of what the file was to answer."""
 
     rewards: list[float] = field(default_factory=list)
     undecided: set[int] = field(default_factory=set)
@@ -94,6 +96,7 @@ class Findings:
     statistics: dict[str, float] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=lambda: Evidence({}))
     verifier: str = ""
+    prompts: bytes = NO_PROMPTS
 
     def reward(self, row: SampleRow) -> float:
         return math.nan if row.group in self.judged else self.rewards[row.group * self.group_size + row.sample]
@@ -114,6 +117,7 @@ def _judge(session: Session, order: Inspect, data: bytes, found: Findings) -> Fa
     tasks = _tasks(session, order, batch)
     if isinstance(tasks, Fault):
         return tasks
+    found.prompts = prompts_hash(tasks.prompts)
     proofs = _check_form(session, order, batch, tasks)
     if isinstance(proofs, Fault):
         return proofs

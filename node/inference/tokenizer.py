@@ -5,7 +5,10 @@ knows nothing of weights. Never contacts a hub and never runs code from the dire
 jinja's sandbox).
 """
 
-from collections.abc import Mapping, Sequence
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +20,12 @@ from node.inference.errors import ModelError
 from node.inference.model_files import read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
+DRAWS = ("dropout", "alpha", "nbest_size")
+"""What makes a model of the library draw how it cuts a text: BPE's, and two of Unigram's."""
+MAX_GROWTH = 64
+"""Characters that a tokenizer makes of one before it cuts, or puts before a text: NFKC makes 18 of one."""
+MAX_TOKEN = 1024
+"""Characters of a token: the longest that are published have 128 blanks."""
 _SAID = "intellect-node-said-this"
 """Stands for what was said before, where only what the template puts behind it is wanted."""
 
@@ -33,6 +42,11 @@ class LocalTokenizer:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
                 raise ValueError(f"larger than {MAX_TOKENIZER_BYTES} bytes")
             self._tokenizer = Tokenizer.from_file(str(path))
+            check_draws_nothing(self._tokenizer)
+            check_growth(self._tokenizer)
+            # Either would make a text's tokens depend on what stands beside it, or end it early.
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(
                 "the tokenizer cannot be loaded",
@@ -71,19 +85,36 @@ class LocalTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
         # A chat template writes its special tokens itself: the tokenizer would put some of them there twice.
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with self._told():
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The same of many texts, on as many cores as there are."""
-        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        with self._told():
+            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out; ids beyond the vocabulary are skipped."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        with self._told():
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def spell(self, tokens: Sequence[int]) -> str:
         """The same with special tokens, as they are written."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        with self._told():
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A pattern that runs into its own limit, or a word without a token: each is the tokenizer's fault."""
+        try:
+            yield
+        except BaseException as error:
+            # Of Rust's panics the library makes what is no Exception, and would end the process.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ModelError(
+                "the tokenizer cannot be used", f"{self._dir}: {str(error)[:200]}", "correct its tokenizer.json"
+            ) from None
 
     def asked_with(self, settings: Mapping[str, Any]) -> Self:
         """The same tokenizer, whose chat template is given these settings beside the messages."""
@@ -136,11 +167,51 @@ class LocalTokenizer:
             self._template = load_template(self._dir, self._settings)
         try:
             return self._template([{"role": role, "content": content} for role, content in messages])
-        except (TemplateError, RecursionError) as error:
+        except TemplateError as error:
             roles = ", ".join(role for role, _ in messages)
             raise ModelError(
                 "the chat template cannot be used", f"it takes no messages of {roles}: {error}", "change the prompt"
             ) from None
+
+
+def check_draws_nothing(tokenizer: Tokenizer) -> None:
+    """Raise ValueError for one that cuts the same text differently from one time to the next.
+
+    Asked of what was loaded, not of the file: of a name that stands there twice, each reader takes another one.
+    """
+    for name in DRAWS:
+        value = getattr(tokenizer.model, name, None)
+        if value:
+            raise ValueError(f"{name} = {value:g} cuts a text at random, and everybody has to read the same tokens")
+
+
+def check_growth(tokenizer: Tokenizer) -> None:
+    """Raise ValueError for one that could make gigabytes of a prompt, or of an answer's tokens."""
+    if max(map(len, tokenizer.get_vocab()), default=0) > MAX_TOKEN:
+        raise ValueError(f"a token has more than {MAX_TOKEN} characters")
+    for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        if part is not None and _growth(json.loads(part.__getstate__())) > MAX_GROWTH:
+            raise ValueError(f"it makes more than {MAX_GROWTH} characters of one")
+
+
+def _growth(part: Any) -> int:
+    """How many characters a step's description, or a sequence of steps, makes of one at most, or puts before a text."""
+    grows = 1
+    steps = part.get("normalizers") or part.get("pretokenizers") or part.get("decoders") or [part]
+    if len(steps) > MAX_GROWTH:  # some put a blank beside each letter
+        raise ValueError(f"it takes more than {MAX_GROWTH} steps")
+    for step in steps:
+        if step.get("type") == "Sequence":
+            grows *= _growth(step)
+        elif charsmap := step.get("precompiled_charsmap"):
+            data = base64.b64decode(charsmap)
+            # The length of a table of prefixes, the table, and what stands for what, with a zero behind each.
+            grows *= max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+        elif step.get("type") == "ByteLevel":
+            grows *= 4  # bytes of a character, each of which becomes one that has two
+        else:
+            grows *= max(1, len(step.get("content") or ""), len(step.get("prepend") or ""))
+    return grows
 
 
 def _eos_ids(model_dir: Path) -> list[int]:

@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.decision import Evidence
 from protocol.errors import UNREADABLE, ProtocolError
+from protocol.messages import NO_PROMPTS
 from protocol.run import RunSpec
 from protocol.statements import WorkCommitment
 
@@ -146,7 +147,7 @@ class Inspected(_Message, frozen=True):
     worker, for the sequential decision (nothing if no prefill was reached); group: where the fault lies, -1 for
     the whole file; checked: the groups that went through the model; rewards, logprobs: as in VerdictIssued;
     verifier: class of the engine that looked; unreplayed: groups of which this machine could not tell what the
-    environment said between their turns."""
+    environment said between their turns; prompts: as in VerdictIssued."""
 
     outcome: int
     reason: int
@@ -163,6 +164,7 @@ class Inspected(_Message, frozen=True):
     logprobs: bytes = b""
     verifier: str = ""
     unreplayed: tuple[int, ...] = ()
+    prompts: bytes = NO_PROMPTS
 
 
 class Teach(_Message, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from node.addresses import IpAddress, is_public, may_call
 from node.network.errors import BadContact
 from protocol.errors import ProtocolError
 from protocol.identity import Address, PeerId, address_of_peer
@@ -19,6 +20,7 @@ from protocol.messages import MAX_CONTACT, MAX_CONTACTS_EACH
 READ = 1024
 """Members whose contacts are kept in the form that is dialled; the others' are read when they are needed."""
 CIRCUIT = "/p2p-circuit"
+HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 NEAR = {4: 24, 6: 64}
 """Bits that addresses of one network have in common."""
 
@@ -26,7 +28,6 @@ Told = str | tuple[str, ...]
 """What is told of a member: one multiaddr, or several."""
 Place = tuple[str, int]
 """Host and port."""
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Contact(msgspec.Struct, frozen=True):
@@ -65,11 +66,18 @@ def parse_contact(member: Address, text: str) -> Contact | None:
     try:
         address = Multiaddr(text)
         peer_id = address.value_for_protocol("p2p")
-        if not peer_id or address_of_peer(peer_id) != member or not address.value_for_protocol("tcp"):
+        place = address.decapsulate(Multiaddr(f"/p2p/{peer_id}"))
+        if not peer_id or address_of_peer(peer_id) != member or not _is_place(place):
             return None
-        return Contact(member, PeerId(peer_id), str(address.decapsulate(Multiaddr(f"/p2p/{peer_id}"))))
+        return Contact(member, PeerId(peer_id), str(place))
     except (MultiaddrError, ProtocolError, ValueError, LookupError):
         return None
+
+
+def _is_place(address: Multiaddr) -> bool:
+    """/HOST/tcp/PORT and nothing else: of two hosts in one address each reader would take another."""
+    names = [protocol.name for protocol in address.protocols()]
+    return len(names) == 2 and names[0] in HOSTS and names[1] == "tcp" and bool(address.value_for_protocol("tcp"))
 
 
 def _parse_circuit(member: Address, text: str) -> Contact | None:
@@ -78,7 +86,7 @@ def _parse_circuit(member: Address, text: str) -> Contact | None:
     address, _, relay = through.rpartition("/p2p/")
     try:
         peer_id = Multiaddr(own).value_for_protocol("p2p")
-        if address and not Multiaddr(address).value_for_protocol("tcp"):
+        if address and not _is_place(Multiaddr(address)):
             return None
         if (
             not peer_id
@@ -147,9 +155,14 @@ def ways_to(where: AddressSet, own: Iterable[str], *, private: bool) -> list[Con
     networks where it is not. own: where this node listens, multiaddrs; private: whether addresses that are not of the
     internet are dialled at all."""
     here = [ip for each in own if (ip := ip_of(each))]
-    ranked = [(_rank(contact, here), contact) for contact in where.contacts]
-    kept = [(rank, contact) for rank, contact in ranked if private or rank in (_INTERNET, _RELAY)]
-    return [contact for _, contact in sorted(kept, key=lambda each: each[0])]
+    ranked = [(_rank(contact, here), contact) for contact in where.contacts if _may_dial(contact, private=private)]
+    return [contact for _, contact in sorted(ranked, key=lambda each: each[0])]
+
+
+def _may_dial(contact: Contact, *, private: bool) -> bool:
+    """A name is looked up, and looked at, when it is dialled; where a relay is, its own contact says."""
+    ip = ip_of(contact.address)
+    return contact.relay is not None or ip is None or may_call(ip, private=private)
 
 
 _OWN, _INTERNET, _RELAY, _ELSEWHERE = range(4)
@@ -159,7 +172,7 @@ def _rank(contact: Contact, here: Sequence[IpAddress]) -> int:
     ip = ip_of(contact.address)
     if contact.relay is not None:
         return _RELAY
-    if ip is None or ip.is_global:
+    if ip is None or is_public(ip):
         return _INTERNET
     return _OWN if any(near(ip, each) for each in here) else _ELSEWHERE
 
@@ -183,7 +196,7 @@ def better_than_relays(ways: Sequence[Contact]) -> list[Contact]:
 def announced(relayed: Sequence[str], direct: Sequence[str], peer_id: PeerId) -> tuple[str, ...]:
     """A node's own contacts, the best first: through relays where it has reserved, then of the internet, then others;
     never without one that is direct. direct: multiaddrs without the peer id."""
-    best = sorted(direct, key=lambda each: (ip := ip_of(each)) is not None and not ip.is_global)
+    best = sorted(direct, key=lambda each: (ip := ip_of(each)) is not None and not is_public(ip))
     room = MAX_CONTACTS_EACH - min(len(best), 2)
     chosen = (*relayed[:room], *(f"{address}/p2p/{peer_id}" for address in best))
     return chosen[:MAX_CONTACTS_EACH]

@@ -41,10 +41,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.tools.anyio_service.api import InternalManagerAPI, ManagerAPI, ServiceAPI
 from libp2p.tools.anyio_service.stats import Stats, TaskStats
+from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp import tcp as tcp_module
 from libp2p.transport.tcp.tcp import TCP
+from libp2p.utils.multiaddr_utils import extract_ip_from_multiaddr
 from multiaddr import Multiaddr
 
+from node.addresses import refusal
 from node.network import sockets
 from node.network.noise import NoiseSession
 from node.network.yamux import Session
@@ -209,7 +212,18 @@ class Tasks(InternalManagerAPI):
 
 
 class HardTcp(TCP):
-    """Dials with a buffer."""
+    """Dials with a buffer, and only what a stranger may have it dial: each connection of the library's comes by here,
+    after names are resolved. private: whether networks of one's own are permitted."""
+
+    def __init__(self, *, private: bool) -> None:
+        super().__init__()
+        self._private = private
+
+    async def _dial_resolved(self, maddr: Multiaddr, source: tuple[str, int] | None = None) -> IRawConnection:
+        host = extract_ip_from_multiaddr(maddr) or str(maddr)
+        if why := refusal(host, private=self._private):
+            raise OpenConnectionError(f"{maddr} is not dialled: {why}")
+        return await super()._dial_resolved(maddr, source)
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = await super().dial(maddr)

@@ -88,6 +88,7 @@ class Libp2pNetwork:
         self._announce = tuple(announce)
         self._tally = Tally()
         self._boot = boot
+        self.private = private
         self._links = Links(self.address, self.listening, private=private)
         known = self._links.known
         self._screen = Screen(known, self._tally, self._fault)
@@ -144,7 +145,7 @@ class Libp2pNetwork:
             own,
             peerstore,
             upgrader,
-            [HardTcp()],
+            [HardTcp(private=self.private)],
             # Whom to dial again, and when, is the redialler's to say (`redial.py`).
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(

@@ -75,6 +75,8 @@ class Network(Protocol):
 
     address: Address
     peer_id: PeerId
+    private: bool
+    """Whether members are called in networks of one's own, too."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be on the network until cancelled. Reports started once reachable; raises PortInUse, ListenFailed."""

@@ -70,7 +70,7 @@ def _check_arguments(config: NodeConfig) -> None:
         from node.blobs.http.sources import parse_source
 
         for source in config.http_sources:
-            parse_source(source)
+            parse_source(source, private=True)
     doors = (("the page", config.page, "--page"), ("metrics", config.metrics_address, "--metrics-address"))
     for what, address, flag in (*doors, ("the gateway", config.gateway, "--gateway")):
         if address:

@@ -13,6 +13,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from contracts.bindings import PoolInfo
+from node import addresses
 from node.chain.client import ChainClient
 from node.chain.profile import NetworkProfile
 from node.member import Member, open_guest
@@ -93,7 +94,7 @@ def scope_of(host: str) -> Scope:
         return "this machine" if host == "localhost" else "the internet"
     if address.is_loopback:
         return "this machine"
-    return "the internet" if address.is_global else "a private network"
+    return "the internet" if addresses.is_public(address) else "a private network"
 
 
 def parse(text: str) -> tuple[str, int]:

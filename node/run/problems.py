@@ -276,7 +276,7 @@ def _trained_on(
 ) -> tuple[int, PartFacts]:
     """(tokens of the longest prompt, facts)."""
     with closing(load_environment(settings, assets, tokenizer)) as environment:
-        longest = check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: _asked(run, one))
+        longest = check_prompts(environment, run.rollout.max_prompt_tokens, lambda one: asked(run, one))
         fact = _fact(run, label, settings.name, environment, share, settings.args)
         if scores and isinstance(environment, DatasetEnvironment):
             # What this machine cannot score is told where it is scored. The run may be good nevertheless.
@@ -290,12 +290,12 @@ def _evaluated(run: RunSpec, settings: EvaluationEnvironment, assets: Path, toke
         # Those that evaluations will ask, all of them: one prompt that is too long would stop the run at its first
         # evaluation.
         for number in range(min(environment.held_back, run.evaluation.problems)):
-            problem = _asked(run, environment.held_back_problem(number))
+            problem = asked(run, environment.held_back_problem(number))
             check_prompt(environment, problem, run.rollout.max_prompt_tokens)
         return _fact(run, settings.title, settings.name, environment, 0.0, settings.args)
 
 
-def _asked(run: RunSpec, problem: Problem) -> Problem:
+def asked(run: RunSpec, problem: Problem) -> Problem:
     """The problem with the text of the longest length budget, if there are budgets."""
     targets = run.length_budget.targets
     if not targets:

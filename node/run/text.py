@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from node.environments.parquet import ParquetError, rows_of
 from node.errors import RunFileError
 from node.inference.tokenizer import LocalTokenizer
 from node.run.environments import Attempt, at_once
@@ -29,6 +30,8 @@ TOKENS = ".tokens"
 PIECE = 1 << 20
 """Characters of a document that are encoded together, cut at the end of a line."""
 BATCH = 256
+MAX_DOCUMENT_BYTES = 64 * 1024**2
+"""Of a row of a table, which stands in memory as a whole."""
 
 
 class TextStream(msgspec.Struct, frozen=True):
@@ -177,14 +180,14 @@ def _of_lines(source: Path) -> Iterator[str]:
 
 
 def _of_table(source: Path) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        with pq.ParquetFile(source) as table:
-            for batch in table.iter_batches(batch_size=BATCH, columns=["text"]):
-                yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+        for number, row in enumerate(rows_of(source, most_row=MAX_DOCUMENT_BYTES, columns=["text"]), 1):
+            text = {} if row is None else row["text"]
+            if not isinstance(text, str | None):
+                raise ParquetError(f"row {number} is no text, or has more than {MAX_DOCUMENT_BYTES} bytes")
+            if text is not None:
+                yield text
+    except (ParquetError, OSError, KeyError) as error:
         raise _unusable(source, str(error)[:200], 'it must be parquet with a column "text"') from None
 
 

@@ -18,7 +18,17 @@ import msgspec
 from node.swarm.facts import JudgeContradicted, JudgeDisbelieved, Quarantined
 from node.swarm.register import Register, Work, WorkId
 from protocol.audit import share_of_files
-from protocol.disputes import Conflict, Finding, Ruling, compare, hearsay, resolve, values_complete
+from protocol.disputes import (
+    Conflict,
+    Finding,
+    Ruling,
+    asked_alike,
+    asked_apart,
+    compare,
+    hearsay,
+    resolve,
+    values_complete,
+)
 from protocol.identity import Address
 from protocol.lots import unpack_groups
 from protocol.messages import MAX_VALUES, Judgement, Signed, VerdictIssued, VerdictRechecked
@@ -230,6 +240,13 @@ class Ballots:
         votes = self.rejecting(id)
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
 
+    def prompts_differ(self, id: WorkId) -> bool:
+        """Whether believed validators computed different prompts of a work: then it may stay undecided."""
+        case = self._cases.get(id)
+        return case is not None and asked_apart(
+            [one.message for author, one in case.votes.items() if author not in self.quarantined]
+        )
+
     def verdict_of(self, id: WorkId, validator: Address) -> Signed[VerdictIssued] | None:
         """A validator's one word about a work, believed or not."""
         case = self._cases.get(id)
@@ -348,6 +365,7 @@ class Ballots:
             both = [*case.votes.items(), *case.rechecks.items()]
             said = {a: one.message for a, one in both if compare(one.message, winner, groups, tolerance) is None}
         said = {a: one for a, one in said.items() if a not in self.quarantined}
+        said = asked_alike(said, self._quorum())
         return {a: one for a, one in said.items() if (one.verdict.outcome == Outcome.ACCEPT) == accept}
 
     def _conflicts(self, case: _Case, signed: Signed[VerdictIssued]) -> list[Dispute]:

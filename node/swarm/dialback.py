@@ -5,12 +5,12 @@ where it is an address of the internet and one of the asker's contacts; so that 
 machines, or look into its network. Seldom for each asker.
 """
 
-import ipaddress
 from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
 
+from node.addresses import may_call
 from node.clock import Seconds
 from node.network.contacts import Place, Told, address_set, place_of
 from node.network.errors import PeerMisbehaved
@@ -71,8 +71,10 @@ class DialBack:
     async def _verdict(self, asker: Address, claimed: Place | None, source: Place | None) -> bytes:
         if claimed is None or source is None:
             return UNTRIED
+        if not may_call(claimed[0], private=True):
+            return MISSED  # no machine's, or one's under another name
         if claimed[0] != source[0]:
-            if not ipaddress.ip_address(claimed[0]).is_global:
+            if not may_call(claimed[0], private=False):
                 return MISSED  # an address of its own network, of which we are none
             if claimed not in self._announced(asker):
                 return UNTRIED

@@ -145,6 +145,8 @@ class PoolState:
         """Words that count for nothing, by message and why."""
         self.to_raise: deque[Dispute] = deque(maxlen=TO_RAISE)
         """Conflicts that this node has seen and may tell others of."""
+        self.prompts_differ = 0
+        """Works whose prompts two validators computed differently."""
         self._news: list[News] = []
         self._term = membership.terms.now
         self._held: dict[Address, Recent[Signed[Any], float]] = {}
@@ -419,7 +421,11 @@ class PoolState:
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
+        known = self.ballots.prompts_differ(work.id)
         disputes = self.ballots.add(signed)
+        if not known and self.ballots.prompts_differ(work.id):
+            self.prompts_differ += 1
+            log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
         self.seals.note_turn(work, signed.author)
         self._punish(self.lots.verdict(work, signed))
         if work.id in self._results.get(work.node, ()):

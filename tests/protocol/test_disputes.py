@@ -5,13 +5,23 @@ import numpy as np
 import pytest
 
 from protocol.checks import Reason
-from protocol.disputes import UNDECIDED, Conflict, Ruling, compare, group_means, resolve, values_complete
+from protocol.disputes import (
+    UNDECIDED,
+    Conflict,
+    Ruling,
+    asked_alike,
+    asked_apart,
+    compare,
+    group_means,
+    resolve,
+    values_complete,
+)
 from protocol.identity import NodeKey
 from protocol.lots import pack_groups
-from protocol.messages import DIGEST, VerdictIssued
+from protocol.messages import DIGEST, NO_PROMPTS, VerdictIssued
 from protocol.rollout import Report, ReportHeader, ReportRow
 from protocol.statements import Outcome, Verdict
-from protocol.values import mean_logprobs, report_fault, reward_tag, reward_tags
+from protocol.values import mean_logprobs, prompts_hash, report_fault, reward_tag, reward_tags
 
 GROUPS, SIZE, TOLERANCE = 4, 2, 0.05
 WORKER, A, B, C = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3, 4))
@@ -174,3 +184,56 @@ def test_a_report_must_hold_what_its_verdict_says() -> None:
     assert "whole" in str(report_fault(Report(broken.header, broken.rows[:3]), verdict, GROUPS, SIZE))
     twice = tuple(msgspec.structs.replace(row, sample=0) for row in broken.rows)
     assert "whole" in str(report_fault(Report(broken.header, twice), verdict, GROUPS, SIZE))
+
+
+# Prompts that two validators compute differently
+
+ONE, TWO = prompts_hash([[1, 2], [3]]), prompts_hash([[1], [2, 3]])
+OF_ONE, OF_TWO, OF_NONE = said(prompts=ONE), said(prompts=TWO), said()
+WRONG = {prompts: said(Outcome.SLASH, Reason.WRONG_PROMPT, (), prompts=prompts) for prompts in (ONE, TWO)}
+UNITS = {prompts: said(Outcome.SLASH, Reason.UNITS, (), prompts=prompts) for prompts in (ONE, TWO)}
+
+
+def test_a_hash_of_prompts_tells_where_each_ends() -> None:
+    hashes = {prompts_hash(one) for one in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [[], [1, 2, 3]], [[3], [1, 2]])}
+    assert len(hashes) == 5 and {len(one) for one in hashes} == {len(NO_PROMPTS)}
+    assert prompts_hash([[1, 2], [3]]).hex()[:16] == "9b83f0e7f9386585"
+
+
+def test_words_about_different_prompts_contradict_nobody() -> None:
+    others = said(prompts=TWO, rewards=reward_tags(REWARDS[::-1], SIZE, ()))
+    assert kind(OF_ONE, WRONG[TWO]) is None and kind(OF_ONE, others) is None
+    # The controls: of the same prompts, of none, and of a fault that is one with any prompts.
+    assert kind(OF_ONE, WRONG[ONE]) is Conflict.CONTRADICTION
+    assert kind(OF_NONE, WRONG[TWO]) is Conflict.CONTRADICTION
+    assert kind(OF_ONE, UNITS[TWO]) is Conflict.CONTRADICTION
+
+
+@pytest.mark.parametrize(
+    ("votes", "quorum", "counting"),
+    [
+        ([OF_ONE, OF_ONE], 2, [0, 1]),
+        ([OF_ONE, WRONG[TWO]], 2, []),
+        ([OF_ONE, WRONG[TWO]], 1, []),  # a tie
+        ([OF_ONE, OF_ONE, WRONG[TWO]], 2, [0, 1]),
+        ([OF_ONE, OF_ONE, WRONG[TWO]], 3, []),
+        ([WRONG[ONE], WRONG[TWO], UNITS[TWO]], 2, [2]),
+        ([WRONG[ONE], WRONG[ONE], OF_TWO], 2, []),
+        ([WRONG[ONE], OF_TWO, OF_TWO], 2, [1, 2]),
+        ([OF_ONE, WRONG[TWO], OF_NONE], 2, [2]),
+        ([OF_NONE, ACCUSED], 2, [0, 1]),
+    ],
+)
+def test_those_count_together_who_were_to_see_the_same(
+    votes: list[VerdictIssued], quorum: int, counting: list[int]
+) -> None:
+    names = [NodeKey(bytes([n + 1]) * 32).address for n in range(len(votes))]
+    found = asked_alike(dict(zip(names, votes, strict=True)), quorum)
+    assert list(found) == [names[n] for n in counting]
+    assert asked_apart(votes) == (len(counting) < len(votes))
+
+
+def test_a_second_look_at_other_prompts_takes_no_side() -> None:
+    rechecks = {A: WRONG[ONE], B: WRONG[TWO], C: OF_TWO}
+    result = resolve({}, rechecks, 3, GROUPS, TOLERANCE)
+    assert result is not None and result.ruling is Ruling.UNRESOLVED and not result.wrong

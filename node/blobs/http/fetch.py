@@ -5,21 +5,23 @@ and its share goes to the others. What has arrived stays in the store's partial 
 from peers, goes on from there. The bytes move in worker threads.
 """
 
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import structlog
 import trio
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, NewConnectionError
 
+from node.addresses import resolve
 from node.blobs.errors import SourceFailed
 from node.blobs.http.sources import MAX_LISTING_BYTES, HttpSource, PolicyRow, decode_listing
 from node.blobs.store import BlobStore, Partial
@@ -187,13 +189,30 @@ _ASKING = threading.local()
 lines before the body, and between its chunks, a byte every twenty seconds would satisfy them for days."""
 
 
-class _HttpConnection(HTTPConnection):
+class _Called(HTTPConnection):
+    """private: of `HttpSource`. What is called is the address that was looked at, not the name."""
+
+    private = False
+
+    def _new_conn(self) -> socket.socket:
+        try:
+            place = resolve(self.host.strip("[]"), self.port, private=self.private)
+            seconds = self.timeout if isinstance(self.timeout, int | float) else TIMEOUT.connect_timeout
+            made = socket.create_connection(place, timeout=cast(float, seconds))
+        except OSError as error:
+            raise NewConnectionError(self, str(error)) from error
+        for option in self.socket_options or ():
+            made.setsockopt(*option)
+        return made
+
+
+class _HttpConnection(_Called):
     def getresponse(self) -> urllib3.HTTPResponse:
         _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
         return super().getresponse()
 
 
-class _HttpsConnection(HTTPSConnection):
+class _HttpsConnection(_Called, HTTPSConnection):
     def getresponse(self) -> urllib3.HTTPResponse:
         _ASKING.until_read.enter_context(within(self.sock, SLOWEST))
         return super().getresponse()
@@ -304,7 +323,8 @@ def _pool(source: HttpSource) -> urllib3.HTTPConnectionPool:
         pinned = {"cert_reqs": "CERT_NONE", "assert_hostname": False, "assert_fingerprint": source.fingerprint}
     pool = urllib3.connection_from_url(source.url, maxsize=CONNECTIONS, timeout=TIMEOUT, **pinned)
     kind = _HttpsConnection if pool.scheme == "https" else _HttpConnection
-    pool.ConnectionCls = kind  # type: ignore[assignment] - as urllib3's own is
+    # By a class: urllib3 makes its connections with arguments of its own.
+    pool.ConnectionCls = type(kind.__name__, (kind,), {"private": source.private})  # type: ignore[assignment]
     return pool
 
 

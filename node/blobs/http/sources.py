@@ -20,17 +20,19 @@ _MARK = "sha256="
 
 
 class HttpSource(msgspec.Struct, frozen=True):
-    """url: without a trailing slash; fingerprint: SHA-256 of the DER certificate as 64 hex digits, or empty."""
+    """url: without a trailing slash; fingerprint: SHA-256 of the DER certificate as 64 hex digits, or empty; private:
+    whether it may be in a network of one's own, as one that this node's owner named may."""
 
     url: str
     fingerprint: str = ""
+    private: bool = False
 
     def __str__(self) -> str:
         return f"{self.url}#{_MARK}{self.fingerprint}" if self.fingerprint else self.url
 
 
-def parse_source(text: str) -> HttpSource:
-    """Raises BadSource."""
+def parse_source(text: str, *, private: bool) -> HttpSource:
+    """private: of `HttpSource`, False for what a stranger announces in a network of strangers. Raises BadSource."""
     if len(text) > MAX_SOURCE or not text.isascii() or not text.isprintable():
         raise BadSource(text, f"it is longer than {MAX_SOURCE} characters or has odd ones")
     try:
@@ -47,7 +49,7 @@ def parse_source(text: str) -> HttpSource:
     # urlsplit takes the brackets of an IPv6 address away.
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     place = host if port is None else f"{host}:{port}"
-    return HttpSource(f"{parts.scheme}://{place}{parts.path.rstrip('/')}", fingerprint)
+    return HttpSource(f"{parts.scheme}://{place}{parts.path.rstrip('/')}", fingerprint, private)
 
 
 def _fingerprint(text: str, scheme: str, fragment: str) -> str:

@@ -5,7 +5,6 @@ dialled, compared after the name is resolved: a run must not reach what stands b
 for one's own machine.
 """
 
-import ipaddress
 import os
 import socket
 import ssl
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
+from node.addresses import resolve
 from node.environments.errors import Undecided
 
 LOCAL_SERVERS = "INTELLECT_NODE_LOCAL_SERVERS"
@@ -36,11 +36,12 @@ def dial(parts: SplitResult, seconds: float) -> socket.socket:
     """A connection to a server, encrypted for https. That of wss is encrypted by websockets, which takes no socket that
     is so already. Raises OSError."""
     host, port = str(parts.hostname), parts.port or PORTS[parts.scheme]
-    *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    if not (ipaddress.ip_address(address[0]).is_global or os.environ.get(LOCAL_SERVERS) == "1"):
-        raise OSError(f"{host} is {address[0]}, not on the public internet; {LOCAL_SERVERS}=1 permits it here")
+    try:
+        place = resolve(host, port, private=os.environ.get(LOCAL_SERVERS) == "1")
+    except OSError as error:
+        raise OSError(f"{error}; {LOCAL_SERVERS}=1 permits networks of one's own") from None
     # The address that was compared, not the name: a second look-up may give another one (DNS rebinding).
-    plain = socket.create_connection((str(address[0]), port), timeout=seconds)
+    plain = socket.create_connection(place, timeout=seconds)
     if parts.scheme != "https":
         return plain
     try:

@@ -24,6 +24,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from node.addresses import may_call
 from node.network import sockets
 from node.network.budget import Budgets
 from node.network.circuit import wire
@@ -256,9 +257,7 @@ def chosen(told: Iterable[bytes], usable: Callable[[str], bool], *, private: boo
         place, ip = place_of(address), ip_of(address)
         if place is None or ip is None or place[1] < LOWEST_PORT or not usable(place[0]):
             continue
-        if ip.is_multicast or ip.is_unspecified or ip.is_loopback and not private:
-            continue
-        if private or ip.is_global:
+        if may_call(ip, private=private):
             return place
     return None
 

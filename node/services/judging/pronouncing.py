@@ -163,6 +163,7 @@ class Pronouncing:
             "rewards": found.rewards,
             "logprobs": found.logprobs,
             "verifier": verifier[:64],
+            "prompts": found.prompts,
         }
         if not found.report_path:
             return said

@@ -14,6 +14,7 @@ import trio
 from zeroconf import Error as ZeroconfError
 from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
+from node.addresses import IpAddress, is_public, may_call
 from node.member import Member
 from node.network.contacts import CIRCUIT, MAX_CONTACT, MAX_CONTACTS_EACH, ip_of, near, parse_bootnode, place_of
 from node.network.errors import BadContact
@@ -115,6 +116,10 @@ def contacts_in(text: bytes) -> Iterator[str]:
             yield contact.decode()
 
 
+def _is_lan(ip: IpAddress) -> bool:
+    return may_call(ip, private=True) and not is_public(ip)
+
+
 class Lan(Service):
     """found: members that were heard here, as long as this node runs."""
 
@@ -140,7 +145,7 @@ class Lan(Service):
         """Contacts that mean something to machines in the same network."""
         peer = self._member.network.peer_id
         listening = [(address, ip_of(address)) for address in self._member.network.listening()]
-        return [f"{address}/p2p/{peer}" for address, ip in listening if ip and ip.is_private and not ip.is_loopback]
+        return [f"{address}/p2p/{peer}" for address, ip in listening if ip and _is_lan(ip) and not ip.is_loopback]
 
     async def _listen(self, own: list[str]) -> None:
         async with neighbourhood(own) as heard:
@@ -158,7 +163,7 @@ class Lan(Service):
         here = [mine for each in self._member.network.listening() if (mine := ip_of(each))]
         # Multicast is anybody's word: only members are dialled, and only near ones (ADR 087).
         known = membership.is_member(contact.member) and contact.member != membership.own
-        if CIRCUIT in text or not known or ip is None or not ip.is_private or not any(near(ip, one) for one in here):
+        if CIRCUIT in text or not known or ip is None or not _is_lan(ip) or not any(near(ip, one) for one in here):
             return
         if membership.is_near(contact.member, text):
             self.found.add(contact.member)

@@ -28,7 +28,7 @@ from protocol.disputes import UNDECIDED, Conflict, Finding
 from protocol.errors import IntellectError, ProtocolError
 from protocol.identity import Address
 from protocol.lots import draws_file, unpack_groups
-from protocol.messages import DIGEST, Judgement
+from protocol.messages import DIGEST, NO_PROMPTS, Judgement
 from protocol.rollout import Report, ReportRow, decode_report
 from protocol.run import RolloutSpec
 from protocol.statements import Outcome
@@ -328,6 +328,9 @@ def contradiction(found: Inspected, rows: Rows, vote: Judgement, theirs: Rows, t
     """What an accepting verdict and its report say that is not what this node finds. rows, theirs: recomputed here, and
     in the report."""
     reason = Reason(found.reason)
+    # Who was to see other prompts finds other answers wrong, and neither is at fault.
+    if found.prompts != vote.prompts and NO_PROMPTS not in (found.prompts, vote.prompts):
+        return None
     if found.outcome != Outcome.ACCEPT:
         if found.outcome != Outcome.SLASH or reason in HEARSAY:
             return None  # arithmetic: one file says little, and the pool's own rules decide

@@ -24,6 +24,7 @@ from protocol.messages import DIGEST
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
 from protocol.run import RunSpec, VerificationSpec
 from protocol.statements import Outcome
+from protocol.values import prompts_hash
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
 
@@ -71,6 +72,8 @@ def test_an_honest_file_is_accepted_with_a_report(honest: Session, produced: Pro
     report = decode_report(Path(seen.report_path).read_bytes(), 8)
     assert report.header.policy_root == ROOT.hex()
     assert [len(row.logprobs) for row in report.rows] == [len(row.output) for row in batch.rows]
+    prompts = [row.prompt for row in batch.rows if row.sample == 0]
+    assert seen.prompts == prompts_hash(prompts)
     assert seen.tokens == produced.units == sum(len(row.output) for row in batch.rows)
 
 

@@ -36,6 +36,27 @@ def test_private_addresses_are_dialled_only_where_that_is_allowed() -> None:
     assert ways((FAR, THROUGH), private=False) == addresses(THROUGH)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("/ip4/169.254.169.254/tcp/80", "/ip6/fd00:ec2::254/tcp/80", "/ip6/64:ff9b::a9fe:a9fe/tcp/80"),
+        *("/ip6/2002:7f00:1::/tcp/80", "/ip6/fec0::1/tcp/80", "/ip6/::ffff:127.0.0.1/tcp/80", "/ip4/224.0.0.1/tcp/80"),
+    ],
+)
+def test_what_leads_elsewhere_is_dialled_nowhere(address: str) -> None:
+    for private in (True, False):
+        assert ways((address + SELF, OPEN), private=private) == addresses(OPEN)
+
+
+@pytest.mark.parametrize(
+    "address", ["/ip6/2a00::1/tcp/1/ip4/10.0.0.1/tcp/22", "/dns4/a/tcp/1/ip4/10.0.0.1/tcp/22", "/dnsaddr/a/tcp/1"]
+)
+def test_an_address_of_two_hosts_is_none(address: str) -> None:
+    assert address_set(KEY.address, (address + SELF,)) is None
+    through = f"{address}/p2p/{RELAY.peer_id}/p2p-circuit{SELF}"
+    assert address_set(KEY.address, (through,)) is None
+
+
 def test_what_is_malformed_too_much_or_of_one_host_is_passed_over() -> None:
     where = address_set(KEY.address, ("nonsense", OPEN, f"/ip4/8.8.8.8/tcp/22{SELF}", NEAR, FAR))
     assert where is not None and [each.address for each in where.contacts] == addresses(OPEN, NEAR)

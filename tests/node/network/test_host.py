@@ -10,12 +10,15 @@ import trio
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.transport.exceptions import OpenConnectionError
+from libp2p.transport.tcp import tcp
 from libp2p.utils import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 from node.network import hardening, sockets, yamux
 from node.network.errors import ListenFailed, PeerUnavailable, PortInUse
 from node.network.gossip.gossip import MESHSUB
+from node.network.hardening import HardTcp
 from node.network.host import Libp2pNetwork
 from node.network.interface import Answer
 from node.network.links import MAX_LANES, MAX_WITH_ONE, session_of
@@ -282,3 +285,27 @@ async def test_a_stream_on_which_a_request_was_refused_is_not_kept(real, size: i
     assert one._requests._kept.take(two.address, "/echo/1", trio.current_time()) == (None, [])
     await _still_works(one, two)
     assert one._requests._kept.take(two.address, "/echo/1", trio.current_time())[0] is not None
+
+
+@pytest.mark.parametrize("host", ["ip4/127.0.0.1", "dns4/a.name", "ip6/64:ff9b::7f00:1"])
+async def test_a_name_is_looked_at_after_it_is_resolved(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last look stands where the library calls: whoever asks it to has no other way."""
+
+    async def resolve(*_: object, **__: object) -> list[Multiaddr]:
+        return [Multiaddr("/ip4/127.0.0.1/tcp/9")]
+
+    async def called(host: str, port: int) -> None:
+        raise AssertionError(f"{host} was called")
+
+    monkeypatch.setattr(tcp, "resolve_multiaddr_with_retry", resolve)
+    monkeypatch.setattr(trio, "open_tcp_stream", called)
+    with pytest.raises(OpenConnectionError, match="is not dialled|any resolved address"):
+        await HardTcp(private=False).dial(Multiaddr(f"/{host}/tcp/9"))
+
+
+async def test_what_may_be_dialled_is() -> None:
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    async with listener:
+        port = listener.socket.getsockname()[1]
+        raw = await HardTcp(private=True).dial(Multiaddr(f"/ip4/127.0.0.1/tcp/{port}"))
+        await raw.close()

@@ -36,6 +36,20 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
+def test_a_mirror_sends_nobody_elsewhere_and_packs_nothing(mirror: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Quiet) -> None:
+        asked.append(self.headers["accept-encoding"])
+        self.send_response(302)
+        self.send_header("location", f"{mirror}{ROOT}.tar")
+        self.end_headers()
+
+    asked: list[str] = []
+    monkeypatch.setattr(Quiet, "do_GET", answer)
+    with pytest.raises(PackageError, match=f"it leads to {mirror}{ROOT}.tar"):
+        fetch(ROOT, mirror)
+    assert asked == ["identity"]
+
+
 def test_a_package_is_fetched_kept_and_is_what_its_root_says(mirror: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = fetch(ROOT, mirror)
     assert known.root == ROOT and known.path.read_bytes() == ARCHIVE and known.manifest.name == "mine"

@@ -61,7 +61,13 @@ async def test_a_member_dials_where_the_question_comes_from() -> None:
     assert dialler.dialled == [("127.0.0.1", 4001)]
 
 
-@pytest.mark.parametrize("address", ["/ip4/192.168.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("/ip4/192.168.0.1/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/1", "/ip6/2002:7f00:1::/tcp/1"),
+        *("/ip6/64:ff9b::7f00:1/tcp/1", "/ip6/fec0::1/tcp/1", "/ip4/168.63.129.16/tcp/80"),
+    ],
+)
 async def test_nobody_looks_into_a_members_own_network_and_such_an_address_leads_nowhere(address: str) -> None:
     dialler = Dialler(True)
     assert await answers(address, dialler, announced=address) == [False] and dialler.dialled == []

@@ -50,7 +50,7 @@ def gateway_of(
 async def serving(listener: Listener, gateway: Gateway):
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)
-        yield parse_source(gateway.source())
+        yield parse_source(gateway.source(), private=True)
         nursery.cancel_scope.cancel()
 
 
@@ -150,12 +150,25 @@ async def test_over_tls_only_the_announced_certificate_is_accepted(tmp_path: Pat
         assert source.url.startswith("https://") and source.fingerprint == certificate.fingerprint
         got = HttpBlobs(make_store(tmp_path / "mine"))
         assert (await got.fetch(root, [source], max_size=10**8, timeout=30)).read_bytes() == DATA
-        stranger = HttpSource(source.url, "0" * 64)
-        unknown = HttpSource(source.url)
+        stranger = HttpSource(source.url, "0" * 64, private=True)
+        unknown = HttpSource(source.url, private=True)
         for impostor in (stranger, unknown):
             other = HttpBlobs(make_store(tmp_path / f"other{len(impostor.fingerprint)}"))
             with pytest.raises(SourceFailed, match="(?i)fingerprint|certificate"):
                 await other.fetch(root, [impostor], max_size=10**8, timeout=30)
+
+
+async def test_a_gateway_that_a_stranger_announces_leads_to_nothing_beside_a_member(tmp_path: Path) -> None:
+    """By number or by name: the address is looked at after the name is resolved."""
+    store = make_store(tmp_path / "store")
+    root = (await store.add(DATA)).root
+    async with serving(*gateway_of(store, tuple)) as source:
+        mine = HttpBlobs(make_store(tmp_path / "mine"))
+        for host in ("127.0.0.1", "localhost", "127.1", "2130706433"):
+            text = source.url.replace("127.0.0.1", host)
+            with pytest.raises(SourceFailed, match="not on the public internet"):
+                await mine.fetch(root, [parse_source(text, private=False)], max_size=10**8, timeout=30)
+        assert (await mine.fetch(root, [source], max_size=10**8, timeout=30)).read_bytes() == DATA
 
 
 # -- fetching --------------------------------------------------------------------------------------
@@ -186,7 +199,7 @@ def odd_server(answers: "dict[str, bytes]", status: int | None = None) -> Iterat
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield HttpSource(f"http://127.0.0.1:{server.server_port}")
+        yield HttpSource(f"http://127.0.0.1:{server.server_port}", private=True)
     finally:
         server.shutdown()
         thread.join()
@@ -255,9 +268,9 @@ async def test_a_source_that_drips_is_too_slow_wherever_it_does(
 
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = listener.socket.getsockname()[1]
-    source = HttpSource(f"http://127.0.0.1:{port}")
+    source = HttpSource(f"http://127.0.0.1:{port}", private=True)
     if tls:
-        source = HttpSource(f"https://127.0.0.1:{port}", made.fingerprint)
+        source = HttpSource(f"https://127.0.0.1:{port}", made.fingerprint, private=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, drip, [trio.SSLListener(listener, context) if tls else listener])
         with trio.fail_after(10), pytest.raises(SourceFailed):
@@ -290,9 +303,9 @@ async def test_a_blob_larger_than_expected_is_refused_before_any_of_it_is_stored
 )
 def test_what_is_no_source_is_refused(text: str) -> None:
     with pytest.raises(BadSource):
-        parse_source(text)
+        parse_source(text, private=False)
 
 
 def test_a_source_reads_back_as_it_was_written() -> None:
     for text in ("http://h:80", "https://[::1]:8443/cdn#sha256=" + "ab" * 32, "https://cdn.example/x"):
-        assert str(parse_source(text)) == text
+        assert str(parse_source(text, private=False)) == text

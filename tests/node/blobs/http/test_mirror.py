@@ -46,7 +46,7 @@ async def serving(store: BlobStore, policies: Callable[[], Sequence[ServedPolicy
     gateway = Gateway(listener, store, policies)
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.run)
-        yield parse_source(gateway.source())
+        yield parse_source(gateway.source(), private=True)
         nursery.cancel_scope.cancel()
 
 
@@ -60,7 +60,7 @@ async def test_a_relay_follows_an_origin_and_serves_what_it_holds(tmp_path: Path
     first, middle, last = (BlobStore(tmp_path / name, quota=10**8) for name in ("first", "middle", "last"))
     policies = await origin(first, [3, 4])
     async with serving(first, lambda: policies) as source, trio.open_nursery() as nursery:
-        mirror = Mirror(middle, [HttpSource("http://127.0.0.1:1"), source], keep=2, every=0.02)
+        mirror = Mirror(middle, [HttpSource("http://127.0.0.1:1", private=True), source], keep=2, every=0.02)
         await nursery.start(mirror.run)
         await until(lambda: [held.step for held in mirror.policies()] == [3, 4])
         async with serving(middle, mirror.policies) as relay:
