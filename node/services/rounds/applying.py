@@ -42,7 +42,7 @@ from protocol.contribution import (
 )
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
-from protocol.messages import CutSigned, Signed
+from protocol.messages import CutSigned, Signed, openers, signature_of
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
@@ -269,7 +269,11 @@ class Rounds(Service):
         """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
         finds; both envelopes show it."""
         message, author, ballots = signed.message, signed.author, self._station.jury.ballots
-        if not self.book.hear(author, message.round, message.word) and author not in ballots.quarantined:
+        book, word = self.book, signed.message.word
+        if message.shown and message.round <= self.last and not book.of(message.round).knows(word):
+            for opener, proof in openers(self._station.domain, message):
+                book.hear(opener, message.round, word._replace(closed=False), proof)
+        if not book.hear(author, message.round, word, signature_of(signed)) and author not in ballots.quarantined:
             others = [one for one in self._station.board.messages(CutSigned) if one.author == author]
             same = [one.raw for one in others if _place(one.message) == _place(message)]
             ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))

@@ -42,7 +42,7 @@ from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import Address, NodeKey
-from protocol.messages import CutSigned, VerdictIssued
+from protocol.messages import CutSigned, Envelope, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.services.tasking.town import Files, at_once
@@ -493,7 +493,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    signed: Any = SimpleNamespace(message=cut, author=author)
+    signed: Any = SimpleNamespace(message=cut, author=author, raw=msgspec.msgpack.encode(Envelope(b"", b"")))
     rounds.note(signed)
 
 
