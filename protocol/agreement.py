@@ -7,12 +7,15 @@ proposer):
 
 1. The first word is in ballot 0, whoever has spoken before.
 2. A later ballot's names the newest list that a quorum named, if that is not older than the list that its author
-   closed; else the closed one; else the files that a quorum named in ballot 0. That set only grows.
+   closed; else the closed one; else the files that a quorum named in ballot 0, or may have where words are missing.
+   That set only shrinks, and is the same for all who have heard the same.
 3. A list is closed in the ballot in which its author is, never in an older one.
 4. Every signed word counts. Who says two things in one place of a ballot counts there for whatever others say: nobody
    gains by more words, and each node remembers one word a place, in whatever order they came.
 5. A validator goes on by one ballot once a quorum is there and its own time is over, which grows from ballot to ballot.
    It jumps only to where more are than can lie. No ballot is the last one.
+6. A closed word shows the signatures of the open words that it rests on, and who waits says its words again. So what
+   an honest validator is bound by is known from its own words alone, whatever of a liar's words came to whom.
 
 Two quorums have more validators in common than may lie, so two lists are never decided. What is remembered is bounded
 by the ballots that honest validators reach: of an author beyond them only its newest ballot is kept.
@@ -32,9 +35,15 @@ MAX_CUT = 256
 BALLOT_SECONDS, MOST_SECONDS = 2.0, 64.0
 """So long the first ballot waits for further words; each later one waits twice as long as the one before, up to the
 second number."""
+AGAIN_SECONDS = 30.0
+"""Between two times at which a validator says what it said: who was away has heard nothing of it."""
 AHEAD = 16
-"""Ballots beyond those that the others have reached, of which an author's words are kept: where one is lost that counts
-elsewhere, a list that somebody closed is not known to all. Going so far takes validators minutes."""
+"""Ballots beyond those that the others have reached, of which an author's words are kept. Going so far takes validators
+minutes."""
+PATIENT = 2
+"""The ballot from which a validator names no more what it accepted itself and too few named with it."""
+PROOFS = 2
+"""Signatures of one author that are kept in one ballot."""
 
 
 class Proposal(NamedTuple):
@@ -96,7 +105,8 @@ class Agreement:
         self._bench, self._own = bench, own
         # None: it said several things there, and counts for all that others say
         self._said: dict[Address, dict[Place, Proposal | None]] = {}
-        self._in, self._since = -1, 0.0
+        self._proofs: dict[tuple[Address, int], dict[Proposal, bytes]] = {}
+        self._in, self._since, self._said_at = -1, 0.0, 0.0
         self.decided: Proposal | None = None
 
     @property
@@ -114,17 +124,23 @@ class Agreement:
     def forget(self) -> None:
         """What was said is of no use any more; what was decided stays."""
         self._said.clear()
+        self._proofs.clear()
 
-    def hear(self, author: Address, word: Word) -> bool:
-        """Take in a word; False if its author has said something else in that place, which is evidence against it."""
+    def hear(self, author: Address, word: Word, proof: bytes = b"") -> bool:
+        """Take in a word; False if its author has said something else in that place, which is evidence against it.
+        proof: its signature."""
         if author not in self._bench.validators:
             return True
         said, place = self._said.setdefault(author, {}), (word.ballot, word.closed)
         alike = said.setdefault(place, word.proposal) == word.proposal
         if not alike:
             said[place] = None
+        if proof and not word.closed:
+            proofs = self._proofs.setdefault((author, word.ballot), {})
+            if len(proofs) < PROOFS:
+                proofs[word.proposal] = proof
         if author != self._own:  # what it said itself binds it, wherever the others are
-            self._forget_far(said)
+            self._forget_far(author, said)
         if word.closed:
             self._decide(word.ballot)
         return alike
@@ -145,11 +161,31 @@ class Agreement:
         further = self._next_ballot(ballot, now)
         if further is None:
             return None
-        return self._begun(Word(further, False, self.decided or self._next(said, wanted)), now)
+        return self._begun(Word(further, False, self.decided or self._next(said, wanted, further)), now)
 
     def _begun(self, word: Word, now: float) -> Word:
-        self._in, self._since = word.ballot, now
+        self._in, self._since, self._said_at = word.ballot, now, now
         return word
+
+    def shown(self, word: Word) -> tuple[bytes, ...]:
+        """The signatures that a closed word rests on, as far as they are known."""
+        proofs = (known.get(word.proposal) for (_, ballot), known in self._proofs.items() if ballot == word.ballot)
+        return tuple(sorted(proof for proof in proofs if proof)) if word.closed else ()
+
+    def knows(self, word: Word) -> bool:
+        """Whether it is known here that a quorum named what a closed word closes."""
+        return self._named(word.ballot) == word.proposal
+
+    def again(self, now: float) -> list[Word]:
+        """What this node has to say once more now: all that it said, of many ballots its newest words, its first one
+        and the one by which it is bound."""
+        said = self._said.get(self._own, {}) if self._own else {}
+        if not said or now < self._said_at + AGAIN_SECONDS:
+            return []
+        self._said_at = now
+        locked = max((place for place in said if place[1]), default=FIRST)
+        places = sorted({FIRST, locked, *sorted(said)[-AHEAD:]})
+        return [Word(*place, named) for place in places if (named := said.get(place)) is not None]
 
     def _next_ballot(self, ballot: int, now: float) -> int | None:
         """Where to go from a ballot, None: it may bring more."""
@@ -168,12 +204,13 @@ class Agreement:
         liars = self._bench.liars
         return newest[liars] if len(newest) > liars else -1
 
-    def _forget_far(self, said: dict[Place, Proposal | None]) -> None:
+    def _forget_far(self, author: Address, said: dict[Place, Proposal | None]) -> None:
         """Of what one author said beyond where the others are soon, only its newest ballot stays: an honest one that is
         far ahead of this node goes on from there, and a liar gains no room."""
         if (newest := _newest(said)) > (near := self._reached() + AHEAD):
             for place in [place for place in said if near < place[0] < newest]:
                 del said[place]
+                self._proofs.pop((author, place[0]), None)
 
     def _decide(self, ballot: int) -> None:
         if self.decided is None:
@@ -187,7 +224,7 @@ class Agreement:
         # The least of several: with more liars than a pool bears, who hears all of them still finds the same one.
         return min((one for one, count in votes.items() if count + anything >= self._bench.quorum), default=None)
 
-    def _next(self, said: dict[Place, Proposal | None], wanted: Proposal | None) -> Proposal:
+    def _next(self, said: dict[Place, Proposal | None], wanted: Proposal | None, further: int) -> Proposal:
         """What a later ballot names: rule 2."""
         locked = max((ballot for ballot, closed in said if closed), default=-1)
         heard = {ballot for said in self._said.values() for ballot, closed in said if not closed and ballot >= locked}
@@ -197,17 +234,22 @@ class Agreement:
         lock, first = said.get((locked, True)), said.get(FIRST) or wanted
         known = lock or first
         assert known is not None  # noqa: S101 - whoever is in a later ballot has said its first word
-        return lock or self._common(known)
+        return lock or self._common(known, further)
 
-    def _common(self, own: Proposal) -> Proposal:
-        """The files that a quorum named in ballot 0, on top of the own outer state."""
+    def _common(self, own: Proposal, ballot: int) -> Proposal:
+        """The files of ballot 0 that a quorum may yet have named there, on top of the own outer state: who is only late
+        takes nothing out, and a liar in its place neither. Of those that few named the own ones stay for a ballot."""
         first = [said[FIRST] for said in self._said.values() if FIRST in said]
         # With fewer words a list that a quorum wants cannot be told from one that only some do.
         if len(first) < self._bench.quorum:
             return own
         named = Counter(root for one in first if one is not None and one.outer == own.outer for root in one.files)
-        anything = first.count(None)
-        files = sorted(root for root, count in named.items() if count + anything >= self._bench.quorum)
+        anything, silent = first.count(None), len(self._bench.validators) - len(first)
+        known = {
+            root: count + anything for root, count in named.items() if count + anything + silent >= self._bench.quorum
+        }
+        mine = own.files if ballot < PATIENT else ()
+        files = sorted(root for root, count in known.items() if count > self._bench.liars or root in mine)
         return own._replace(files=tuple(files[:MAX_CUT]))
 
 

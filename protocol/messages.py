@@ -58,7 +58,7 @@ NO_PROMPTS = bytes(32)
 MAX_VALUES = 352
 """Groups of one file for which a verdict can carry recomputed values; of larger files it carries none."""
 MAX_SHOWN = 64
-"""Epochs in one message."""
+"""Epochs in one message, and signatures beside a closed word on a cut."""
 MAX_ENTRIES = 32
 """Seals, certificates, and messages in one: each verdict is a signature to check, on the event loop."""
 OVERHEAD = 256
@@ -406,7 +406,8 @@ class ValidatorSaid(_Message, frozen=True):
 
 class CutSigned(_Message, frozen=True):
     """A validator's word on which contributions a round of pre-training comes to. outer, state, size, files: see
-    `agreement.Proposal`; ballot, closed: see `agreement.Word`."""
+    `agreement.Proposal`; ballot, closed: see `agreement.Word`; shown: of a closed word, signatures of validators that
+    named the same in an open one of that ballot."""
 
     round: int
     ballot: int
@@ -415,6 +416,7 @@ class CutSigned(_Message, frozen=True):
     state: bytes
     size: int
     files: tuple[bytes, ...]
+    shown: tuple[bytes, ...] = ()
 
     @property
     def word(self) -> Word:
@@ -425,6 +427,8 @@ class CutSigned(_Message, frozen=True):
             return "a number is out of range"
         if len(self.files) > MAX_CUT or any(len(one) != 32 for one in (self.outer, self.state, *self.files)):
             return "the contributions are too many, or a root is not 32 bytes"
+        if len(self.shown) > MAX_SHOWN or any(len(one) != 65 for one in self.shown) or (self.shown and not self.closed):
+            return "its signatures are too many, not 65 bytes, or beside an open word"
         # In one order: a cut is compared by its bytes, and everybody adds in this order.
         rising = all(one < two for one, two in zip(self.files, self.files[1:], strict=False))
         return None if rising else "the contributions are doubled or not in order"
@@ -700,8 +704,9 @@ def parse_envelope(pool: int, raw: bytes) -> Parsed:
     message = _decode(envelope.payload, ANY_MESSAGE)
     # All that is cheap comes before the signature, which takes the event loop longer than all of it.
     problem = "it is for another pool" if message.pool != pool else message.fault()
-    if isinstance(message, Judgement) and msgspec.msgpack.encode(message) != envelope.payload:
-        problem = "the judgement is not encoded in the shortest way"
+    # A cut's signature is shown by others without its bytes.
+    if isinstance(message, Judgement | CutSigned) and msgspec.msgpack.encode(message) != envelope.payload:
+        problem = "the message is not encoded in the shortest way"
     # msgpack has long and short forms of one number: the envelope written anew must give the same bytes.
     if msgspec.msgpack.encode(envelope) != raw:
         problem = "the envelope is not encoded in the shortest way"
@@ -726,6 +731,24 @@ def authenticate(domain: Domain, parsed: Parsed) -> Signed[Message]:
     if isinstance(message, RolloutCommitted) and message.commitment.node != author:
         raise MalformedMessage(_WHAT, "the commitment is not the author's own")
     return Signed(author, message, parsed.raw)
+
+
+def signature_of(signed: Signed[Any]) -> bytes:
+    """65 bytes, by its author over domain and payload."""
+    return _decode(signed.raw, Envelope).signature
+
+
+def openers(domain: Domain, message: CutSigned) -> Iterator[tuple[Address, bytes]]:
+    """Who named in an open word what this one closes, going by the signatures that it shows. Each costs a recovery; one
+    that is no signature is nobody's."""
+    opened = msgspec.structs.replace(message, closed=False, shown=())
+    digest = _digest(domain, msgspec.msgpack.encode(opened))
+    for signature in message.shown:
+        try:
+            author = recover(digest, signature)
+        except ProtocolError:
+            continue
+        yield author, signature
 
 
 def entries(message: Message) -> Iterator[Message | Seal | Certificate | EpochShown]:

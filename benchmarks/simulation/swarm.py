@@ -290,15 +290,15 @@ class Batch(msgspec.Struct, frozen=True):
 class Taking(Intake):
     """The intake, without bytes: the groups of a file are those that a validator recomputed."""
 
-    async def _obtain(self, work: Work) -> tuple[list[Group], None]:
+    async def _obtain(self, work: Work) -> tuple[list[Group], None, bool]:
         if not self._fresh(work.step):
-            return [], None
+            return [], None, False
         await trio.sleep(2 * FETCH_SECONDS)
         work.delivered = True
         votes = self._station.jury.ballots.accepting(work.id).values()
         groups = self._spec.rollout.prompts_per_file
         covered = {group for vote in votes for group in unpack_groups(vote.checked, groups) or ()}
-        return [self._group(work, group) for group in sorted(covered)], None
+        return [self._group(work, group) for group in sorted(covered)], None, False
 
     def _group(self, work: Work, number: int) -> Group:
         samples = tuple(Sample(1000, float(n & 1), float(n & 1), True) for n in range(self._spec.rollout.group_size))

@@ -44,10 +44,10 @@ class RoundBook:
             known = self._rounds[round_] = Agreement(self._bench, self._own)
         return known
 
-    def hear(self, author: Address, round_: int, word: Word) -> bool:
-        """Take in a word; False if it contradicts another one of its author."""
+    def hear(self, author: Address, round_: int, word: Word, proof: bytes = b"") -> bool:
+        """Take in a word; False if it contradicts another one of its author. proof: its signature."""
         # Rounds beyond the run's last would fill the table with what never comes.
-        return round_ > self._last or self.of(round_).hear(author, word)
+        return round_ > self._last or self.of(round_).hear(author, word, proof)
 
     def decided(self) -> dict[int, Proposal]:
         """What rounds came to, as far as it is known and remembered."""

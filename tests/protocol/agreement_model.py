@@ -17,7 +17,7 @@ from protocol.identity import Address, NodeKey
 PEOPLE = tuple(NodeKey(bytes([n]) * 32).address for n in range(1, 8))
 FILES = tuple(bytes([n]) * 32 for n in range(6))
 INVENTED = tuple(bytes([n]) * 32 for n in range(100, 104))
-LONGEST = 300.0
+LONGEST = 600.0
 """Seconds of a round's words after which it is stuck."""
 LOOK = 0.25
 """Seconds between two looks of a validator at what there is to say."""
@@ -42,13 +42,14 @@ class Rules:
 @dataclass(frozen=True)
 class Cell:
     """validators: of whom as many as the bench bears lie, or `liars`; kind: how, None: nobody lies; late: share of the
-    words that take ten seconds more; crash: one honest validator ends, and comes back; differ: whether validators
-    accept different files."""
+    words that take ten seconds more; lost: of those that never come, a liar's as well, which boards then hand on to
+    nobody; crash: one honest validator ends, and comes back; differ: whether validators accept different files."""
 
     validators: int
     kind: str | None = None
     liars: int | None = None
     late: float = 0.1
+    lost: float = 0.0
     crash: bool = False
     differ: bool = True
 
@@ -102,6 +103,7 @@ class Round:
         self.wants = {one: given[i] if given else self._accepted() for i, one in enumerate(self.honest)}
         self.ends = {one: self.random.uniform(1.0, 3.0) for one in self.honest}
         self.signed: dict[Address, list[Word]] = {one: [] for one in self.people}
+        self.shown: dict[tuple[Address, Word], tuple[bytes, ...]] = {}
         self.heard_any: set[Address] = set()
         self.down: set[Address] = set()
         self.told: set[tuple[Address, Address, Word]] = set()
@@ -154,24 +156,38 @@ class Round:
         over = self.now >= self.ends[own] or (self.rules.rushed and own in self.heard_any)
         early = self.now < self.ends[own]
         wanted = (proposal() if early else self.wants[own]) if over else None
-        while (word := self.books[own].next_word(wanted, self.now)) is not None:
+        book = self.books[own]
+        for word in book.again(self.now):
+            self.post(own, word)
+        while (word := book.next_word(wanted, self.now)) is not None:
             self.signed[own].append(word)
-            assert self.books[own].hear(own, word)
-            for to in self.people:
-                if to != own:
-                    self.at(self.delay(), lambda to=to, word=word: self.arrive(to, own, word))
+            self.shown[own, word] = book.shown(word)
+            assert book.hear(own, word, self.proof(own, word))
+            self.post(own, word)
+
+    def post(self, own: Address, word: Word) -> None:
+        for to in self.people:
+            if to != own and self.random.random() >= self.cell.lost:
+                self.at(self.delay(), lambda to=to: self.arrive(to, own, word))
+
+    def proof(self, author: Address, word: Word) -> bytes:
+        """Stands for a signature."""
+        return author.encode()
 
     def arrive(self, to: Address, author: Address, word: Word) -> None:
         if to in self.down:
-            self.at(1.0, lambda: self.arrive(to, author, word))
+            if not self.cell.lost:
+                self.at(1.0, lambda: self.arrive(to, author, word))
         elif to in self.liars:
             self.heard_by_liar(author, word)
         elif (to, author, word) not in self.told:
             self.told.add((to, author, word))
             self.heard_any.add(to)
-            if not self.books[to].hear(author, word) and author in self.honest:
+            for shown in self.shown.get((author, word), ()):
+                self.books[to].hear(Address(shown.decode()), word._replace(closed=False), shown)
+            if not self.books[to].hear(author, word, self.proof(author, word)) and author in self.honest:
                 self.found.convicted.add(author)
-            if author in self.liars:  # boards hand on
+            if author in self.liars and not self.cell.lost:  # boards hand on
                 for other in self.honest:
                     late = self.random.uniform(1.0, 20.0)
                     self.at(late, lambda other=other: self.arrive(other, author, word))
@@ -182,14 +198,14 @@ class Round:
         self.at(self.random.uniform(1.0, 30.0), lambda: self.back(one))
 
     def back(self, one: Address) -> None:
-        """What it signed is in its journal, and boards tell it everything again, in any order."""
+        """What it signed is in its journal, and boards tell it everything again in any order, if they still have it."""
         self.down.discard(one)
         self.books[one] = self._book(one)
         for word in self.signed[one]:
-            self.books[one].hear(one, word)
+            self.books[one].hear(one, word, self.proof(one, word))
         before = [(author, word) for to, author, word in self.told if to == one]
         self.told = {each for each in self.told if each[0] != one}
-        for author, word in sorted(before):
+        for author, word in sorted(before) if not self.cell.lost else ():
             self.at(self.delay(), lambda author=author, word=word: self.arrive(one, author, word))
 
     # the liars
@@ -215,10 +231,9 @@ class Round:
 
 
 def rusher(play: Round, liar: Address) -> None:
-    """First in every ballot, with an empty list or another one, open and closed at once."""
+    """First in every ballot, with no file at all, open and closed at once."""
     for number in range(8):
-        named = proposal() if number % 2 == 0 else play.any_list()
-        for word in (Word(number, closed, named) for closed in (False, True)):
+        for word in (Word(number, closed, proposal()) for closed in (False, True)):
             play.at(0.4 * number, lambda w=word: play.tell(liar, play.honest, w))
 
 

@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 
 from protocol.agreement import (
+    AGAIN_SECONDS,
     AHEAD,
     BALLOT_SECONDS,
     Agreement,
     Bench,
-    Place,
     Proposal,
     Word,
     liars_of,
@@ -82,16 +82,16 @@ def test_of_three_honest_validators_all_lists_and_all_orders_come_to_one() -> No
 
 
 class FirstWordStands(Agreement):
-    def hear(self, author: Address, word: Word) -> bool:
+    def hear(self, author: Address, word: Word, proof: bytes = b"") -> bool:
         before = self._said.get(author, {}).get((word.ballot, word.closed))
-        return super().hear(author, word) if before in (None, word.proposal) else False
+        return super().hear(author, word, proof) if before in (None, word.proposal) else False
 
 
 class LastBallot(Agreement):
     """Up to 63; a validator began in the newest that others were in."""
 
-    def hear(self, author: Address, word: Word) -> bool:
-        return word.ballot > 63 or super().hear(author, word)
+    def hear(self, author: Address, word: Word, proof: bytes = b"") -> bool:
+        return word.ballot > 63 or super().hear(author, word, proof)
 
     def next_word(self, wanted: Proposal | None, now: float) -> Word | None:
         word = super().next_word(wanted, now)
@@ -101,16 +101,14 @@ class LastBallot(Agreement):
         return None if word is None or word.ballot > 63 else word
 
 
-class FollowsAnybody(Agreement):
-    def _reached(self) -> int:
-        return max((ballot for said in self._said.values() for ballot, _ in said), default=-1)
+class ShowsNothing(Agreement):
+    def shown(self, word: Word) -> tuple[bytes, ...]:
+        return ()
 
 
-class ForgetsLock(Agreement):
-    def _next(self, said: dict[Place, Proposal | None], wanted: Proposal | None) -> Proposal:
-        own = said[0, False]
-        assert own is not None
-        return self._common(own)
+class NeverAgain(Agreement):
+    def again(self, now: float) -> list[Word]:
+        return []
 
 
 class ClosesOldBallots(Agreement):
@@ -122,17 +120,15 @@ class ClosesOldBallots(Agreement):
         return super().next_word(wanted, now)
 
 
-class NewestNames(Agreement):
-    """The common files of everybody's newest words."""
+class CountsWhoSpoke(Agreement):
+    """The files that a quorum has named by now: who is late takes out what it names."""
 
-    def _common(self, own: Proposal) -> Proposal:
-        newest = Agreement(self._bench, self._own)
-        for author, said in self._said.items():
-            at = max(ballot for ballot, _ in said)
-            for (ballot, closed), one in said.items():
-                if ballot == at and not closed and one is not None:
-                    newest.hear(author, Word(0, False, one))
-        return Agreement._common(newest, own)
+    def _common(self, own: Proposal, ballot: int) -> Proposal:
+        whole = super()._common(own, ballot)
+        first = [said[0, False] for said in self._said.values() if (0, False) in said]
+        named = {root: sum(one is None or root in one.files for one in first) for root in whole.files}
+        few = len(first) < self._bench.quorum
+        return whole._replace(files=tuple(r for r in whole.files if few or named[r] >= self._bench.quorum))
 
 
 def majority(validators: int) -> int:
@@ -146,9 +142,10 @@ def majority(validators: int) -> int:
         (Rules(quorum=majority), Cell(7, "two-faced"), "forked"),
         (Rules(FirstWordStands), Cell(4, "two-faced"), "stuck"),
         (Rules(LastBallot), Cell(4, "far"), "stuck"),
-        (Rules(FollowsAnybody), Cell(4, "rusher", late=0.0), "emptied"),
-        (Rules(NewestNames), Cell(4, "rusher", late=0.0), "emptied"),
-        (Rules(ForgetsLock), Cell(4, "lister"), "forked"),
+        (Rules(CountsWhoSpoke), Cell(3, "rusher", liars=1, late=0.0), "emptied"),
+        (Rules(CountsWhoSpoke), Cell(4, "rusher", late=0.0), "emptied"),
+        (Rules(ShowsNothing), Cell(4, "two-faced", lost=0.2), "stuck"),
+        (Rules(NeverAgain), Cell(4, lost=0.2), "stuck"),
         (Rules(ClosesOldBallots), Cell(4, "lister"), "forked"),
     ],
     ids=lambda one: one.agreement.__name__ if isinstance(one, Rules) else None,
@@ -189,11 +186,11 @@ def test_a_ballot_waits_for_a_quorum_and_longer_each_time() -> None:
     assert one.next_word(None, 1e6) is None, "two of four"
     one.hear(PEOPLE[2], Word(0, False, listed(2, 3)))
     assert say(one, 0, None, BALLOT_SECONDS - 0.1) is None
-    assert say(one, 0, None, BALLOT_SECONDS) == Word(1, False, listed()), "no file is a quorum's"
+    assert say(one, 0, None, BALLOT_SECONDS) == Word(1, False, listed(2)), "with the fourth it may be a quorum's"
     for author in (1, 2):
-        one.hear(PEOPLE[author], Word(1, False, listed(2)))
+        one.hear(PEOPLE[author], Word(1, False, listed(2 + author)))
     assert one.next_word(None, BALLOT_SECONDS + seconds_of(1) - 0.1) is None
-    assert one.next_word(None, BALLOT_SECONDS + seconds_of(1)) == Word(2, False, listed())
+    assert one.next_word(None, BALLOT_SECONDS + seconds_of(1)) == Word(2, False, listed(2))
     assert seconds_of(1) == 2 * BALLOT_SECONDS and seconds_of(10**9) == seconds_of(64)
 
 
@@ -203,6 +200,39 @@ def test_what_a_quorum_named_first_is_in() -> None:
     for author, files in ((1, (1, 3)), (2, (1, 2, 4)), (3, (2,))):
         one.hear(PEOPLE[author], Word(0, False, listed(*files)))
     assert say(one, 0, None, 3.0) == Word(1, False, listed(1, 2))
+
+
+def test_of_three_the_one_who_is_late_takes_nothing_out_for_a_ballot() -> None:
+    one = book(3, own=0)
+    say(one, 0, listed(1, 2), 0.0)
+    one.hear(PEOPLE[1], Word(0, False, listed()))
+    assert say(one, 0, None, BALLOT_SECONDS) == Word(1, False, listed(1, 2))
+    one.hear(PEOPLE[1], Word(1, False, listed()))
+    assert say(one, 0, None, 9.0) == Word(2, False, listed()), "and one that never comes does not hold it up"
+    one.hear(PEOPLE[2], Word(0, False, listed(1)))
+    one.hear(PEOPLE[2], Word(2, False, listed(5)))
+    assert one.next_word(None, 99.0) == Word(3, False, listed(1))
+
+
+def test_a_closed_word_shows_what_it_rests_on_and_who_has_missed_that_is_bound_by_it_too() -> None:
+    one, other = book(4, own=0), book(4, own=3)
+    one.hear(PEOPLE[0], Word(0, False, listed(1)), b"zero")
+    for author, proof in ((1, b"one"), (2, b"two")):
+        one.hear(PEOPLE[author], Word(0, False, listed(1)), proof)
+    closed = one.next_word(None, 0.0)
+    assert closed is not None and one.shown(closed) == (b"one", b"two", b"zero")
+    assert one.shown(Word(0, False, listed(1))) == () and one.knows(closed) and not other.knows(closed)
+    for author in range(3):
+        other.hear(PEOPLE[author], Word(0, False, listed(1)))
+    assert other.knows(closed)
+
+
+def test_who_waits_says_its_words_again() -> None:
+    one = book(4, own=0)
+    assert one.again(99.0) == []
+    say(one, 0, listed(1), 0.0)
+    assert one.again(AGAIN_SECONDS - 0.1) == [] and one.again(AGAIN_SECONDS) == [Word(0, False, listed(1))]
+    assert one.again(AGAIN_SECONDS + 1) == []
 
 
 def test_who_says_two_lists_counts_for_what_others_say_and_shows_itself() -> None:

@@ -43,7 +43,7 @@ from protocol.contribution import (
 )
 from protocol.errors import IntellectError
 from protocol.exchange import ContributionError, Form, form_of
-from protocol.messages import CutSigned
+from protocol.messages import CutSigned, Signed, openers, signature_of
 from protocol.policy import PolicyManifest, policy_root
 from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
@@ -270,7 +270,12 @@ class Rounds(Service):
         """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
         finds; both envelopes show it."""
         message, author, ballots = vote.message, vote.author, self._station.jury.ballots
-        if not self.book.hear(author, message.round, message.word) and author not in ballots.quarantined:
+        book, word = self.book, message.word
+        if message.shown and message.round <= self.last and not book.of(message.round).knows(word):
+            for opener, proof in openers(self._station.domain, message):
+                book.hear(opener, message.round, word._replace(closed=False), proof)
+        proof = signature_of(Signed(author, message, vote.raw))
+        if not book.hear(author, message.round, word, proof) and author not in ballots.quarantined:
             others = [one for one in self._station.jury.facts.standing(RoundVoted) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
             ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))

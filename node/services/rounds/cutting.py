@@ -80,8 +80,8 @@ class Cutting(Service):
         now, agreement = self._station.clock.monotonic(), self._rounds.book.of(round_)
         wanted = None if outer is None or agreement.has_own else self._wanted(outer, now)
         word = agreement.next_word(wanted, now)
-        if word is not None:
-            await self._say(round_, word)
+        for one in [word] if word is not None else agreement.again(now):
+            await self._say(round_, one, agreement.shown(one))
 
     def _wanted(self, outer: Outer, now: float) -> Proposal | None:
         """What this validator accepted in a round; None while its own clock says that the round is not over."""
@@ -137,8 +137,8 @@ class Cutting(Service):
         }
         return tuple(chosen(authors, self._rounds.rules.max_contributions, outer.root))
 
-    async def _say(self, round_: int, word: Word) -> None:
-        """Once for ever: the journal has it before anybody hears it."""
+    async def _say(self, round_: int, word: Word, shown: tuple[bytes, ...] = ()) -> None:
+        """One word a place, for ever: the journal has it before anybody hears it. shown: what a closed one rests on."""
         journal, board = self._station.journal, self._station.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
         raw = await journal.do(journal.said, "cut", slot)
@@ -148,13 +148,14 @@ class Cutting(Service):
                 round=round_,
                 ballot=word.ballot,
                 closed=word.closed,
+                shown=shown,
                 **word.proposal._asdict(),
             )
             raw = board.sealed(message)
             await journal.do(journal.say, "cut", slot, raw)
             self.said += 1
+            log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time
             self._note(raw)
-        log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))

@@ -4,6 +4,7 @@ Each play has a control in which the rule that stands against it is taken out.""
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -12,6 +13,9 @@ from node.services.rounds import cutting
 from node.services.rounds.applying import Outer
 from node.services.rounds.cutting import Cutting
 from protocol.agreement import Proposal
+from protocol.identity import NodeKey
+from protocol.messages import CutSigned, open_envelope, seal
+from tests.attacks.validators.court import DOMAIN, POOL
 from tests.cheats.seats import Rusher
 from tests.node.services.rounds.test_rounds import (
     GRACE,
@@ -105,3 +109,27 @@ async def never(lab: Any, job: Any, found: dict[str, Any]) -> None:
     if type(job).__name__ == "Train":
         await until(lambda: lab.town.nodes[0].rounds.over)
         await trio.sleep_forever()
+
+
+async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by_them_what_it_is_bound_by(
+    tmp_path: Path,
+) -> None:
+    """The real signatures: of a quorum's open words, beside a closed one."""
+    town = Town(tmp_path, steps=9)
+    judges = [NodeKey(bytes([60 + number]) * 32) for number in range(4)]
+    named = [CutSigned(pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=1, files=())]
+    there, away = town.add(2), town.add(4)
+    shown = [open_envelope(DOMAIN, POOL, seal(key, DOMAIN, named[0])) for key in judges[:3]]
+    for node in (there, away):
+        node.membership.appoint([key.address for key in judges], 3)
+    for one in shown:
+        there.rounds.note(one)  # type: ignore[arg-type]
+    book = there.rounds.book.of(1)
+    word = named[0].word._replace(closed=True)
+    closed = msgspec.structs.replace(named[0], closed=True, shown=book.shown(word))
+    assert len(closed.shown) == 3
+    false = msgspec.structs.replace(closed, files=(b"\1" * 32,), shown=(*closed.shown, bytes(65)))
+    for message, known in ((false, False), (closed, True)):
+        away.rounds.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
+        assert away.rounds.book.of(1).knows(message.word) is known
+    assert not away.station.jury.ballots.quarantined.keys() - {judges[0].address}

@@ -43,7 +43,7 @@ from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.identity import Address, NodeKey
-from protocol.messages import CutSigned, VerdictIssued
+from protocol.messages import CutSigned, Envelope, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.node.services.tasking.town import Files, at_once
@@ -494,7 +494,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.note(RoundVoted(author, cut, b""))
+    rounds.note(RoundVoted(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
