@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from node.environments.math_scorer import last_box
+from node.environments.math_scorer import boxes
 
 MARK = "####"
 _PROMPTS = ("prompt", "question", "problem")
@@ -56,15 +56,15 @@ def with_named_columns(row: Mapping[str, Any], said: Columns) -> dict[str, Any]:
 
 def _as_form(prompt: Any, answer: Any) -> dict[str, Any]:
     """The two under the names of the form that fits the answer: worked to a mark, worked to a box, or bare."""
-    if isinstance(answer, str) and last_box(answer) and isinstance(prompt, str):
+    if isinstance(answer, str) and boxes(answer) and isinstance(prompt, str):
         return {"problem": prompt, "solution": answer}
     if isinstance(prompt, str):
         return {"question": prompt, "answer": answer}
     # Of a chat only the truth itself is compared: forms with worked answers have a question that is text.
     if isinstance(answer, str) and MARK in answer:
         answer = answer.rpartition(MARK)[2].strip().replace(",", "")
-    elif isinstance(answer, str) and (box := last_box(answer)):
-        answer = box
+    elif isinstance(answer, str) and (found := boxes(answer)):
+        answer = ", ".join(found)  # all of it, where it has several
     return {"prompt": prompt, "answer": answer}
 
 
