@@ -5,6 +5,7 @@ AUTHOR/MESSAGE/DEVIATION/PERIOD/MOMENT/AUDIENCE/HISTORY.
 """
 
 import tempfile
+import traceback
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,13 +17,14 @@ import trio
 
 from node.swarm.rules import RULES, By
 from protocol.errors import ProtocolError
-from protocol.messages import Message
+from protocol.messages import CutSigned, Heartbeat, Message
 from tests.attacks.matrix import words
 from tests.attacks.matrix.expected import SAFE, row_of
 from tests.attacks.matrix.world import (
     Facts,
     Nobody,
     Seen,
+    Stuck,
     World,
     extras,
     is_refused,
@@ -38,6 +40,8 @@ TIMES: tuple[tuple[Period, Moment], ...] = (
     ("once", "before"), ("once", "after"), ("every", "apart"), ("every", "before"), ("second", "before"),
 )  # fmt: skip
 """Beside once and apart. A word after every honest one is one apart from the next."""
+REFUSED: tuple[tuple[Period, Moment], ...] = (("once", "apart"), ("every", "before"))
+OUT_OF_OFFICE = ("former", "coming")
 FIRST, ONCE = 4, 5
 """Policies from which on a liar speaks; at which it speaks once."""
 APART = 4.5
@@ -84,9 +88,12 @@ def cells(pattern: str = "*") -> list[Cell]:
 def _all() -> Iterator[Cell]:
     for kind, rule in RULES.items():
         for author in EVERYBODY:
-            # A word that its author may never say is refused before it is read: two cells show that.
-            if author not in AUTHORS[rule.by]:
-                yield from (Cell(author, kind.__name__, name) for name in (words.UNCHANGED, words.FRESH))
+            # Whether the run is over is a trainer's to say: of those who led, too?
+            heard = (*AUTHORS[rule.by], *(("dismissed",) if kind is Heartbeat else ()))
+            # A word that its author may not say is refused before it is read, whatever stands in it.
+            if author not in heard or (author in OUT_OF_OFFICE and rule.by is not By.MEMBER):
+                for name in (words.UNCHANGED, words.FRESH):
+                    yield from (Cell(author, kind.__name__, name, *time) for time in REFUSED)
                 continue
             for name in _differing(kind, author):
                 yield from _of(author, kind, name)
@@ -122,7 +129,8 @@ def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
     # Forty at once are a flood however often.
     if name == words.MANY or author == "evicted":
         return
-    for period, moment in TIMES:
+    # Of a message that nobody reads in a run without rounds there is nothing to move.
+    for period, moment in TIMES if kind is not CutSigned else ():
         yield Cell(author, named, name, period, moment)
     if name in (words.UNCHANGED, words.FRESH) or name.endswith("fresh"):
         yield Cell(author, named, name, "every", "before", "some")
@@ -194,7 +202,7 @@ class Speaker:
         if found is None:
             return None
         self._heard = step
-        due = step >= ONCE and not self.said if cell.period == "once" else cell.period == "every" or step % 2 == 0
+        due = step == ONCE if cell.period == "once" else cell.period == "every" or step % 2 == 0
         return found if due else None
 
     async def _say(self, world: World, word: Message) -> None:
@@ -226,13 +234,20 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(cell: Cell, seed: int = 0) -> list[Finding]:
     """What a liar moved that it may not move; empty where the product holds."""
-    drops = 5 if cell.history == "drops" else 0
+    drops = 4 if cell.history == "drops" else 0
     try:
         with tempfile.TemporaryDirectory() as folder:
             seen = play(Speaker(cell), Path(folder), drops=drops, seed=seed)
-    except BaseExceptionGroup as error:
-        return [Finding(str(cell), "raised", (repr(error.exceptions[0])[:300],), ())]
+    except (BaseExceptionGroup, Stuck) as error:
+        return [Finding(str(cell), "stopped", (_innermost(error),), ())]
     return list(_compare(cell, without(drops, seed), seen))
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
 
 @cache

@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 UNCHANGED, FRESH, BARE, MANY = "unchanged", "fresh", "bare", "many"
-"""The honest word as one's own; all roots new; without what it may leave out; forty of different roots at once."""
+"""The honest word as one's own; all roots new; without what it may leave out; forty at once."""
 HOW_MANY = 40
 NUMBERS: dict[str, Callable[[int], int]] = {
     "=0": lambda _: 0,
@@ -22,6 +22,8 @@ NUMBERS: dict[str, Callable[[int], int]] = {
     "=2^40": lambda _: 2**40,
     "=2^63-1": lambda _: 2**63 - 1,
 }
+PLACES = {"step", "round", "window", "sequence", "count", "index", "epoch", "until", "ballot"}
+"""Fields that number what an author says one after the other."""
 WITH_FRESH = ("-1", "+1", "=2^40")
 """Numbers that are also said with new roots: the same root twice is evidence, another one is a claim."""
 SECONDS = {"=0.1": 0.1, "=3600": 3600.0}
@@ -77,7 +79,7 @@ def deviated(word: Any, name: str, salt: int = 0) -> list[Any]:
     if name == FRESH:
         return [refreshed(word, salt)]
     if name == MANY:
-        return [refreshed(word, salt * HOW_MANY + number) for number in range(HOW_MANY)]
+        return [_numbered(refreshed(word, salt * HOW_MANY + number), number) for number in range(HOW_MANY)]
     if name == BARE:
         optional = {one.name: one.default for one in msgspec.structs.fields(type(word)) if not one.required}
         kept = {name: default for name, default in optional.items() if default is not msgspec.NODEFAULT}
@@ -126,6 +128,14 @@ def _value(now: Any, change: str, salt: int) -> Any:
 
 def _root(now: bytes, salt: int) -> bytes:
     return blake3(now + b"another one %d" % salt).digest()
+
+
+def _numbered(word: Any, number: int) -> Any:
+    """The same some places further on: of one place boards keep a few words only."""
+    now = {one.name: getattr(word, one.name) for one in msgspec.structs.fields(type(word))}
+    further = {name: one + number for name, one in now.items() if name in PLACES and isinstance(one, int)}
+    within = {name: _numbered(one, number) for name, one in now.items() if isinstance(one, msgspec.Struct)}
+    return msgspec.structs.replace(word, **further, **within)
 
 
 def refreshed(word: Any, salt: int = 0) -> Any:
