@@ -21,6 +21,7 @@ from protocol.messages import CutSigned, Heartbeat, Message
 from tests.attacks.matrix import words
 from tests.attacks.matrix.expected import SAFE, row_of
 from tests.attacks.matrix.world import (
+    NATIVE,
     Facts,
     Nobody,
     Seen,
@@ -35,7 +36,7 @@ from tests.attacks.matrix.world import (
 )
 
 Period = Literal["once", "every", "second"]
-Moment = Literal["apart", "before", "after"]
+Moment = Literal["apart", "before", "after", "instead"]
 TIMES: tuple[tuple[Period, Moment], ...] = (
     ("once", "before"), ("once", "after"), ("every", "apart"), ("every", "before"), ("second", "before"),
 )  # fmt: skip
@@ -136,6 +137,9 @@ def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
         yield Cell(author, named, name, "every", "before", "some")
     if RULES[kind].by is By.TRAINER:
         yield Cell(author, named, name, "every", "before", history="drops")
+    if NATIVE.get(kind) == author:
+        yield Cell(author, named, name, "every", "instead")
+        yield Cell(author, named, name, "every", "instead", history="drops")
 
 
 class Listener:
@@ -146,14 +150,15 @@ class Listener:
     def __init__(self) -> None:
         self.found: dict[tuple[type[Message], str], Message] = {}
 
-    async def before(self, world: World, name: str, word: Message) -> None:
+    async def before(self, world: World, name: str, word: Message) -> bool:
         if world.step < ONCE:
-            return
+            return False
         for kind in RULES:
             for author in EVERYBODY:
                 made = template(world, kind, name, word, author)
                 if made is not None:
                     self.found.setdefault((kind, author), made)
+        return False
 
     async def after(self, world: World, name: str, word: Message) -> None: ...
 
@@ -182,13 +187,15 @@ class Speaker:
         self._heard = -1
         self._salt = 0
 
-    async def before(self, world: World, name: str, word: Message) -> None:
-        if self.cell.moment == "before" and (found := self._told_by(world, name, word)) is not None:
-            await self._say(world, found)
-            await trio.sleep(0.02)  # it is there first
+    async def before(self, world: World, name: str, word: Message) -> bool:
+        if self.cell.moment in ("apart", "after") or (found := self._told_by(world, name, word)) is None:
+            return False
+        await self._say(world, found)
+        await trio.sleep(0.02)  # it is there first
+        return self.cell.moment == "instead"
 
     async def after(self, world: World, name: str, word: Message) -> None:
-        if self.cell.moment != "before" and (found := self._told_by(world, name, word)) is not None:
+        if self.cell.moment in ("apart", "after") and (found := self._told_by(world, name, word)) is not None:
             if self.cell.moment == "after":
                 await self._say(world, found)
             else:
@@ -272,6 +279,9 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
         more = _others(seen[probe] - base[probe], cell, has_right)
         fewer = _others(base[probe] - seen[probe], cell, has_right)
         if not more and not fewer:
+            continue
+        # Who says something else in the place of its own word has that right; what it did stays seen.
+        if cell.moment == "instead" and probe not in (*SAFE, *(("dropped",) if cell.history == "drops" else ())):
             continue
         if probe not in SAFE and (convicted or (has_right and probe in row.may)):
             continue

@@ -42,10 +42,12 @@ from node.services.tracing import Tracing
 from node.swarm import policies as policy_clock
 from node.swarm import stepbook
 from node.swarm.membership import Membership, SlashRecord
+from node.swarm.register import Work
 from node.training.spool import Spool
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
+from protocol.earnings import of_judgement
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import (
@@ -91,7 +93,7 @@ from protocol.messages import (
     topic,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
-from protocol.statements import Domain, Earnings, Outcome, Rechecked, WorkCommitment, sign, signer_of, work_id
+from protocol.statements import Domain, Earnings, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
 from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
 from tests.attacks.validators.court import (
     GROUPS,
@@ -120,6 +122,8 @@ SMALL = {"statements that a step book keeps": (stepbook, "KEPT", 32), "policies"
 """Tables that are smaller here than in the product, so that crowding them out costs no thousand messages."""
 
 
+FILE_BYTES = 64
+"""Of a rollout file, at most."""
 MOST_SECONDS = 5.0
 """CPU seconds of one run, which takes two."""
 
@@ -161,8 +165,8 @@ class Liar(Protocol):
     name: str
     names: frozenset[str]
 
-    async def before(self, world: "World", name: str, word: Message) -> None:
-        """An honest node, called `name`, is about to say this."""
+    async def before(self, world: "World", name: str, word: Message) -> bool:
+        """An honest node, called `name`, is about to say this; whether the liar says something else in its place."""
 
     async def after(self, world: "World", name: str, word: Message) -> None:
         """It was said."""
@@ -173,7 +177,8 @@ class Nobody:
 
     name, names = "nobody", frozenset[str]()
 
-    async def before(self, world: "World", name: str, word: Message) -> None: ...
+    async def before(self, world: "World", name: str, word: Message) -> bool:
+        return False
 
     async def after(self, world: "World", name: str, word: Message) -> None: ...
 
@@ -224,6 +229,8 @@ class Door:
         if data is None or self._own not in self._store.withheld.get(root, frozenset({self._own})):
             await trio.sleep(timeout)
             raise Trouble("no such blob", "nobody has it", "wait")
+        if len(data) > max_size:
+            raise Trouble("no such blob", f"it has {len(data)} bytes, more than {max_size}", "ask for more")
         await trio.lowlevel.checkpoint()
         return Blob(data)
 
@@ -347,9 +354,9 @@ class Node:
         async def told(raw: bytes) -> None:
             word = parse_envelope(POOL, raw).message
             words = [word, *(word.carried if isinstance(word, ValidatorSaid) else ())]
-            for one in words:
-                await world.liar.before(world, self.name, one)
-            await post_raw(raw)
+            # Each of them is told, and one of the liar's own words gives way to another one whole.
+            if not any([await world.liar.before(world, self.name, one) for one in words]):
+                await post_raw(raw)
             for one in words:
                 await world.liar.after(world, self.name, one)
 
@@ -417,7 +424,7 @@ class History:
 
     def committed(self, step: int, name: str, index: int = 0) -> RolloutCommitted:
         made = self.commitment(step, name, index)
-        return RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS[name], DOMAIN, made), size=9)
+        return RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS[name], DOMAIN, made), size=FILE_BYTES)
 
     def _works(self, policy: int, names: Iterable[str]) -> tuple[UsedWork, ...]:
         found: list[UsedWork] = []
@@ -431,7 +438,7 @@ class History:
                 node = address_bytes(of.node)
                 found.append(
                     UsedWork(
-                        node=node, policy_step=policy, index=0, epoch=0, size=9, reports=(report,), used=b"\1",
+                        node=node, policy_step=policy, index=0, epoch=0, size=FILE_BYTES, reports=(report,), used=b"\1",
                         flat=b"\0", **place,
                     )
                 )  # fmt: skip
@@ -714,7 +721,7 @@ def _dispute(world: World, author: str) -> DisputeRaised | None:
 
 def _request(world: World, author: str) -> CheckRequested:
     made = world.history.files[world.step - 1, "worker 1", 0]
-    word = RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS["worker 1"], DOMAIN, made), size=9)
+    word = RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS["worker 1"], DOMAIN, made), size=FILE_BYTES)
     return CheckRequested(pool=POOL, commitment=seal(KEYS["worker 1"], DOMAIN, word))
 
 
@@ -940,12 +947,25 @@ def tasks(world: World) -> Facts:
 
 
 def certificates(world: World) -> Facts:
-    """What each honest validator signed that counts for pay."""
+    """What each honest validator signed that counts for pay; whoever is paid for looking at a file of the liar's is
+    paid for something that the liar made."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
+        mine = {one for work in node.jury.register._works.values() for one in _looks(world, work)}
         rows = node.station.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
-        found |= {(node.name, name_of(who), epoch, bytes(work).hex()[:8], units) for who, epoch, work, units in rows}
+        found |= {
+            (node.name, world.liar.name if work in mine else name_of(who), epoch, bytes(work).hex()[:8], units)
+            for who, epoch, work, units in rows
+        }
     return frozenset(found)
+
+
+def _looks(world: World, work: Work) -> Iterator[bytes]:
+    """What looks at a file of the liar's are certified as."""
+    if name_of(work.node) in world.liar.names:
+        said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
+        for name in VALIDATORS:
+            yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
 
 
 def overpaid(world: World) -> Facts:
