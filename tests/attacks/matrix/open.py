@@ -8,9 +8,13 @@ row out of `OPEN`. What is here is no excuse for anything else: a finding of ano
 - H1b: such statements push verdicts on followed steps out; an invented checkpoint is audited from.
 - H4: a trainer whose term is over, or that was thrown out, offers tasks, and they are the pool's.
 - H5: the leader says a policy again, of another epoch, and is paid twice.
-- F2: the leader states a step far ahead. Every clock follows; **and every validator's event loop stands still for
-  ever**: `StandbyBook.draw` walks all windows up to that step.
+- F2: the leader states a step far ahead, and every clock follows: fresh files are no work.
 - F3: any trainer of now or before tells newcomers that the run is over.
+- F5 (found by this matrix): of a stated step 2^40 **every validator's event loop stands still for good**. The book of
+  standbys (`StandbyBook.draw`) walks all windows up to it, one after the other.
+- F6 (found by this matrix): a leader that says a smaller `batch_size` than its manifest has is never seen to drop a
+  worker. Tracing fetches no more bytes than the leader says (`manifest_of`), and audits fetch as many as a manifest may
+  have: so its steps hold, and nobody counts what it leaves out.
 """
 
 from fnmatch import fnmatchcase
@@ -34,6 +38,7 @@ OPEN: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "H4": (("dismissed/TaskOffered/*", "evicted/TaskOffered/*"), frozenset({"tasks"})),
     "H5": (("leader/PolicyAnnounced/epoch*",), frozenset({"certificates", "overpaid"})),
     "F2": (("leader/PolicyAnnounced/step*", "leader/PolicyAnnounced/many/*"), frozenset({"*"})),
+    "F6": (("leader/PolicyAnnounced/batch_size*/instead/*",), frozenset({"dropped"})),
     "F3": (("standby/Heartbeat/*", "dismissed/Heartbeat/*"), frozenset({"over"})),
 }
 
@@ -62,7 +67,8 @@ SHOWN_BY = {
     "H1b, checkpoints": Shown("standby/CheckpointOffered/root other/every/after/all/honest", "audits"),
     "H4": Shown("dismissed/TaskOffered/another task/once/apart/all/honest", "tasks"),
     "H5": Shown("leader/PolicyAnnounced/epoch+1/once/apart/all/honest", "overpaid"),
-    "F2": Shown("leader/PolicyAnnounced/step=2^40 fresh/once/apart/all/honest", "stopped"),
-    "F2, the clock": Shown("leader/PolicyAnnounced/step+1 fresh/once/apart/all/honest", "policies"),
+    "F2": Shown("leader/PolicyAnnounced/step+999 fresh/once/apart/all/honest", "policies"),
+    "F5": Shown("leader/PolicyAnnounced/step=2^40 fresh/once/apart/all/honest", "stopped"),
+    "F6": Shown("leader/PolicyAnnounced/batch_size-1/every/instead/all/drops", "dropped"),
     "F3": Shown("standby/Heartbeat/finished flipped/every/before/all/honest", "over"),
 }

@@ -88,6 +88,7 @@ class New(msgspec.Struct, frozen=True):
 def test_deviations_change_one_field_each() -> None:
     word = New(5, Inner(bytes(32), 7), (bytes(32),))
     made = {name: words.deviated(word, name) for name in words.deviations(New)}
+    assert {name.split()[0] for name in made} >= {"inner.root", "inner.many=0", "files", "open", "step+999"}
     assert made["step=2^40"] == [msgspec.structs.replace(word, step=2**40)]
     assert made["inner.many-1"] == [msgspec.structs.replace(word, inner=Inner(bytes(32), 6))]
     assert made["open flipped"][0].open is False and made["files none"][0].files == made["bare"][0].files == ()

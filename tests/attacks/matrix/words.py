@@ -19,12 +19,13 @@ NUMBERS: dict[str, Callable[[int], int]] = {
     "=0": lambda _: 0,
     "-1": lambda now: now - 1,
     "+1": lambda now: now + 1,
+    "+999": lambda now: now + 999,
     "=2^40": lambda _: 2**40,
     "=2^63-1": lambda _: 2**63 - 1,
 }
 PLACES = {"step", "round", "window", "sequence", "count", "index", "epoch", "until", "ballot"}
 """Fields that number what an author says one after the other."""
-WITH_FRESH = ("-1", "+1", "=2^40")
+WITH_FRESH = ("-1", "+1", "+999", "=2^40")
 """Numbers that are also said with new roots: the same root twice is evidence, another one is a claim."""
 SECONDS = {"=0.1": 0.1, "=3600": 3600.0}
 

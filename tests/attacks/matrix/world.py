@@ -167,6 +167,7 @@ class Liar(Protocol):
 
     async def before(self, world: "World", name: str, word: Message) -> bool:
         """An honest node, called `name`, is about to say this; whether the liar says something else in its place."""
+        ...
 
     async def after(self, world: "World", name: str, word: Message) -> None:
         """It was said."""
@@ -319,7 +320,8 @@ class Node:
         self.ending = Ending(self.station)
         self.drops: list[tuple[int, str]] = []
         self.tracing.on_dropped.append(lambda statement, how: self.drops.append((statement.term, "")))
-        self.chairing = Chairing(self.station, OnChain(world.calls, name))
+        chain: Any = OnChain(world.calls, name)
+        self.chairing = Chairing(self.station, chain)
         self.chairing.ready = self._ready
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
