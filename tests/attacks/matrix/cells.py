@@ -280,8 +280,9 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
         fewer = _others(base[probe] - seen[probe], cell, has_right)
         if not more and not fewer:
             continue
-        # Who says something else in the place of its own word has that right; what it did stays seen.
-        if cell.moment == "instead" and probe not in (*SAFE, *(("dropped",) if cell.history == "drops" else ())):
+        # Who says something else in the place of its own word has that right; what it did stays seen, unless nobody
+        # follows it any more, or it convicted itself otherwise.
+        if cell.moment == "instead" and probe not in SAFE and not (probe == "dropped" and _goes_on(base, seen)):
             continue
         if probe not in SAFE and (convicted or (has_right and probe in row.may)):
             continue
@@ -289,6 +290,15 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
             more, fewer = (frozenset(one for one in facts if one[1] != cell.author) for facts in (more, fewer))
         if more or fewer:
             yield Finding(str(cell), probe, _told(more), _told(fewer))
+
+
+def _goes_on(base: Seen, seen: Seen) -> bool:
+    """Whether the leader leads on, who was convicted without the liar's words."""
+
+    def newest(of: Seen) -> int:
+        return max(one[3] for one in of["policies"] if one[2] == "newest")
+
+    return len(seen["forks"]) < len(base["forks"]) and newest(seen) >= newest(base)
 
 
 def _others(facts: Facts, cell: Cell, has_right: bool) -> Facts:
