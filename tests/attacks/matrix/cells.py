@@ -1,0 +1,310 @@
+"""The cells of the matrix, enumerated: who says which message how, how often, when, and to whom.
+
+A cell's name says all of it, so that each can be run again alone:
+AUTHOR/MESSAGE/DEVIATION/PERIOD/MOMENT/AUDIENCE/HISTORY.
+"""
+
+import tempfile
+import traceback
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import trio
+
+from node.swarm.rules import RULES, By
+from protocol.errors import ProtocolError
+from protocol.messages import CutSigned, Heartbeat, Message
+from tests.attacks.matrix import words
+from tests.attacks.matrix.expected import SAFE, row_of
+from tests.attacks.matrix.world import (
+    NATIVE,
+    Facts,
+    Nobody,
+    Seen,
+    Stuck,
+    World,
+    extras,
+    is_refused,
+    play,
+    resigned,
+    specials,
+    template,
+)
+
+Period = Literal["once", "every", "second"]
+Moment = Literal["apart", "before", "after", "instead"]
+TIMES: tuple[tuple[Period, Moment], ...] = (
+    ("once", "before"), ("once", "after"), ("every", "apart"), ("every", "before"), ("second", "before"),
+)  # fmt: skip
+"""Beside once and apart. A word after every honest one is one apart from the next."""
+REFUSED: tuple[tuple[Period, Moment], ...] = (("once", "apart"), ("every", "before"))
+OUT_OF_OFFICE = ("former", "coming")
+FIRST, ONCE = 4, 5
+"""Policies from which on a liar speaks; at which it speaks once."""
+APART = 4.5
+"""Seconds after the honest word: beyond the next one, and beyond what services poll by."""
+AUTHORS: dict[By, tuple[str, ...]] = {
+    By.TRAINER: ("leader", "standby", "dismissed", "evicted"),
+    By.VALIDATOR: ("validator 4", "former", "coming"),
+    By.MEMBER: ("leader", "standby", "worker 2", "member", "validator 4"),
+}
+AUTHORS[By.TRAINER_OR_VALIDATOR] = (*AUTHORS[By.TRAINER], *AUTHORS[By.VALIDATOR])
+EVERYBODY = tuple(dict.fromkeys(name for names in AUTHORS.values() for name in names))
+SOME = ("validator 1", "validator 2", "worker 1")
+"""Who gets a word that goes to some only."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """history: "honest", or "drops": the leader drops a worker, which validators find out."""
+
+    author: str
+    kind: str
+    deviation: str
+    period: Period = "once"
+    moment: Moment = "apart"
+    audience: Literal["all", "some"] = "all"
+    history: Literal["honest", "drops"] = "honest"
+
+    def __str__(self) -> str:
+        return "/".join(getattr(self, one) for one in self.__struct_fields__)
+
+    @property
+    def message(self) -> type[Message]:
+        return next(kind for kind in RULES if kind.__name__ == self.kind)
+
+
+def cell_of(name: str) -> Cell:
+    return Cell(*name.split("/"))  # type: ignore[arg-type]
+
+
+def cells(pattern: str = "*") -> list[Cell]:
+    """All of them, in a fixed order. pattern: of their names, as a shell's."""
+    return [one for one in _all() if fnmatchcase(str(one), pattern)]
+
+
+def _all() -> Iterator[Cell]:
+    for kind, rule in RULES.items():
+        for author in EVERYBODY:
+            # Whether the run is over is a trainer's to say: of those who led, too?
+            heard = (*AUTHORS[rule.by], *(("dismissed",) if kind is Heartbeat else ()))
+            # A word that its author may not say is refused before it is read, whatever stands in it.
+            if author not in heard or (author in OUT_OF_OFFICE and rule.by is not By.MEMBER):
+                for name in (words.UNCHANGED, words.FRESH):
+                    yield from (Cell(author, kind.__name__, name, *time) for time in REFUSED)
+                continue
+            for name in _differing(kind, author):
+                yield from _of(author, kind, name)
+
+
+def _differing(kind: type[Message], author: str) -> Iterator[str]:
+    """Deviations that make another word than every one before; of those that are in no form one shows all."""
+    begun, seen, refused = templates().get((kind, author)), set[bytes](), False
+    if begun is None:
+        yield from words.deviations(kind)
+        return
+    for name in words.deviations(kind):
+        made = words.deviated(begun, name)
+        if not made:
+            continue
+        try:
+            said = resigned(made[0], author, begun)
+            in_form = not is_refused(said, author)
+        except (ProtocolError, OverflowError, ValueError):
+            in_form = False
+        if in_form and (raw := msgspec.msgpack.encode(said) + b"%d" % len(made)) not in seen:
+            seen.add(raw)
+            yield name
+        elif not in_form and not refused:
+            refused = True
+            yield name
+    yield from specials(kind)
+
+
+def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
+    named = kind.__name__
+    yield Cell(author, named, name)
+    # Forty at once are a flood however often.
+    if name == words.MANY or author == "evicted":
+        return
+    # Of a message that nobody reads in a run without rounds there is nothing to move.
+    for period, moment in TIMES if kind is not CutSigned else ():
+        yield Cell(author, named, name, period, moment)
+    if name in (words.UNCHANGED, words.FRESH) or name.endswith("fresh"):
+        yield Cell(author, named, name, "every", "before", "some")
+    if RULES[kind].by is By.TRAINER:
+        yield Cell(author, named, name, "every", "before", history="drops")
+    if NATIVE.get(kind) == author:
+        yield Cell(author, named, name, "every", "instead")
+        yield Cell(author, named, name, "every", "instead", history="drops")
+
+
+class Listener:
+    """Says nothing, and keeps what a liar of each name would begin with."""
+
+    name, names = "nobody", frozenset[str]()
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[type[Message], str], Message] = {}
+
+    async def before(self, world: World, name: str, word: Message) -> bool:
+        if world.step < ONCE:
+            return False
+        for kind in RULES:
+            for author in EVERYBODY:
+                made = template(world, kind, name, word, author)
+                if made is not None:
+                    self.found.setdefault((kind, author), made)
+        return False
+
+    async def after(self, world: World, name: str, word: Message) -> None: ...
+
+
+def templates() -> dict[tuple[type[Message], str], Message]:
+    """By message and liar."""
+    return _listened()[0]
+
+
+@cache
+def _listened() -> tuple[dict[tuple[type[Message], str], Message], Seen]:
+    """Those, and what an honest run comes to."""
+    listener = Listener()
+    with tempfile.TemporaryDirectory() as folder:
+        seen = play(listener, Path(folder))
+    return listener.found, seen
+
+
+class Speaker:
+    """The liar of a cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.name, self.names = cell.author, frozenset({cell.author})
+        self.said = self.refused = 0
+        self._heard = -1
+        self._salt = 0
+
+    async def before(self, world: World, name: str, word: Message) -> bool:
+        if self.cell.moment in ("apart", "after") or (found := self._told_by(world, name, word)) is None:
+            return False
+        await self._say(world, found)
+        await trio.sleep(0.02)  # it is there first
+        return self.cell.moment == "instead"
+
+    async def after(self, world: World, name: str, word: Message) -> None:
+        if self.cell.moment in ("apart", "after") and (found := self._told_by(world, name, word)) is not None:
+            if self.cell.moment == "after":
+                await self._say(world, found)
+            else:
+                world.nursery.start_soon(self._say_later, world, found)
+
+    async def _say_later(self, world: World, word: Message) -> None:
+        await trio.sleep(APART)
+        await self._say(world, word)
+
+    def _told_by(self, world: World, name: str, word: Message) -> Message | None:
+        """What the liar makes its words of, if it is to speak with this one: once a policy at most."""
+        cell, step = self.cell, world.step
+        if step < FIRST or step == self._heard:
+            return None
+        found = template(world, cell.message, name, word, cell.author)
+        if found is None:
+            return None
+        self._heard = step
+        due = step == ONCE if cell.period == "once" else cell.period == "every" or step % 2 == 0
+        return found if due else None
+
+    async def _say(self, world: World, word: Message) -> None:
+        cell = self.cell
+        self._salt += 1
+        special = extras(world, cell.deviation, word, cell.author)
+        made = special if special is not None else words.deviated(word, cell.deviation, self._salt)
+        for one in made:
+            try:
+                signed = resigned(one, cell.author, word)
+                await world.say(cell.author, signed, to=SOME if cell.audience == "some" else None)
+                self.said += 1
+            except (ProtocolError, OverflowError, ValueError):  # nothing that can be written at all
+                self.refused += 1
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What came out otherwise than without the liar's words. more, fewer: facts."""
+
+    cell: str
+    probe: str
+    more: tuple[str, ...]
+    fewer: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = [f"+{one}" for one in self.more[:3]] + [f"-{one}" for one in self.fewer[:3]]
+        return f"{self.cell}: {self.probe} ({len(self.more)} more, {len(self.fewer)} fewer): {' '.join(shown)}"
+
+
+def examine(cell: Cell, seed: int = 0) -> list[Finding]:
+    """What a liar moved that it may not move; empty where the product holds."""
+    drops = 4 if cell.history == "drops" else 0
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            seen = play(Speaker(cell), Path(folder), drops=drops, seed=seed)
+    except (BaseExceptionGroup, Stuck) as error:
+        return [Finding(str(cell), "stopped", (_innermost(error),), ())]
+    return list(_compare(cell, without(drops, seed), seen))
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+
+
+@cache
+def without(drops: int, seed: int) -> Seen:
+    """The same run without a liar."""
+    if not drops and not seed:
+        return _listened()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        return play(Nobody(), Path(folder), drops=drops, seed=seed)
+
+
+def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
+    row = row_of(cell.message)
+    has_right = cell.author in row.by
+    convicted = has_right and row.evidence and len(seen["forks"]) > len(base["forks"])
+    for probe in seen:
+        more = _others(seen[probe] - base[probe], cell, has_right)
+        fewer = _others(base[probe] - seen[probe], cell, has_right)
+        if not more and not fewer:
+            continue
+        # Who says something else in the place of its own word has that right; what it did stays seen, unless nobody
+        # follows it any more, or it convicted itself otherwise.
+        if cell.moment == "instead" and probe not in SAFE and not (probe == "dropped" and _goes_on(base, seen)):
+            continue
+        if probe not in SAFE and (convicted or (has_right and probe in row.may)):
+            continue
+        if probe == "muted":  # who shouts is not heard for a while
+            more, fewer = (frozenset(one for one in facts if one[1] != cell.author) for facts in (more, fewer))
+        if more or fewer:
+            yield Finding(str(cell), probe, _told(more), _told(fewer))
+
+
+def _goes_on(base: Seen, seen: Seen) -> bool:
+    """Whether the leader leads on, who was convicted without the liar's words."""
+
+    def newest(of: Seen) -> int:
+        return max(one[3] for one in of["policies"] if one[2] == "newest")
+
+    return len(seen["forks"]) < len(base["forks"]) and newest(seen) >= newest(base)
+
+
+def _others(facts: Facts, cell: Cell, has_right: bool) -> Facts:
+    """Without what the liar itself knows, and, where it may speak at all, what is about itself."""
+    return frozenset(one for one in facts if one[0] != cell.author and not (has_right and one[1] == cell.author))
+
+
+def _told(facts: Facts) -> tuple[str, ...]:
+    return tuple(sorted(" ".join(map(str, one)) for one in facts))

@@ -1,0 +1,103 @@
+"""Faults that are put back into the product, one function each: the matrix must find every one of them.
+
+A defect is a context manager in which the product has the fault; `FOUND_BY` names it and the cell that finds it, with
+the probe in which it shows. The same cell finds less without it. A new defect is a function here and a line there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from node.services.certifying import Certifying
+from node.services.ending import Ending
+from node.swarm.board import Board
+from node.swarm.membership import Membership
+from node.swarm.stepbook import StepBook
+from node.swarm.taskbook import TaskBook
+from node.swarm.terms import Terms
+from protocol.messages import Heartbeat
+from tests.attacks.matrix.world import KEYS
+
+
+@contextmanager
+def former_trainers_count() -> Iterator[None]:
+    with patch.object(Terms, "counts", lambda terms, author, *_: terms.is_trainer(author)):
+        yield
+
+
+@contextmanager
+def one_verdict_ends_a_term() -> Iterator[None]:
+    made = StepBook.__init__
+
+    def hasty(self: StepBook, quorum: Any, *given: Any) -> None:
+        made(self, lambda: 1, *given)
+
+    with patch.object(StepBook, "__init__", hasty):
+        yield
+
+
+@contextmanager
+def any_trainer_says_that_the_run_is_over() -> Iterator[None]:
+    async def run(self: Ending) -> None:
+        async for signed in self._station.board.subscribe(Heartbeat):
+            if signed.message.finished:
+                self._hear(signed.message)
+
+    with patch.object(Ending, "run", run):
+        yield
+
+
+@contextmanager
+def anybody_closes_a_task() -> Iterator[None]:
+    update = TaskBook._update
+
+    def closing(self: TaskBook, task: Any, author: Any) -> None:
+        update(self, task, author)
+        task.open = all(one.open for one in task.offers.values())
+
+    with patch.object(TaskBook, "_update", closing):
+        yield
+
+
+@contextmanager
+def every_member_says_everything() -> Iterator[None]:
+    with patch.object(Board, "_may_say", lambda *_: True):
+        yield
+
+
+@contextmanager
+def a_policy_is_paid_to_whoever_announces_it() -> Iterator[None]:
+    def trained(self: Certifying) -> list[Any]:
+        known = self._station.jury.policies
+        found = [(waiting, root) for waiting in self._policies.values() for root in waiting if known.find(root)]
+        return [waiting.pop(root) for waiting, root in found]
+
+    with patch.object(Certifying, "_trained", trained):
+        yield
+
+
+@contextmanager
+def who_left_office_is_still_a_validator() -> Iterator[None]:
+    former = KEYS["former"].address
+
+    def in_office(self: Membership, address: Any) -> bool:
+        return address == former or (address in self._validators and address in self.table)
+
+    with patch.object(Membership, "is_validator", in_office):
+        yield
+
+
+Defect = Callable[[], AbstractContextManager[None]]
+FOUND_BY: dict[Defect, tuple[str, str]] = {
+    former_trainers_count: ("dismissed/PolicyAnnounced/step+1 fresh/once/apart/all/honest", "policies"),
+    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/once/after/all/honest", "forks"),
+    any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
+    anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),
+    every_member_says_everything: ("member/CheckpointOffered/fresh/once/apart/all/honest", "checkpoints"),
+    a_policy_is_paid_to_whoever_announces_it: (
+        "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
+        "certificates",
+    ),
+    who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/once/apart/all/honest", "step_book"),
+}

@@ -1,0 +1,79 @@
+"""What an author with a right may change, one row a message, and what nobody may change.
+
+The oracle is the same run without the liar's words. Who has no right to move something moves nothing. Facts about an
+author itself are its own, if it may say the message at all; `may` names the probes in which others may see something
+of it. Where the author's own evidence against itself stands at every honest node, its term or its voice is over, and
+only what is `SAFE` is compared.
+"""
+
+import msgspec
+
+from protocol.messages import (
+    CertificatesShown,
+    CheckpointOffered,
+    CheckRequested,
+    CutSigned,
+    DisputeRaised,
+    DueSigned,
+    EarningsSigned,
+    EnvironmentPublished,
+    Heartbeat,
+    LotsRevealed,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    SilenceSigned,
+    StepJudged,
+    StepReplayed,
+    TaskClaimed,
+    TaskOffered,
+    ValidatorSaid,
+    VerdictIssued,
+    VerdictRechecked,
+)
+
+LEADER, STANDBY, VALIDATOR = frozenset({"leader"}), frozenset({"standby"}), frozenset({"validator 4"})
+IN_OFFICE = LEADER | STANDBY
+MEMBERS = IN_OFFICE | VALIDATOR | {"dismissed", "worker 2", "cheat", "member", "former", "coming"}
+NOBODY = frozenset[str]()
+
+
+class Row(msgspec.Struct, frozen=True):
+    """by: who has the right now; may: probes that others' facts may change in; evidence: whether its author may convict
+    itself, which ends its term."""
+
+    by: frozenset[str]
+    may: frozenset[str] = NOBODY
+    evidence: bool = False
+
+
+ROWS: dict[type[Message], Row] = {
+    Heartbeat: Row(MEMBERS),
+    PolicyAnnounced: Row(LEADER, evidence=True),
+    CheckpointOffered: Row(IN_OFFICE),
+    StepReplayed: Row(STANDBY),
+    RolloutCommitted: Row(MEMBERS),
+    ValidatorSaid: Row(VALIDATOR, frozenset({"disputes"})),
+    VerdictIssued: Row(VALIDATOR, frozenset({"disputes"})),
+    VerdictRechecked: Row(VALIDATOR),
+    DueSigned: Row(VALIDATOR),
+    StepJudged: Row(VALIDATOR),
+    LotsRevealed: Row(VALIDATOR),
+    DisputeRaised: Row(IN_OFFICE | VALIDATOR, frozenset({"disputes"})),
+    CheckRequested: Row(IN_OFFICE),
+    CertificatesShown: Row(MEMBERS),
+    EarningsSigned: Row(VALIDATOR),
+    CutSigned: Row(VALIDATOR),
+    SilenceSigned: Row(VALIDATOR),
+    TaskOffered: Row(IN_OFFICE),
+    TaskClaimed: Row(MEMBERS),
+    EnvironmentPublished: Row(MEMBERS),
+}
+
+SAFE = ("overpaid", "disbelieved", "slashed", "muted", "faults")
+"""Nobody honest is disbelieved, slashed, muted or stopped, work is paid once, nothing raises: whatever is said."""
+
+
+def row_of(kind: type[Message]) -> Row:
+    """A message without a row moves nothing, whoever says it."""
+    return ROWS.get(kind, Row(NOBODY))

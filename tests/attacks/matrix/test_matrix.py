@@ -1,0 +1,102 @@
+"""The adversarial matrix on whole nodes: cells that ever found something, planted faults, and a few others by turns.
+
+`python -m benchmarks.adversary` runs the rest. An attack that works today is in `open.py`, and its test is expected to
+fail: whoever mends the product takes the lines away there.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+import structlog
+
+from node.swarm.rules import RULES
+from tests.attacks.matrix import words
+from tests.attacks.matrix.cells import Cell, cell_of, cells, examine, templates
+from tests.attacks.matrix.defects import FOUND_BY, Defect
+from tests.attacks.matrix.expected import ROWS
+from tests.attacks.matrix.open import OPEN, SHOWN_BY, attack_of
+
+BY_TURNS = 2
+"""Cells of each day: all of them come in some years, a nightly run does them in hours."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xfail(strict=True, reason=name)] if SHOWN_BY[name].works else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=_marks(one)) for one in SHOWN_BY])
+def test_an_attack_of_the_table_moves_nothing(name: str) -> None:
+    shown = SHOWN_BY[name]
+    assert [str(one) for one in examine(cell_of(shown.cell)) if one.probe == shown.probe] == []
+
+
+@pytest.mark.parametrize("defect", FOUND_BY, ids=lambda one: one.__name__)
+def test_a_fault_that_is_put_back_into_the_product_is_found(defect: Defect) -> None:
+    cell, probe = FOUND_BY[defect]
+
+    def facts() -> set[str]:
+        return {fact for one in examine(cell_of(cell)) if one.probe == probe for fact in (*one.more, *one.fewer)}
+
+    before = facts()
+    with defect():
+        assert facts() - before
+    assert not before or any(probe in probes for _, probes in OPEN.values()), "the control"
+
+
+def test_cells_of_the_day_move_nothing_that_is_not_known() -> None:
+    day = datetime.now(UTC).date().toordinal()
+    drawn = random.Random(day).sample(cells(), BY_TURNS)  # noqa: S311 - a choice
+    found = [one for cell in drawn for one in examine(cell) if attack_of(one) is None]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_every_message_is_attacked_in_each_of_its_fields() -> None:
+    assert ROWS.keys() == RULES.keys(), "a message without a row in expected.py"
+    said = {kind for kind, _ in templates()}
+    assert said == RULES.keys(), "a message that no liar of the world can begin with"
+    names = [str(one) for one in cells()]
+    assert len(set(names)) == len(names) > 5000
+    assert all(cell_of(name) == one for name, one in zip(names[::500], cells()[::500], strict=True))
+
+
+class Inner(msgspec.Struct, frozen=True):
+    root: bytes
+    many: int
+
+
+class New(msgspec.Struct, frozen=True):
+    """A message that is added tomorrow."""
+
+    step: int
+    inner: Inner
+    files: tuple[bytes, ...] = ()
+    open: bool = True
+
+
+def test_deviations_change_one_field_each() -> None:
+    word = New(5, Inner(bytes(32), 7), (bytes(32),))
+    made = {name: words.deviated(word, name) for name in words.deviations(New)}
+    assert {name.split()[0] for name in made} >= {"inner.root", "inner.many=0", "files", "open", "step+999"}
+    assert made["step=2^40"] == [msgspec.structs.replace(word, step=2**40)]
+    assert made["inner.many-1"] == [msgspec.structs.replace(word, inner=Inner(bytes(32), 6))]
+    assert made["open flipped"][0].open is False and made["files none"][0].files == made["bare"][0].files == ()
+    (fresh,) = made["step+1 fresh"]
+    assert fresh.step == 6 and fresh.inner.root != word.inner.root and fresh.files != word.files
+    assert len({one.step for one in made["many"]}) == len({one.inner.root for one in made["many"]}) == words.HOW_MANY
+
+
+def test_a_cell_is_its_name() -> None:
+    cell = Cell("standby", "PolicyAnnounced", "step=2^40", "second", "before")
+    assert cell_of(str(cell)) == cell and str(cell).count("/") == 6

@@ -1,0 +1,1078 @@
+"""A small pool of real nodes under a virtual clock, played once with and once without a liar's words.
+
+**This is the only file of the matrix that knows the product's inside.** Boards, memberships, juries, lots, validators,
+certificates, tracing, auditing, chairs and newcomers are the product's own classes; engines, blobs and the chain are
+doubles that know the truth. What a run came to is read by the probes at the end of the file, one short function each:
+a product that moves a name moves it there.
+
+The history: a pool with two trainers that are in office (`leader`, `standby`), one whose term is over (`dismissed`),
+one that was thrown out (`evicted`), two workers, a cheat, four validators (three must agree), one that left office
+(`former`) and one that comes into office at the very end (`coming`). Twelve policies, a file of each worker for each.
+"""
+
+import gc
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import msgspec
+import trio
+from blake3 import blake3
+
+from benchmarks.command import run_seeded
+from node.audit.findings import Audit, Finding, Says
+from node.audit.order import StepOrder
+from node.chain.cases import Case, FileCase
+from node.clock import Clock
+from node.member import Member, Stock
+from node.preflight import reach
+from node.processes.forkserver import Anew
+from node.run.assets import Run
+from node.services.auditing import Auditing, Unavailable
+from node.services.certifying import Certifying
+from node.services.chairing import Chairing, Ready
+from node.services.ending import Ending
+from node.services.judging.judge import Validator
+from node.services.station import PoolTime, take_station
+from node.services.tracing import Tracing
+from node.swarm import policies as policy_clock
+from node.swarm import stepbook
+from node.swarm.membership import Membership, SlashRecord
+from node.swarm.register import Work
+from node.training.spool import Spool
+from protocol.audit import AuditSpec
+from protocol.blobs import BlobInfo, describe
+from protocol.checks import Fault, Reason
+from protocol.earnings import of_judgement
+from protocol.errors import ProtocolError
+from protocol.identity import Address, NodeKey, address_bytes
+from protocol.manifest import (
+    Arithmetic,
+    BatchManifest,
+    CheckpointCard,
+    ComposedBatch,
+    PolicyStatement,
+    StateFile,
+    UsedReport,
+    UsedWork,
+    encode_manifest,
+    work_order,
+)
+from protocol.messages import (
+    CertificatesShown,
+    CheckpointOffered,
+    CheckRequested,
+    CutSigned,
+    DisputeRaised,
+    DueSigned,
+    EarningsSigned,
+    EnvironmentPublished,
+    EpochShown,
+    Heartbeat,
+    LotsRevealed,
+    Message,
+    PolicyAnnounced,
+    RolloutCommitted,
+    Signed,
+    SilenceSigned,
+    StepJudged,
+    StepReplayed,
+    TaskClaimed,
+    TaskOffered,
+    ValidatorSaid,
+    VerdictIssued,
+    VerdictRechecked,
+    parse_envelope,
+    seal,
+    signed,
+    stated,
+    topic,
+)
+from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.statements import Domain, Earnings, Outcome, Rechecked, Verdict, WorkCommitment, sign, signer_of, work_id
+from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
+from tests.attacks.validators.court import (
+    GROUPS,
+    SIZE,
+    InlineJournal,
+    KnownPolicies,
+    RecordingJudge,
+    ReportingEngine,
+    Trouble,
+    inline,
+)
+from tests.memory_network import MemoryHub, MemoryNetwork
+
+POOL, START = 1, 1_800_000_000
+PACE, BEAT = 3.0, 6.0
+"""Seconds of a policy; between two heartbeats."""
+STEPS, DRAIN = 9, 10.0
+"""Policies after the first; seconds after the last one."""
+QUORUM = 3
+UNTIL = 2**39
+"""End of the leader's lease, unix seconds."""
+TAKEN_AT = 2
+"""The first policy of the leader's term."""
+CHEATED_AT = 3
+SMALL = {"statements that a step book keeps": (stepbook, "KEPT", 32), "policies": (policy_clock, "COMPARED", 64)}
+"""Tables that are smaller here than in the product, so that crowding them out costs no thousand messages."""
+
+
+FILE_BYTES = 64
+"""Of a rollout file, at most."""
+MOST_SECONDS = 5.0
+"""CPU seconds of one run, which takes two."""
+
+
+def key_of(name: str) -> NodeKey:
+    return NodeKey(blake3(name.encode()).digest())
+
+
+VALIDATORS = tuple(f"validator {number}" for number in range(1, 5))
+HONEST = ("leader", "standby", "worker 1", "worker 2", *VALIDATORS)
+"""Whole nodes. Each of them may be the liar, too."""
+MOUTHS = ("dismissed", "evicted", "cheat", "member", "former", "coming")
+"""Keys with a connection and nothing behind it."""
+KEYS = {name: key_of(name) for name in (*HONEST, *MOUTHS)}
+NAMES: dict[Address, str] = {key.address: name for name, key in KEYS.items()}
+DOMAIN = Domain(31337, KEYS["dismissed"].address)
+TOPIC = topic(DOMAIN, POOL)
+ARITHMETIC = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch")
+TASK = encode_task(TaskSpec(kind="filter", policy="ab" * 32, last=8, shard_size=2))
+
+
+def name_of(address: Address) -> str:
+    return NAMES.get(address, address)
+
+
+def run_spec() -> RunSpec:
+    return RunSpec(
+        name="matrix",
+        environment=EnvironmentSpec(name="sort"),
+        rollout=RolloutSpec(group_size=SIZE, prompts_per_step=GROUPS, prompts_per_file=GROUPS),
+        recipe=Recipe(max_staleness=2),
+        audit=AuditSpec(window=2, verdict_seconds=8.0, delivery_seconds=6.0),
+    )
+
+
+class Liar(Protocol):
+    """Says what it likes, beside what an honest node of its name says. name: whose key it has."""
+
+    name: str
+    names: frozenset[str]
+
+    async def before(self, world: "World", name: str, word: Message) -> bool:
+        """An honest node, called `name`, is about to say this; whether the liar says something else in its place."""
+        ...
+
+    async def after(self, world: "World", name: str, word: Message) -> None:
+        """It was said."""
+
+
+class Nobody:
+    """Nobody lies: what the others are compared with."""
+
+    name, names = "nobody", frozenset[str]()
+
+    async def before(self, world: "World", name: str, word: Message) -> bool:
+        return False
+
+    async def after(self, world: "World", name: str, word: Message) -> None: ...
+
+
+Facts = frozenset[tuple[Any, ...]]
+Seen = Mapping[str, Facts]
+"""By probe: (who knows it, whom it is about or "", what)."""
+
+
+class Blob(bytes):
+    """A file of the doubles: what is asked of a path."""
+
+    def read_bytes(self) -> bytes:
+        return self
+
+
+class Store:
+    """Everybody's blobs. withheld: roots that only some are given, and to whom."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[bytes, bytes] = {}
+        self.withheld: dict[bytes, frozenset[Address]] = {}
+
+    def put(self, data: bytes) -> BlobInfo:
+        info = describe(data)  # under its root, as everybody checks it
+        self.blobs[info.root] = data
+        return info
+
+
+class Door:
+    """One node's way to them."""
+
+    holding = nullcontext
+
+    def __init__(self, store: Store, own: Address) -> None:
+        self._store = store
+        self._own = own
+
+    async def add(self, source: Path | bytes) -> BlobInfo:
+        await trio.lowlevel.checkpoint()
+        data = source.read_bytes() if isinstance(source, Path) else source  # noqa: ASYNC240 - a double
+        return self._store.put(data)
+
+    async def fetch(
+        self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
+    ) -> Blob:
+        data = self._store.blobs.get(root)
+        if data is None or self._own not in self._store.withheld.get(root, frozenset({self._own})):
+            await trio.sleep(timeout)
+            raise Trouble("no such blob", "nobody has it", "wait")
+        if len(data) > max_size:
+            raise Trouble("no such blob", f"it has {len(data)} bytes, more than {max_size}", "ask for more")
+        await trio.lowlevel.checkpoint()
+        return Blob(data)
+
+
+class Court(RecordingJudge):
+    """The contract as validators see it: whose stake they would take, and for what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evidence: list[tuple[Address, str]] = []
+
+    async def carry(self, case: Case) -> None:
+        if isinstance(case, FileCase):
+            return await super().carry(case)
+        await trio.lowlevel.checkpoint()
+        key = signer_of(DOMAIN, case.first, case.first_signature)
+        if case.first != case.second and signer_of(DOMAIN, case.second, case.second_signature) == key:
+            self.evidence.append((key, type(case).__name__))
+
+
+class OnChain:
+    """The contract as a trainer sees it: what was carried there."""
+
+    def __init__(self, calls: list[tuple[str, str]], own: str) -> None:
+        self._calls = calls
+        self._own = own
+
+    async def _note(self, what: str) -> None:
+        self._calls.append((self._own, what))
+        await trio.lowlevel.checkpoint()
+
+    async def hold_chair(self, pool: int, step: int, policy_root: bytes) -> None:
+        await self._note("hold")
+
+    async def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> None:
+        await self._note("take")
+
+    async def end_term_by_verdicts(self, *given: object) -> None:
+        await self._note("end by verdicts")
+
+    async def end_term(self, *given: object) -> None:
+        await self._note("end by silence")
+
+
+class TruthfulAuditing(Auditing):
+    """With a replay that knows what the leader computed, and that begins only from a true checkpoint."""
+
+    truth: "History"
+
+    async def _replay(self, order: StepOrder, spool: Spool) -> Audit:
+        await trio.sleep(0.05)
+        for step, (card, _) in order.checkpoints.items():
+            if step and card != str(Blob(self.truth.card(step))):
+                raise Unavailable("the checkpoint is not the state that was stated")
+        claim = order.claims[order.step]
+        held = claim.policy_root == policy_root(order.step + 1) and claim.state_root == state_root(order.step + 1)
+        figures = {"distance": 0.0 if held else 1.0, "limit": 0.1}
+        replay = Finding("replay", Says.HOLDS if held else Says.BROKEN, "", figures)
+        return Audit(order.step, "double", "double", (), (replay,), {})
+
+
+def policy_root(step: int) -> bytes:
+    return blake3(b"policy %d" % step).digest()
+
+
+def state_root(step: int) -> bytes:
+    return blake3(b"state %d" % step).digest() if step else bytes(32)
+
+
+class Node:
+    """One honest node: the product's classes, wired as a daemon wires them."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.name, self.key = name, KEYS[name]
+        self.network = MemoryNetwork(self.key, world.hub)
+        self.membership = Membership(self.key.address, self.network, KEYS["dismissed"].address, (), quorum=QUORUM)
+        none: Any = None
+        stock = Stock(Door(world.store, self.key.address), none, none)  # type: ignore[arg-type]
+        self.member = Member(self.key, DOMAIN, POOL, self.network, self.membership, stock, wall=world.wall)
+        self.board = self.member.board
+        run = Run(world.run, bytes(32), b"", Path("/"))
+        clock, time = Clock(wall=world.wall), PoolTime(START, 2**30, 2**10, world.wall)
+        self.station = take_station(self.member, run, InlineJournal(), clock=clock, time=time)
+        self.jury = self.station.jury
+        self.tracing = Tracing(self.station)
+        self.ending = Ending(self.station)
+        self.drops: list[tuple[int, str]] = []
+        self.tracing.on_dropped.append(lambda statement, how: self.drops.append((statement.term, "")))
+        chain: Any = OnChain(world.calls, name)
+        self.chairing = Chairing(self.station, chain)
+        self.chairing.ready = self._ready
+        self.validator: Validator | None = None
+        self.certifying: Certifying | None = None
+        self.auditing: TruthfulAuditing | None = None
+        self.judge = Court()
+        if name in VALIDATORS:
+            self._take_office(world)
+        self._listen(world)
+
+    def _take_office(self, world: "World") -> None:
+        policies: Any = KnownPolicies()
+        self.certifying = Certifying(self.station)
+        engine: Any = ReportingEngine(world.bad)
+        scratch = world.folder / self.name.replace(" ", "-")
+        scratch.mkdir()
+        self.validator = Validator(
+            self.station, engine, policies, self.judge, scratch, steps=1.0, certifying=self.certifying
+        )
+        self.auditing = TruthfulAuditing(self.station, self.validator.own_lots, scratch, Anew())
+        self.auditing.truth = world.history
+        self.tracing.on_dropped.append(self.auditing.drops)
+
+    def _ready(self) -> Ready | None:
+        """A standby that holds the newest policy."""
+        newest = self.jury.policies.newest_step
+        return Ready(newest + 1, policy_root(newest)) if self.name == "standby" else None
+
+    def _listen(self, world: "World") -> None:
+        """Tell the liar of each word before it is said, and after it."""
+        post_raw = self.board.post_raw
+
+        async def told(raw: bytes) -> None:
+            word = parse_envelope(POOL, raw).message
+            words = [word, *(word.carried if isinstance(word, ValidatorSaid) else ())]
+            # Each of them is told, and one of the liar's own words gives way to another one whole.
+            if not any([await world.liar.before(world, self.name, one) for one in words]):
+                await post_raw(raw)
+            for one in words:
+                await world.liar.after(world, self.name, one)
+
+        self.board.post_raw = told  # type: ignore[method-assign]
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.network.run)
+        services: list[Callable[[], Awaitable[None]]] = [
+            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.chairing.run,
+        ]  # fmt: skip
+        for one in (self.validator, self.certifying, self.auditing):
+            services += [one.run] if one is not None else []
+        for service in services:
+            nursery.start_soon(service)
+        # As after a while: what is heard right after a start is held against nobody.
+        self.jury.register._opened -= 25.0
+        self.jury.tasks._started -= 25.0
+        if self.certifying is not None:
+            self.certifying._opened -= 25.0
+
+    def beat(self, count: int) -> Heartbeat:
+        pledges = self.validator.own_lots.pledges if self.validator is not None else ()
+        role = "validator" if self.validator is not None else self.name.split()[0]
+        return Heartbeat(
+            pool=POOL,
+            boot=1,
+            count=count,
+            at=int(1000 * (START + trio.current_time())),
+            role="trainer" if role in ("leader", "standby") else role,
+            state="working",
+            contact=next(iter(self.network.contacts()), ""),
+            policy_step=self.jury.policies.newest_step,
+            interval=BEAT,
+            lots=pledges,
+        )
+
+
+class History:
+    """What the honest leader and workers make: the truth of the engines, and templates of what they say.
+
+    drops: from this step on the leader trains on one worker's files only; 0: it does not.
+    """
+
+    def __init__(self, world: "World", drops: int = 0) -> None:
+        self._world = world
+        self._drops = drops
+        self.files: dict[tuple[int, str, int], WorkCommitment] = {}
+
+    def term_of(self, step: int) -> tuple[int, str]:
+        return (2, "leader") if step >= TAKEN_AT else (0, "dismissed")
+
+    def card(self, step: int) -> bytes:
+        file = StateFile(blake3(b"state file %d" % step).digest(), 9)
+        self._world.store.blobs[file.root] = b"tensors"
+        return encode_manifest(CheckpointCard(step, step, (), (file,)))
+
+    def commitment(self, step: int, name: str, index: int = 0) -> WorkCommitment:
+        key, bad = KEYS[name], name == "cheat"
+        root = self._world.store.put(b"%s %d %d" % (name.encode(), step, index)).root
+        if bad:
+            self._world.bad[root] = Fault(Reason.TERMINATION, "it ends where nothing ends", 0)
+        made = WorkCommitment(POOL, key.address, policy_root(step), index, root, 100)
+        self.files[step, name, index] = made
+        return made
+
+    def committed(self, step: int, name: str, index: int = 0) -> RolloutCommitted:
+        made = self.commitment(step, name, index)
+        return RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS[name], DOMAIN, made), size=FILE_BYTES)
+
+    def _works(self, policy: int, names: Iterable[str]) -> tuple[UsedWork, ...]:
+        found: list[UsedWork] = []
+        for name in names:
+            of = self.files.get((policy, name, 0))
+            accepting = self._world.nodes["leader"].jury.ballots.accepting(work_id(of)) if of is not None else {}
+            said = sorted((who, one.report_root, one.report_size) for who, one in accepting.items() if one.report_root)
+            if of is not None and said:
+                report = UsedReport(address_bytes(said[0][0]), *said[0][1:], b"\1")
+                place: dict[str, Any] = {"policy_root": of.policy_root, "file_root": of.file_root, "units": of.units}
+                node = address_bytes(of.node)
+                found.append(
+                    UsedWork(
+                        node=node, policy_step=policy, index=0, epoch=0, size=FILE_BYTES, reports=(report,), used=b"\1",
+                        flat=b"\0", **place,
+                    )
+                )  # fmt: skip
+        return tuple(sorted(found, key=lambda work: work_order(POOL, work)))
+
+    def manifest(self, step: int, names: Iterable[str] = ("worker 1", "worker 2"), back: int = 3) -> BlobInfo:
+        """Of the step that leads to policy `step`, put where everybody has it."""
+        works = self._works(step - back, names)
+        batch = ComposedBatch(bytes(32), POOL, step - 1, works)
+        made = BatchManifest(batch, 0, policy_root(step - 1), bytes(32), ARITHMETIC)
+        return self._world.store.put(encode_manifest(made))
+
+    def announced(self, step: int) -> PolicyAnnounced:
+        term, name = self.term_of(step)
+        kept = ("worker 1",) if self._drops and step >= self._drops else ("worker 1", "worker 2")
+        batch = self.manifest(step, kept) if step else describe(b"")
+        parent = policy_root(step - 1) if step else bytes(32)
+        said = PolicyStatement(POOL, term, step, parent, policy_root(step), batch.root, state_root(step))
+        word = stated(said, batch.size, sign(KEYS[name], DOMAIN, said.commitment(KEYS[name].address)))
+        return PolicyAnnounced(
+            pool=POOL, step=step, policy_root=policy_root(step), manifest_root=batch.root, manifest_size=1, **word
+        )
+
+    def offered(self, step: int) -> CheckpointOffered:
+        info = self._world.store.put(self.card(step))
+        return CheckpointOffered(pool=POOL, term=2, step=step, root=info.root, size=info.size)
+
+    def task(self, *, done: bytes = b"") -> TaskOffered:
+        return TaskOffered(pool=POOL, sequence=self._world.milliseconds(), spec=TASK, done=done)
+
+    def claim(self) -> TaskClaimed:
+        return TaskClaimed(pool=POOL, task=task_id(TASK), shard=0, sequence=self._world.milliseconds())
+
+    def environment(self) -> EnvironmentPublished:
+        root = blake3(b"package").digest()
+        given = {"determinism": "exact", "turns": 1, "about": "", "sequence": self._world.milliseconds()}
+        return EnvironmentPublished(pool=POOL, name="words", root=root, size=9, **given)  # type: ignore[arg-type]
+
+
+class World:
+    """One run. drops: see `History`."""
+
+    def __init__(self, folder: Path, liar: Liar, *, drops: int = 0) -> None:
+        self.folder = folder
+        self.liar = liar
+        self.hub = MemoryHub(delay=0.01)
+        self.store = Store()
+        self.bad: dict[bytes, Fault] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.run = run_spec()
+        self.history = History(self, drops)
+        self.over: list[bool] = []
+        self.step = -1
+        with ExitStack() as small:
+            for module, constant, value in SMALL.values():
+                small.enter_context(patch.object(module, constant, value))
+            self.nodes = {name: Node(self, name) for name in HONEST}
+        self.mouths = {name: MemoryNetwork(KEYS[name], self.hub) for name in MOUTHS}
+
+    def wall(self) -> float:
+        return START + trio.current_time()
+
+    def milliseconds(self) -> int:
+        return int(1000 * self.wall())
+
+    # what happens
+
+    async def play(self) -> Seen:
+        async with trio.open_nursery() as self.nursery:
+            nursery = self.nursery
+            await self._open(nursery)
+            for name in HONEST:
+                nursery.start_soon(self._beat, name)
+            await trio.sleep(BEAT + 1.0)  # everybody has been heard
+            for step in range(STEPS + 1):
+                await self._step(step)
+            await trio.sleep(DRAIN)
+            self._appoint(*VALIDATORS, "coming")
+            await trio.sleep(2.0)
+            await self._visit()
+            found = {name: probe(self) for name, probe in PROBES.items()}
+            nursery.cancel_scope.cancel()
+        return found
+
+    async def _open(self, nursery: trio.Nursery) -> None:
+        for node in self.nodes.values():
+            await node.run(nursery)
+        for mouth in self.mouths.values():
+            await nursery.start(mouth.run)
+        networks = {name: node.network for name, node in self.nodes.items()} | self.mouths
+        for node in self.nodes.values():
+            for name, network in networks.items():
+                node.membership.joined(KEYS[name].address, network.contacts()[0])
+        for mouth in self.mouths.values():
+            for node in self.nodes.values():
+                mouth.set_contact(node.key.address, node.network.contacts())
+        self._appoint(*VALIDATORS, "former")
+        for node in self.nodes.values():
+            node.membership.terms.seat(self._addresses("dismissed", "evicted", "leader", "standby"), 10**6, 10)
+
+    def _addresses(self, *names: str) -> tuple[Address, ...]:
+        return tuple(KEYS[name].address for name in names)
+
+    def _appoint(self, *names: str) -> None:
+        for node in self.nodes.values():
+            node.membership.appoint(self._addresses(*names), QUORUM)
+
+    def _take_over(self) -> None:
+        """The chain tells of the leader's term, of one that lay before it and was never used, and of who went."""
+        thrown_out = KEYS["evicted"].address
+        record = SlashRecord(thrown_out, thrown_out, 1, 1, "0x", 1, "")
+        for node in self.nodes.values():
+            terms = node.membership.terms
+            terms.take(1, thrown_out, TAKEN_AT, policy_root(TAKEN_AT - 1), START)
+            terms.take(2, KEYS["leader"].address, TAKEN_AT, policy_root(TAKEN_AT - 1), UNTIL)
+            terms.seat(self._addresses("leader", "standby"), 10**6, 10)
+            node.membership.slash(record)
+        self._appoint(*VALIDATORS)
+
+    async def _beat(self, name: str) -> None:
+        count = 0
+        while True:
+            count += 1
+            await self.nodes[name].board.post(self.nodes[name].beat(count))
+            await trio.sleep(BEAT)
+
+    async def _step(self, step: int) -> None:
+        """Policy `step`, what belongs to it, and everybody's file."""
+        history, leader = self.history, self.nodes["leader"].board
+        self.step = step
+        if step == TAKEN_AT:
+            self._take_over()
+            await trio.sleep(0.1)
+        if step >= TAKEN_AT:
+            await leader.post(history.announced(step))
+            await leader.post(history.task())
+            if step - 3 > 0:
+                await leader.post(history.offered(step - 3))
+        else:
+            await self.say("dismissed", history.announced(step))
+        await trio.sleep(0.5)
+        for name, index in (("worker 1", 0), ("worker 2", 0), ("worker 1", 1), ("worker 2", 1)):
+            await self.nodes[name].board.post(history.committed(step, name, index))
+            await trio.sleep(0.05)
+        if step == CHEATED_AT:
+            await self.say("cheat", history.committed(step, "cheat"))
+            await self.nodes["worker 1"].board.post(history.claim())
+            await self.nodes["worker 1"].board.post(history.environment())
+        await trio.sleep(PACE - 0.8)
+
+    async def say(self, name: str, word: Message, *, to: Sequence[str] | None = None) -> None:
+        """Past every board of one's own. to: who gets it straight from here, None: everybody."""
+        raw = seal(KEYS[name], DOMAIN, word)
+        network = self.nodes[name].network if name in self.nodes else self.mouths[name]
+        if to is None:
+            await network.publish(TOPIC, raw)
+            return
+        reached = {KEYS[one].address for one in to}
+        for peer in self.hub.peers(network):
+            if peer.address in reached:
+                peer.hand(TOPIC, network.address, raw, set(NAMES))
+        await trio.lowlevel.checkpoint()
+
+    async def _visit(self) -> None:
+        """Somebody looks at the pool whether its run is over, as `join` does before it stakes anything."""
+        chain: Any = SimpleNamespace(members=self._members)
+        leaders = self.nodes["leader"].membership.terms
+        trainers = list(dict.fromkeys([*leaders.trainers, *(one.holder for one in leaders._terms)]))
+        pool: Any = SimpleNamespace(id=POOL, trainers=trainers)
+        with patch.object(reach, "open_guest", self._open_guest):
+            self.over.append(await reach.is_over(chain, pool, self.folder))
+
+    async def _members(self, pool: int) -> list[Any]:
+        gone = {"evicted": True}
+        return [SimpleNamespace(node=KEYS[name].address, evicted=gone.get(name, False), left=False) for name in KEYS]
+
+    @asynccontextmanager
+    async def _open_guest(self, *_: Any, **__: Any) -> AsyncIterator[Member]:
+        key, none = key_of("guest"), None
+        network = MemoryNetwork(key, self.hub)
+        known = self.nodes["leader"].membership
+        membership = Membership(key.address, network, known.terms._terms[0].holder, known.validators, quorum=QUORUM)
+        vars(membership.terms).update(_terms=list(known.terms._terms), trainers=known.terms.trainers, seated=True)
+        stock: Any = Stock(Door(self.store, key.address), none, none)  # type: ignore[arg-type]
+        member = Member(key, DOMAIN, POOL, network, membership, stock, wall=self.wall)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.run)
+            for name in (*HONEST, *(one for one in MOUTHS if one != "evicted")):
+                of = self.nodes[name].network if name in self.nodes else self.mouths[name]
+                membership.joined(KEYS[name].address, of.contacts()[0])
+            yield member
+            nursery.cancel_scope.cancel()
+
+
+def play(liar: Liar, folder: Path, *, drops: int = 0, seed: int = 0) -> Seen:
+    """One run, the same for each seed."""
+
+    async def live() -> Seen:
+        with patch.object(trio.to_thread, "run_sync", inline):
+            return await World(folder, liar, drops=drops).play()
+
+    gc.collect()
+    gc.disable()  # a run makes and leaves a few ten MB: the collector would take a fifth of its time
+    before = signal.signal(signal.SIGVTALRM, _give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS, 1.0)  # again: the next node stands still at once
+    try:
+        return run_seeded(seed, live)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+        gc.enable()
+
+
+class Stuck(BaseException):
+    """A node's event loop stands still: it computes and computes."""
+
+
+def _give_up(_: int, frame: FrameType | None) -> None:
+    where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_qualname}" if frame else ""
+    raise Stuck(f"no end after {MOST_SECONDS:g} CPU s, in {where}")
+
+
+def is_refused(word: Message, author: str) -> bool:
+    """Whether every board refuses these bytes before it asks whose they are."""
+    try:
+        parse_envelope(POOL, seal(KEYS[author], DOMAIN, word))
+    except (ProtocolError, OverflowError):
+        return True
+    return False
+
+
+# What a liar makes its words of: an honest one's, or where honest nodes say none of a kind, one as they would
+
+
+NATIVE: dict[type[Message], str] = {
+    PolicyAnnounced: "leader",
+    CheckpointOffered: "leader",
+    TaskOffered: "leader",
+    RolloutCommitted: "worker 1",
+    **dict.fromkeys((ValidatorSaid, VerdictIssued, DueSigned, StepJudged, LotsRevealed), "validator 1"),
+}
+"""By whom the liar hears it said; a message that is nowhere here, by anybody."""
+
+
+def template(world: World, kind: type[Message], name: str, word: Message, author: str) -> Message | None:
+    """The honest word that a liar begins with, if it is to speak with this word of `name`; None if it is not."""
+    if kind in MADE:
+        # What nobody says in this history is said beside the leader's policies.
+        made = type(word) is PolicyAnnounced and name == "leader"
+        return MADE[kind](world, author) if made else None
+    return word if type(word) is kind and name == NATIVE.get(kind, name) else None
+
+
+def _beat(world: World, author: str) -> Heartbeat:
+    like = {"former": "validator 1", "coming": "validator 1", "dismissed": "leader", "evicted": "leader"}
+    beat = world.nodes[author if author in HONEST else like.get(author, "worker 1")].beat(100 + world.step)
+    network = world.nodes[author].network if author in HONEST else world.mouths[author]
+    return msgspec.structs.replace(beat, contact=network.contacts()[0])
+
+
+def _votes(world: World) -> list[Signed[VerdictIssued]]:
+    """Of two validators on a file of the last policy."""
+    made = work_id(world.history.files[world.step - 1, "worker 1", 0])
+    said = [world.nodes["leader"].jury.ballots.verdict_of(made, KEYS[name].address) for name in VALIDATORS[:3]]
+    return [one for one in said if one is not None]
+
+
+def _recheck(world: World, author: str) -> VerdictRechecked | None:
+    votes = _votes(world)
+    if not votes:
+        return None
+    said = {one: getattr(votes[0].message, one) for one in VerdictRechecked.__struct_fields__ if one != "verdict"}
+    return VerdictRechecked(verdict=Rechecked(**msgspec.structs.asdict(votes[0].message.verdict)), **said)
+
+
+def _dispute(world: World, author: str) -> DisputeRaised | None:
+    votes = _votes(world)
+    return DisputeRaised(pool=POOL, first=votes[0].raw, second=votes[1].raw) if len(votes) > 1 else None
+
+
+def _request(world: World, author: str) -> CheckRequested:
+    made = world.history.files[world.step - 1, "worker 1", 0]
+    word = RolloutCommitted(pool=POOL, commitment=made, signature=sign(KEYS["worker 1"], DOMAIN, made), size=FILE_BYTES)
+    return CheckRequested(pool=POOL, commitment=seal(KEYS["worker 1"], DOMAIN, word))
+
+
+def _root(what: str) -> bytes:
+    return blake3(what.encode()).digest()
+
+
+MADE: dict[type[Message], Callable[[World, str], Any]] = {
+    Heartbeat: _beat,
+    StepReplayed: lambda world, _: StepReplayed(pool=POOL, term=2, step=world.step, proof=_root("proof")),
+    VerdictRechecked: _recheck,
+    DisputeRaised: _dispute,
+    CheckRequested: _request,
+    CertificatesShown: lambda world, _: CertificatesShown(pool=POOL, shown=(EpochShown(0, _root("shown"), 9),)),
+    EarningsSigned: lambda world, _: EarningsSigned(
+        pool=POOL, earnings=Earnings(POOL, 0, _root("earnings"), 9), table=_root("table"), size=9, signature=bytes(65)
+    ),
+    CutSigned: lambda world, _: CutSigned(
+        pool=POOL, round=world.step, ballot=0, closed=False, outer=_root("outer"), state=_root("cut"), size=9, files=()
+    ),
+    SilenceSigned: lambda world, _: SilenceSigned(pool=POOL, term=2, until=UNTIL, step=world.step, signature=bytes(65)),
+    TaskClaimed: lambda world, _: world.history.claim(),
+    EnvironmentPublished: lambda world, _: world.history.environment(),
+}
+
+
+def resigned(word: Any, author: str, honest: Any) -> Any:
+    """With the author's own signatures within it, where the liar changed none of them itself."""
+    key, own = KEYS[author], KEYS[author].address
+    replace = msgspec.structs.replace
+    if getattr(word, "signature", None) != getattr(honest, "signature", None):
+        return word
+    match word:
+        case PolicyAnnounced(statement=PolicyStatement() as statement):
+            return replace(word, signature=sign(key, DOMAIN, statement.commitment(own)))
+        case RolloutCommitted(commitment=of):
+            of = replace(of, node=own) if of.node == honest.commitment.node else of
+            return replace(word, commitment=of, signature=sign(key, DOMAIN, of))
+        case VerdictIssued() | VerdictRechecked():
+            # A work's own node, pool and roots are the liar's to change; what binds the rest is made anew.
+            return signed(word, key, DOMAIN)
+        case StepJudged():
+            if (word.statement, word.trainer, word.word) != (honest.statement, honest.trainer, honest.word):
+                word = replace(word, trainer=own, word=sign(key, DOMAIN, word.statement.commitment(own)))
+            return replace(word, signature=sign(key, DOMAIN, word.verdict))
+        case SilenceSigned():
+            return replace(word, signature=sign(key, DOMAIN, word.statement))
+        case EarningsSigned():
+            return replace(word, signature=sign(key, DOMAIN, word.earnings))
+        case ValidatorSaid():
+            certificates = tuple(
+                replace(one, signature=sign(key, DOMAIN, one.statement(word.pool))) for one in word.certificates
+            )
+            carried = tuple(resigned(one, author, one) for one in word.carried)
+            return replace(word, certificates=certificates, carried=carried)
+        case _:
+            return word
+
+
+def specials(kind: type[Message]) -> tuple[str, ...]:
+    """Deviations that no field alone shows."""
+    if kind in (VerdictIssued, VerdictRechecked, StepJudged):
+        return ("opposite",)
+    if kind is RolloutCommitted:
+        return ("withheld from one", "withheld from all but one")
+    if kind is TaskOffered:
+        return ("another task",)
+    return ("forged batch",) if kind is PolicyAnnounced else ()
+
+
+def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | None:
+    """Their words; None for any other deviation."""
+    replace = msgspec.structs.replace
+    if deviation == "opposite":
+        of = word if isinstance(word, StepJudged) else word.verdict
+        good = of.outcome == Outcome.ACCEPT
+        outcome, reason = (Outcome.SLASH, Reason.TERMINATION) if good else (Outcome.ACCEPT, Reason.NONE)
+        said = {"outcome": int(outcome), "reason": int(reason)}
+        if isinstance(word, StepJudged):
+            return [replace(word, **said)]
+        return [replace(word, verdict=replace(word.verdict, **said), group=0 if good else -1)]
+    if deviation.startswith("withheld"):
+        root = world.store.put(b"%s %d withheld" % (author.encode(), world.step)).root
+        judges = [KEYS[name].address for name in VALIDATORS]
+        given = judges[:1] if "all" in deviation else judges[1:]
+        world.store.withheld[root] = frozenset(given)
+        index = 2 if author == "worker 2" else 0
+        return [replace(word, commitment=replace(word.commitment, index=index, file_root=root))]
+    if deviation == "another task":
+        return [replace(word, spec=encode_task(replace(decode_task(word.spec), nonce=f"{author} {world.step}")))]
+    if deviation == "forged batch":
+        made: list[Any] = []
+        for step in range(word.step, word.step + 3):
+            info, root = world.history.manifest(step, ("worker 1",)), _root(f"forged {world.step} {step}")
+            given = {"manifest_root": info.root, "batch_root": info.root, "batch_size": info.size, "policy_root": root}
+            made.append(replace(word, step=step, **given))
+        return made
+    return None
+
+
+# What a run came to: facts about the honest, one probe a line
+
+
+def _each(world: World) -> Iterator[Node]:
+    return (node for node in world.nodes.values() if node.name not in world.liar.names)
+
+
+def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifying, TruthfulAuditing]]:
+    for node in _each(world):
+        if node.validator is not None and node.certifying is not None and node.auditing is not None:
+            yield node, node.validator, node.certifying, node.auditing
+
+
+def policies(world: World) -> Facts:
+    """Which policies are followed, and how far the clock is."""
+    clocks = [(node.name, node.jury.policies) for node in _each(world)]
+    followed = {
+        (name, name_of(signed.author), step, signed.message.policy_root.hex()[:8])
+        for name, clock in clocks
+        for step in clock.steps
+        if (signed := clock.of_step(step))
+    }
+    return frozenset(followed | {(name, "", "newest", clock.newest_step) for name, clock in clocks})
+
+
+def forks(world: World) -> Facts:
+    """Terms whose holder is not believed."""
+    return frozenset(
+        (node.name, name_of(of.holder) if of.number == term else "", "term", term)
+        for node in _each(world)
+        for term in node.jury.policies.forks
+        for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
+    )
+
+
+def states(world: World) -> Facts:
+    """What the pool thinks of each file."""
+    made = {work_id(one): one for one in world.history.files.values()}
+    found = set()
+    for node in _each(world):
+        for id, one in made.items():
+            state = node.jury.ballots.state(id) if node.jury.register.get(id) else None
+            named = f"{one.policy_root.hex()[:4]} {one.index}"
+            found.add((node.name, name_of(one.node), named, state.value if state else "no work"))
+    return frozenset(found)
+
+
+def works(world: World) -> Facts:
+    """Whose files are works."""
+    found: set[tuple[Any, ...]] = set()
+    for node in _each(world):
+        for id, work in node.jury.register._works.items():
+            found.add((node.name, name_of(work.node), id.hex()[:8], work.rival))
+    return frozenset(found)
+
+
+def pledges(world: World) -> Facts:
+    """What everybody knows of each validator's pledges, and whether it is what that one pledged."""
+    secrets_of = {
+        (node.key.address, pledge.window): pledge.hash
+        for node in world.nodes.values()
+        if node.validator is not None
+        for pledge in node.validator.own_lots._pledged.values()
+    }
+    return frozenset(
+        (node.name, name_of(who), window, one.pledge.hash == secrets_of.get((who, window)))
+        for node in _each(world)
+        for (who, window), one in node.jury.lots._pledged.items()
+    )
+
+
+def told(world: World) -> Facts:
+    """Windows whose secret a validator told, and what that is worth."""
+    kept = {
+        (node.name, name_of(one.author), one.message.window)
+        for node in _each(world)
+        for one in node.board.messages(LotsRevealed)
+    }
+    early = {(node.name, "", "early", node.jury.lots.early) for node in _each(world)}
+    return frozenset(kept | early)
+
+
+def checkpoints(world: World) -> Facts:
+    """Whether a validator that audits takes what the leader offered of each step."""
+    own = {step: describe(world.history.card(step)).root for step in range(1, STEPS)}
+    return frozenset(
+        (node.name, "leader", step, one.root == own[step])
+        for node, _, _, auditing in _judges(world)
+        for step, one in auditing._offered().items()
+        if step in own
+    )
+
+
+def audits(world: World) -> Facts:
+    """Steps that each honest validator looked at, as it pledged, and what it said of them."""
+    return frozenset(
+        (node.name, name_of(one.message.trainer), one.message.statement.step, one.message.outcome)
+        for node, _, _, _ in _judges(world)
+        for one in node.board.messages(StepJudged)
+        if one.author == node.key.address
+    )
+
+
+def step_book(world: World) -> Facts:
+    """Verdicts on the followed steps that everybody still has."""
+    found: set[tuple[Any, ...]] = set()
+    for node in _each(world):
+        for step in node.jury.policies.steps:
+            signed = node.jury.policies.of_step(step)
+            statement = signed.message.statement if signed else None
+            if statement is not None:
+                for who in node.jury.steps.judged_by(statement.struct_hash):
+                    found.add((node.name, name_of(who), step))
+    return frozenset(found)
+
+
+def tasks(world: World) -> Facts:
+    return frozenset(
+        (node.name, name_of(task.owner), task.id.hex()[:8], task.open, len(task.leases.done))
+        for node in _each(world)
+        for task in node.jury.tasks.tasks()
+    )
+
+
+def certificates(world: World) -> Facts:
+    """What each honest validator signed that counts for pay; whoever is paid for looking at a file of the liar's is
+    paid for something that the liar made."""
+    found: set[tuple[Any, ...]] = set()
+    for node, _, _, _ in _judges(world):
+        mine = {one for work in node.jury.register._works.values() for one in _looks(world, work)}
+        rows = node.station.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
+        found |= {
+            (node.name, world.liar.name if work in mine else name_of(who), epoch, bytes(work).hex()[:8], units)
+            for who, epoch, work, units in rows
+        }
+    return frozenset(found)
+
+
+def _looks(world: World, work: Work) -> Iterator[bytes]:
+    """What looks at a file of the liar's are certified as."""
+    if name_of(work.node) in world.liar.names:
+        said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
+        for name in VALIDATORS:
+            yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
+
+
+def overpaid(world: World) -> Facts:
+    """Nobody is paid for a policy twice: certificates of a trainer beyond one for each followed policy."""
+    found: set[tuple[Any, ...]] = set()
+    for node, _, _, _ in _judges(world):
+        rows = node.station.journal._db.execute("SELECT node, count(*) FROM certificates GROUP BY node")
+        trainers = {KEYS[name].address for name in ("leader", "dismissed", "standby", "evicted")}
+        followed = [node.jury.policies.of_step(step) for step in node.jury.policies.steps]
+        for who, many in rows:
+            made = sum(one is not None and one.author == who and one.message.step > 0 for one in followed)
+            if who in trainers and many > made:
+                found.add((node.name, "", "policies of", name_of(who), many - made))
+    return frozenset(found)
+
+
+def disbelieved(world: World) -> Facts:
+    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.ballots.quarantined)
+
+
+def slashed(world: World) -> Facts:
+    """Whose stake is taken, and for what."""
+    found: set[tuple[Any, ...]] = set()
+    for node, _, _, _ in _judges(world):
+        judge = node.judge
+        found |= {("", name_of(who), reason) for who, reason, _ in judge.slashed}
+        found |= {("", name_of(who), what) for who, what in judge.evidence}
+    return frozenset(found)
+
+
+def muted(world: World) -> Facts:
+    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.network._muted)
+
+
+def chair(world: World) -> Facts:
+    """What trainers did about the chair, and what validators say of the leader."""
+    done = {(name, "", what) for name, what in world.calls if name not in world.liar.names}
+    silence = {
+        (node.name, name_of(who), "is not heard")
+        for node in _each(world)
+        for who in node.chairing._words
+        if name_of(who) not in world.liar.names
+    }
+    return frozenset(done | silence)
+
+
+def dropped(world: World) -> Facts:
+    """Who says that a leader drops a worker."""
+    return frozenset((node.name, "", term) for node in _each(world) for term, _ in set(node.drops))
+
+
+def due(world: World) -> Facts:
+    """Which files were due at which policy."""
+    made = {work_id(one): one for one in world.history.files.values()}
+    return frozenset(
+        (node.name, name_of(one.node), id.hex()[:8])
+        for node in _each(world)
+        for id, one in made.items()
+        if node.tracing.book.due(id) is not None
+    )
+
+
+def over(world: World) -> Facts:
+    """Whether the run is over: to a newcomer, and to the members."""
+    members = {(node.name, "leader", node.ending.over) for node in _each(world)}
+    return frozenset(members | {("newcomer", "leader", one) for one in world.over})
+
+
+def members(world: World) -> Facts:
+    """Who is in the pool, alive, and where."""
+    now = trio.current_time()
+    found: set[tuple[Any, ...]] = set()
+    for node in _each(world):
+        alive = node.membership.table.live(now)
+        for name in HONEST:
+            address = KEYS[name].address
+            member = node.membership.table.get(address)
+            role = member.beat.role if member and member.beat else ""
+            lives = address in alive or name == node.name
+            found.add((node.name, name, lives, role, node.membership.contacts_of(address)))
+    return frozenset(found)
+
+
+def packages(world: World) -> Facts:
+    return frozenset(
+        (node.name, name_of(one.author), one.message.name)
+        for node in _each(world)
+        for one in node.board.messages(EnvironmentPublished)
+    )
+
+
+def disputes(world: World) -> Facts:
+    return frozenset((node.name, "", node.jury.ballots.disputes_raised) for node in _each(world))
+
+
+def faults(world: World) -> Facts:
+    """What raised in a node."""
+    counts = {node.name: node.network.stats().faults for node in _each(world)}
+    return frozenset((name, "", many) for name, many in counts.items() if many)
+
+
+PROBES: dict[str, Callable[[World], Facts]] = {
+    probe.__name__: probe
+    for probe in (
+        policies, forks, states, works, pledges, told, checkpoints, audits, step_book, tasks, certificates, overpaid,
+        disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
+    )
+}  # fmt: skip
