@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from node.swarm.rules import RULES, By
+from node.swarm.counts import COUNTS, Office
 from protocol.errors import ProtocolError
 from protocol.messages import CutSigned, Heartbeat, Message
 from tests.attacks.matrix import words
@@ -47,12 +47,13 @@ FIRST, ONCE = 4, 5
 """Policies from which on a liar speaks; at which it speaks once."""
 APART = 4.5
 """Seconds after the honest word: beyond the next one, and beyond what services poll by."""
-AUTHORS: dict[By, tuple[str, ...]] = {
-    By.TRAINER: ("leader", "standby", "dismissed", "evicted"),
-    By.VALIDATOR: ("validator 4", "former", "coming"),
-    By.MEMBER: ("leader", "standby", "worker 2", "member", "validator 4"),
+AUTHORS: dict[Office, tuple[str, ...]] = {
+    Office.TRAINER: ("leader", "standby", "dismissed", "evicted"),
+    Office.LEADER: ("leader", "standby", "dismissed", "evicted"),
+    Office.VALIDATOR: ("validator 4", "former", "coming"),
+    Office.MEMBER: ("leader", "standby", "worker 2", "member", "validator 4"),
 }
-AUTHORS[By.TRAINER_OR_VALIDATOR] = (*AUTHORS[By.TRAINER], *AUTHORS[By.VALIDATOR])
+AUTHORS[Office.TRAINER_OR_VALIDATOR] = (*AUTHORS[Office.TRAINER], *AUTHORS[Office.VALIDATOR])
 EVERYBODY = tuple(dict.fromkeys(name for names in AUTHORS.values() for name in names))
 SOME = ("validator 1", "validator 2", "worker 1")
 """Who gets a word that goes to some only."""
@@ -74,7 +75,7 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> type[Message]:
-        return next(kind for kind in RULES if kind.__name__ == self.kind)
+        return next(kind for kind in COUNTS if kind.__name__ == self.kind)
 
 
 def cell_of(name: str) -> Cell:
@@ -87,12 +88,12 @@ def cells(pattern: str = "*") -> list[Cell]:
 
 
 def _all() -> Iterator[Cell]:
-    for kind, rule in RULES.items():
+    for kind, row in COUNTS.items():
         for author in EVERYBODY:
             # Whether the run is over is a trainer's to say: of those who led, too?
-            heard = (*AUTHORS[rule.by], *(("dismissed",) if kind is Heartbeat else ()))
+            heard = (*AUTHORS[row.by], *(("dismissed",) if kind is Heartbeat else ()))
             # A word that its author may not say is refused before it is read, whatever stands in it.
-            if author not in heard or (author in OUT_OF_OFFICE and rule.by is not By.MEMBER):
+            if author not in heard or (author in OUT_OF_OFFICE and row.by is not Office.MEMBER):
                 for name in (words.UNCHANGED, words.FRESH):
                     yield from (Cell(author, kind.__name__, name, *time) for time in REFUSED)
                 continue
@@ -135,7 +136,7 @@ def _of(author: str, kind: type[Message], name: str) -> Iterator[Cell]:
         yield Cell(author, named, name, period, moment)
     if name in (words.UNCHANGED, words.FRESH) or name.endswith("fresh"):
         yield Cell(author, named, name, "every", "before", "some")
-    if RULES[kind].by is By.TRAINER:
+    if COUNTS[kind].by in (Office.TRAINER, Office.LEADER):
         yield Cell(author, named, name, "every", "before", history="drops")
     if NATIVE.get(kind) == author:
         yield Cell(author, named, name, "every", "instead")
@@ -153,7 +154,7 @@ class Listener:
     async def before(self, world: World, name: str, word: Message) -> bool:
         if world.step < ONCE:
             return False
-        for kind in RULES:
+        for kind in COUNTS:
             for author in EVERYBODY:
                 made = template(world, kind, name, word, author)
                 if made is not None:

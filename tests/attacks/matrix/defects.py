@@ -12,12 +12,13 @@ from unittest.mock import patch
 from node.services.certifying import Certifying
 from node.services.ending import Ending
 from node.swarm.board import Board
+from node.swarm.facts import RunTold
 from node.swarm.membership import Membership
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
 from protocol.messages import Heartbeat
-from tests.attacks.matrix.world import KEYS
+from tests.attacks.matrix.world import KEYS, QUORUM
 
 
 @contextmanager
@@ -28,12 +29,8 @@ def former_trainers_count() -> Iterator[None]:
 
 @contextmanager
 def one_verdict_ends_a_term() -> Iterator[None]:
-    made = StepBook.__init__
-
-    def hasty(self: StepBook, quorum: Any, *given: Any) -> None:
-        made(self, lambda: 1, *given)
-
-    with patch.object(StepBook, "__init__", hasty):
+    against = StepBook.against
+    with patch.object(StepBook, "against", lambda *given: QUORUM * against(*given)):
         yield
 
 
@@ -42,7 +39,7 @@ def any_trainer_says_that_the_run_is_over() -> Iterator[None]:
     async def run(self: Ending) -> None:
         async for signed in self._station.board.subscribe(Heartbeat):
             if signed.message.finished:
-                self._hear(signed.message)
+                self._hear(RunTold(signed.author, over=True, step=0, reward=None))
 
     with patch.object(Ending, "run", run):
         yield
@@ -52,7 +49,7 @@ def any_trainer_says_that_the_run_is_over() -> Iterator[None]:
 def anybody_closes_a_task() -> Iterator[None]:
     update = TaskBook._update
 
-    def closing(self: TaskBook, task: Any, author: Any) -> None:
+    def closing(self: TaskBook, task: Any, author: Any = None) -> None:
         update(self, task, author)
         task.open = all(one.open for one in task.offers.values())
 
@@ -90,7 +87,7 @@ def who_left_office_is_still_a_validator() -> Iterator[None]:
 
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
-    former_trainers_count: ("dismissed/PolicyAnnounced/step+1 fresh/once/apart/all/honest", "policies"),
+    former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
     one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/once/after/all/honest", "forks"),
     any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
     anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),

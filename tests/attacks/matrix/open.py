@@ -1,20 +1,20 @@
-"""What the matrix finds in the product as it is: attacks that work, each with the cells and the probes that show it.
+"""What the matrix has found: each attack with the cell and the probe that showed it.
 
-Whoever mends one writes `works=False` in `SHOWN_BY`, since its test then passes and is strict about it, and takes its
-row out of `OPEN`. What is here is no excuse for anything else: a finding of another cell, or in another probe, fails.
+They are mended, and their cells stay tests. Whoever finds another one that is not mended at once writes it down in
+`OPEN`, with the cells and the probes that show it; its test is expected to fail, and strict about it. What is there is
+no excuse for anything else: a finding of another cell, or in another probe, fails.
 
-- C2: a policy of a step far ahead, by whoever is or was a trainer: validators tell the secrets of their lots.
-- H1: statements that nobody follows are counted: validators end an honest term, or forget that a leader drops a worker.
-- H1b: such statements push verdicts on followed steps out; an invented checkpoint is audited from.
-- H4: a trainer whose term is over, or that was thrown out, offers tasks, and they are the pool's.
-- H5: the leader says a policy again, of another epoch, and is paid twice.
-- F2: the leader states a step far ahead, and every clock follows: fresh files are no work.
-- F3: any trainer of now or before tells newcomers that the run is over.
-- F5 (found by this matrix): of a stated step 2^40 **every validator's event loop stands still for good**. The book of
-  standbys (`StandbyBook.draw`) walks all windows up to it, one after the other.
-- F6 (found by this matrix): a leader that says a smaller `batch_size` than its manifest has is never seen to drop a
-  worker. Tracing fetches no more bytes than the leader says (`manifest_of`), and audits fetch as many as a manifest may
-  have: so its steps hold, and nobody counts what it leaves out.
+- C2: a policy of a step far ahead, by whoever is or was a trainer: validators told the secrets of their lots.
+- H1: statements that nobody follows were counted: validators ended an honest term, or forgot that a leader drops a
+  worker.
+- H1b: such statements pushed verdicts on followed steps out; an invented checkpoint was audited from.
+- H4: a trainer whose term was over, or that was thrown out, offered tasks, and they were the pool's.
+- H5: the leader said a policy again, of another epoch, and was paid twice.
+- F2: the leader stated a step far ahead, and every clock followed: fresh files were no work.
+- F3: any trainer of now or before told newcomers that the run is over.
+- F5 (found by this matrix): of a stated step 2^40 every validator's event loop stood still for good.
+- F6 (found by this matrix): a leader that said a smaller size of its batch's manifest than that has was never seen to
+  drop a worker. Nobody says that size any more.
 """
 
 from fnmatch import fnmatchcase
@@ -22,25 +22,8 @@ from typing import NamedTuple
 
 from tests.attacks.matrix.cells import Finding
 
-OPEN: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "C2": (
-        ("standby/PolicyAnnounced/*", "dismissed/PolicyAnnounced/*", "evicted/PolicyAnnounced/*"),
-        frozenset({"told", "pledges", "audits", "step_book", "certificates", "works", "states", "due"}),
-    ),
-    "H1": (
-        ("standby/PolicyAnnounced/*", "dismissed/PolicyAnnounced/*", "evicted/PolicyAnnounced/*"),
-        frozenset({"dropped", "forks", "policies", "chair"}),
-    ),
-    "H1b": (
-        ("*/PolicyAnnounced/many/*", "standby/CheckpointOffered/*", "dismissed/CheckpointOffered/*", "evicted/Check*"),
-        frozenset({"step_book", "checkpoints", "audits", "certificates"}),
-    ),
-    "H4": (("dismissed/TaskOffered/*", "evicted/TaskOffered/*"), frozenset({"tasks"})),
-    "H5": (("leader/PolicyAnnounced/epoch*",), frozenset({"certificates", "overpaid"})),
-    "F2": (("leader/PolicyAnnounced/step*", "leader/PolicyAnnounced/many/*"), frozenset({"*"})),
-    "F6": (("leader/PolicyAnnounced/batch_size*/instead/*",), frozenset({"dropped"})),
-    "F3": (("standby/Heartbeat/*", "dismissed/Heartbeat/*"), frozenset({"over"})),
-}
+OPEN: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {}
+"""Attacks that work today."""
 
 
 def attack_of(finding: Finding) -> str | None:
@@ -56,19 +39,18 @@ class Shown(NamedTuple):
 
     cell: str
     probe: str
-    works: bool = True
+    works: bool = False
 
 
 SHOWN_BY = {
-    "C2": Shown("standby/PolicyAnnounced/step=2^40 fresh/once/apart/all/honest", "told"),
+    "C2": Shown("standby/PolicyAnnounced/statement.step=2^40 fresh/once/apart/all/honest", "told"),
     "H1, an honest term ends": Shown("dismissed/PolicyAnnounced/forged batch/once/before/all/honest", "dropped"),
-    "H1, a drop is forgotten": Shown("standby/PolicyAnnounced/term+1/every/before/all/drops", "dropped"),
+    "H1, a drop is forgotten": Shown("standby/PolicyAnnounced/statement.term+1/every/before/all/drops", "dropped"),
     "H1b, statements": Shown("dismissed/PolicyAnnounced/many/once/apart/all/honest", "step_book"),
     "H1b, checkpoints": Shown("standby/CheckpointOffered/root other/every/after/all/honest", "audits"),
     "H4": Shown("dismissed/TaskOffered/another task/once/apart/all/honest", "tasks"),
-    "H5": Shown("leader/PolicyAnnounced/epoch+1/once/apart/all/honest", "overpaid"),
-    "F2": Shown("leader/PolicyAnnounced/step+999 fresh/once/apart/all/honest", "policies"),
-    "F5": Shown("leader/PolicyAnnounced/step=2^40 fresh/once/apart/all/honest", "stopped"),
-    "F6": Shown("leader/PolicyAnnounced/batch_size-1/every/instead/all/drops", "dropped"),
+    "H5": Shown("leader/PolicyAnnounced/statement.epoch+1/once/apart/all/honest", "overpaid"),
+    "F2": Shown("leader/PolicyAnnounced/statement.step+999 fresh/once/apart/all/honest", "policies"),
+    "F5": Shown("leader/PolicyAnnounced/statement.step=2^40 fresh/once/apart/all/honest", "stopped"),
     "F3": Shown("standby/Heartbeat/finished flipped/every/before/all/honest", "over"),
 }

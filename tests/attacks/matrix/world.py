@@ -13,7 +13,7 @@ one that was thrown out (`evicted`), two workers, a cheat, four validators (thre
 import gc
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, Protocol
@@ -37,13 +37,13 @@ from node.services.certifying import Certifying
 from node.services.chairing import Chairing, Ready
 from node.services.ending import Ending
 from node.services.judging.judge import Validator
+from node.services.judging.lots import OwnLots
 from node.services.station import PoolTime, take_station
 from node.services.tracing import Tracing
 from node.swarm import policies as policy_clock
 from node.swarm import stepbook
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.register import Work
-from node.training.spool import Spool
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
@@ -80,7 +80,7 @@ from protocol.messages import (
     Signed,
     SilenceSigned,
     StepJudged,
-    StepReplayed,
+    StepObjected,
     TaskClaimed,
     TaskOffered,
     ValidatorSaid,
@@ -89,7 +89,6 @@ from protocol.messages import (
     parse_envelope,
     seal,
     signed,
-    stated,
     topic,
 )
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
@@ -281,7 +280,7 @@ class TruthfulAuditing(Auditing):
 
     truth: "History"
 
-    async def _replay(self, order: StepOrder, spool: Spool) -> Audit:
+    async def _replay(self, order: StepOrder) -> Audit:
         await trio.sleep(0.05)
         for step, (card, _) in order.checkpoints.items():
             if step and card != str(Blob(self.truth.card(step))):
@@ -316,33 +315,41 @@ class Node:
         clock, time = Clock(wall=world.wall), PoolTime(START, 2**30, 2**10, world.wall)
         self.station = take_station(self.member, run, InlineJournal(), clock=clock, time=time)
         self.jury = self.station.jury
-        self.tracing = Tracing(self.station)
+        send, self.dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
+        self.tracing = Tracing(self.station, send)
         self.ending = Ending(self.station)
         self.drops: list[tuple[int, str]] = []
-        self.tracing.on_dropped.append(lambda statement, how: self.drops.append((statement.term, "")))
+        self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
-        self.chairing = Chairing(self.station, chain)
-        self.chairing.ready = self._ready
+        candidate = SimpleNamespace(ready=self._ready, at=lambda: (0, bytes(32)))
+        self.chairing = Chairing(self.station, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
         self.auditing: TruthfulAuditing | None = None
         self.judge = Court()
         if name in VALIDATORS:
-            self._take_office(world)
+            self._take_office(world, heard)
         self._listen(world)
 
-    def _take_office(self, world: "World") -> None:
+    def _take_office(self, world: "World", dropped: Any) -> None:
         policies: Any = KnownPolicies()
         self.certifying = Certifying(self.station)
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
+        own, clock, run = self.key.address, self.station.clock.monotonic, self.station.run.spec
+        lots = OwnLots(run, POOL, own, self.station.journal, self.board, clock, steps=1.0)
         self.validator = Validator(
-            self.station, engine, policies, self.judge, scratch, steps=1.0, certifying=self.certifying
+            self.station, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )
-        self.auditing = TruthfulAuditing(self.station, self.validator.own_lots, scratch, Anew())
+        self.auditing = TruthfulAuditing(self.station, lots, scratch, Anew(), dropped)
         self.auditing.truth = world.history
-        self.tracing.on_dropped.append(self.auditing.drops)
+
+    async def _hear_dropped(self) -> None:
+        async for statement, how in self.dropped:
+            self.drops.append((statement.term, ""))
+            with suppress(trio.WouldBlock):
+                self._say_dropped.send_nowait((statement, how))
 
     def _ready(self) -> Ready | None:
         """A standby that holds the newest policy."""
@@ -368,6 +375,7 @@ class Node:
         await nursery.start(self.network.run)
         services: list[Callable[[], Awaitable[None]]] = [
             self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.chairing.run,
+            self._hear_dropped,
         ]  # fmt: skip
         for one in (self.validator, self.certifying, self.auditing):
             services += [one.run] if one is not None else []
@@ -458,11 +466,9 @@ class History:
         kept = ("worker 1",) if self._drops and step >= self._drops else ("worker 1", "worker 2")
         batch = self.manifest(step, kept) if step else describe(b"")
         parent = policy_root(step - 1) if step else bytes(32)
-        said = PolicyStatement(POOL, term, step, parent, policy_root(step), batch.root, state_root(step))
-        word = stated(said, batch.size, sign(KEYS[name], DOMAIN, said.commitment(KEYS[name].address)))
-        return PolicyAnnounced(
-            pool=POOL, step=step, policy_root=policy_root(step), manifest_root=batch.root, manifest_size=1, **word
-        )
+        said = PolicyStatement(POOL, term, step, 0, parent, policy_root(step), batch.root, state_root(step))
+        word = sign(KEYS[name], DOMAIN, said.commitment(KEYS[name].address))
+        return PolicyAnnounced(pool=POOL, statement=said, signature=word, manifest_root=batch.root, manifest_size=1)
 
     def offered(self, step: int) -> CheckpointOffered:
         info = self._world.store.put(self.card(step))
@@ -733,7 +739,7 @@ def _root(what: str) -> bytes:
 
 MADE: dict[type[Message], Callable[[World, str], Any]] = {
     Heartbeat: _beat,
-    StepReplayed: lambda world, _: StepReplayed(pool=POOL, term=2, step=world.step, proof=_root("proof")),
+    StepObjected: lambda world, _: StepObjected(pool=POOL, term=2, step=world.step),
     VerdictRechecked: _recheck,
     DisputeRaised: _dispute,
     CheckRequested: _request,
@@ -757,7 +763,7 @@ def resigned(word: Any, author: str, honest: Any) -> Any:
     if getattr(word, "signature", None) != getattr(honest, "signature", None):
         return word
     match word:
-        case PolicyAnnounced(statement=PolicyStatement() as statement):
+        case PolicyAnnounced(statement=statement):
             return replace(word, signature=sign(key, DOMAIN, statement.commitment(own)))
         case RolloutCommitted(commitment=of):
             of = replace(of, node=own) if of.node == honest.commitment.node else of
@@ -818,8 +824,8 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
         made: list[Any] = []
         for step in range(word.step, word.step + 3):
             info, root = world.history.manifest(step, ("worker 1",)), _root(f"forged {world.step} {step}")
-            given = {"manifest_root": info.root, "batch_root": info.root, "batch_size": info.size, "policy_root": root}
-            made.append(replace(word, step=step, **given))
+            said = replace(word.statement, step=step, batch_root=info.root, policy_root=root)
+            made.append(replace(word, statement=said, manifest_root=info.root))
         return made
     return None
 
@@ -910,9 +916,9 @@ def checkpoints(world: World) -> Facts:
     """Whether a validator that audits takes what the leader offered of each step."""
     own = {step: describe(world.history.card(step)).root for step in range(1, STEPS)}
     return frozenset(
-        (node.name, "leader", step, one.root == own[step])
+        (node.name, "leader", step, offers[0].message.root == own[step])
         for node, _, _, auditing in _judges(world)
-        for step, one in auditing._offered().items()
+        for step, offers in auditing._offered().items()
         if step in own
     )
 
