@@ -27,6 +27,7 @@ _SIGNS = str.maketrans(
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f]+")
 _LOWERED = re.compile("[\u2080-\u2089]+")
 _ROOT = re.compile("\u221a *(?:\\(([^()]{1,100})\\)|([0-9]{1,30}|[a-zA-Z]))")
+_EMPHASIS = re.compile(r"\*{1,3}([^*]*)\*{1,3}(?=$)")
 _SCIENTIFIC = re.compile(r"([+-]?[0-9.]{1,1024})[eE]([+-]?[0-9]{1,3})")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 # A mark between groups of three digits that cannot be a list's comma.
@@ -79,7 +80,8 @@ _ROUND_ROOT = re.compile(r"\\sqrt\s?\(([^()]{1,100})\)")
 
 def spelt(text: str) -> str:
     """A truth or an answer in one spelling."""
-    number = _SCIENTIFIC.fullmatch(text.strip())
+    text = _EMPHASIS.sub(r"\1", text.strip())
+    number = _SCIENTIFIC.fullmatch(text)
     if number:
         return f"{number[1]} \\times 10^{{{int(number[2])}}}"
     # NFKC makes U+2212 of a raised minus, so the signs are replaced behind it once more.
