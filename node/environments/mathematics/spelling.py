@@ -71,6 +71,8 @@ _AND = re.compile(
 _BLANKS = re.compile(r"\s+")
 _DOLLARS = re.compile(r"\\\$ ?([0-9][0-9,]{0,40}(?:\.[0-9]{1,20})?)(?![0-9.]| ?\\text)")
 _SUBSCRIPT = re.compile(r"_ ?([0-9]+|[a-zA-Z])(?![0-9}])")
+_COUNTED = re.compile(r"([+-]?[0-9][0-9.,]{0,60}) ?([a-zA-Z][a-zA-Z ]{0,40})")
+_GROUPED = re.compile(r"\s*[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?=(?:\.[0-9]{1,60})? ?(?:\\text|\\circ|%|[a-zA-Z]{2}))")
 _DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)")
 _ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![a-zA-Z])")
 _POWER = re.compile(r"\^\s?(-?\d+)")
@@ -102,7 +104,10 @@ def spelt(text: str) -> str:
     text = _AND.sub(",", _INFINITE.sub(r"\\infty ", _BARE.sub(r"\\\1 ", text)))
     text = _DEGREES.sub(r"\\circ ", text).replace("**", "^")
     text = _ROUND_ROOT.sub(r"\\sqrt{\1}", _ROUND_POWER.sub(r"^{\1}", _POWER.sub(r"^{\1}", text)))
-    return trimmed(_braced(text))
+    text = _braced(text)
+    # 1,200 dollars is one number, as 1,200 is.
+    grouped = _GROUPED.match(text)
+    return trimmed(grouped[0].replace(",", "") + text[grouped.end() :] if grouped else text)
 
 
 def trimmed(text: str) -> str:
@@ -123,6 +128,8 @@ def _said(found: re.Match[str]) -> str:
     inner = found[1].strip()
     if inner in _FUNCTIONS:
         return f"\\{inner} "
+    if counted := _COUNTED.fullmatch(inner):
+        return f"{counted[1]} \\text{{{counted[2]}}}"
     before = found.string[: found.start()].rstrip()
     measured = (inner in _ONE_LETTER and before[-1:] in _BEFORE_UNITS) or (
         inner in ("C", "F") and "circ" in before[-6:]
