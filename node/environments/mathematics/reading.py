@@ -46,6 +46,8 @@ _CHOICE = re.compile(
     r"(?:(?i:option|choice|answer) )?(?:\\text\{ ?)?\(?([A-J])(?:[.:)]{0,2}\}?|(?:\)|[.:])[.:]? ?\}? (?! |[-+=<>^]).*)",
     re.DOTALL,
 )
+_ANOTHER_CHOICE = re.compile(r"[,;/] ?\(?[A-J](?:[.):]|$)")
+"""E. 12 or D. 13 is no choice."""
 _AMOUNT = re.compile(
     r"([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?: ?\\times 10\^\{[+-]?\d{1,3}\})?"
     r"|[+-]?(?:\d+ ?)?\\frac ?\{[^{}]{1,60}\} ?\{[^{}]{1,60}\}|[+-]?\d+/\d+"
@@ -131,7 +133,7 @@ def _simple(text: str, depth: int) -> Form | None:  # noqa: ARG001
         base = str(_NUMBER_WORDS.index(base)) if base in _NUMBER_WORDS else base
         if base.isdecimal() and any(digit.isdecimal() for digit in found[1]):
             return Form("based", text, extra=(found[1].lstrip("0") or "0", base))
-    if (found := _CHOICE.fullmatch(text)) is not None:
+    if (found := _CHOICE.fullmatch(text)) is not None and not _ANOTHER_CHOICE.search(text, found.end(1)):
         return Form("choice", text, extra=(found[1], text[found.end(1) :].lstrip(" ).:}").strip()))
     return None
 
