@@ -61,6 +61,7 @@ def scorers() -> dict[str, Callable[[str], Any]]:
         "prime_rl_code, verifiable_code": last_block,
         "verifiable_math": final_answer,
         "marked_math": marked_answer,
+        "what programs print": lambda text: code.same_output(text, f"{text}1"),
         "json_schema": json_in,
         "reasoning_gym": answer_in,
         "code_output_prediction": lambda text: code.output_reward(text, predicted),

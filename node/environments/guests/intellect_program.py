@@ -20,10 +20,12 @@ _STARRED = (
 (lcb_runner/evaluation/testing_util.py), and after it APPS, TACO and ASPO."""
 _NAMED = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
-    "typing time fractions decimal"
+    "typing time fractions decimal os"
 )
 """These under their own names, over all names above: LiveCodeBench's, and behind them PRIME's and verl's
 (verl/utils/reward_score/prime_code)."""
+_RENAMED = {"commonprefix": ("os.path", "commonprefix"), "re_search": ("re", "search")}
+"""These as ASPO has them (rewards/code_utils/base.py)."""
 RECURSION = 50_000
 """Calls: LiveCodeBench's limit."""
 
@@ -38,6 +40,8 @@ for _name in _STARRED.split():
     _PRESENT |= _starred(importlib.import_module(_name))
 for _name in _NAMED.split():
     _PRESENT[_name] = importlib.import_module(_name)
+for _name, (_module, _named) in _RENAMED.items():
+    _PRESENT[_name] = getattr(importlib.import_module(_module), _named)
 
 
 # There is one thread here. Solutions start another for its deep stack and wait for it, so that it may run at once.
@@ -71,6 +75,21 @@ threading.Thread.is_alive = lambda self: False  # type: ignore[method-assign] # 
 threading.stack_size = lambda size=0: 0  # noqa: ARG005
 importlib.import_module("_thread").start_new_thread = _start_new  # type: ignore[attr-defined]
 importlib.import_module("_thread").stack_size = threading.stack_size  # type: ignore[attr-defined]
+
+
+def _no_limits() -> ModuleType:
+    """`resource`, with which solutions ask for a deep stack: there is none here, and no limit to raise."""
+    module = ModuleType("resource")
+    unlimited = -1
+    module.__dict__.update(RLIM_INFINITY=unlimited, RLIMIT_STACK=3, RLIMIT_DATA=2, RLIMIT_AS=9)
+    module.__dict__.update(setrlimit=lambda *_: None, getrlimit=lambda *_: (unlimited, unlimited))
+    return module
+
+
+try:
+    importlib.import_module("resource")
+except ImportError:
+    sys.modules["resource"] = _no_limits()
 
 
 def run(source: str) -> None:

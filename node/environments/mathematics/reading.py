@@ -41,11 +41,13 @@ _BASED = re.compile(
     r"\(?([0-9A-Z]{1,200}(?:\.[0-9A-Z]{1,100})?)\)? ?_ ?(?:\{ ?(?:\\text\{)?([a-z0-9]{1,12})\}? ?\}|(\d))"
 )
 _IN_BASE = re.compile(r"([0-9A-Z]{1,200}) ?\(?(?:\\text\{)? ?\(?(?:in )?base[ -]?(\d{1,2}|[a-z]{2,9})\)?\}?\)?")
-_BASES = ("two three four five six seven eight nine ten eleven twelve").split()
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _CHOICE = re.compile(
     r"(?:(?i:option|choice|answer) )?(?:\\text\{ ?)?\(?([A-J])(?:[.:)]{0,2}\}?|(?:\)|[.:])[.:]? ?\}? (?! |[-+=<>^]).*)",
     re.DOTALL,
 )
+_ANOTHER_CHOICE = re.compile(r"[,;/] ?\(?[A-J](?:[.):]|$)")
+"""E. 12 or D. 13 is no choice."""
 _AMOUNT = re.compile(
     r"([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?: ?\\times 10\^\{[+-]?\d{1,3}\})?"
     r"|[+-]?(?:\d+ ?)?\\frac ?\{[^{}]{1,60}\} ?\{[^{}]{1,60}\}|[+-]?\d+/\d+"
@@ -128,10 +130,10 @@ def _simple(text: str, depth: int) -> Form | None:  # noqa: ARG001
         return Form("number", text, extra=(str(value),))
     if (found := _BASED.fullmatch(text) or _IN_BASE.fullmatch(text)) is not None:
         base = next(one for one in found.groups()[1:] if one)
-        base = str(_BASES.index(base) + 2) if base in _BASES else base
+        base = str(_NUMBER_WORDS.index(base)) if base in _NUMBER_WORDS else base
         if base.isdecimal() and any(digit.isdecimal() for digit in found[1]):
             return Form("based", text, extra=(found[1].lstrip("0") or "0", base))
-    if (found := _CHOICE.fullmatch(text)) is not None:
+    if (found := _CHOICE.fullmatch(text)) is not None and not _ANOTHER_CHOICE.search(text, found.end(1)):
         return Form("choice", text, extra=(found[1], text[found.end(1) :].lstrip(" ).:}").strip()))
     return None
 
@@ -140,6 +142,8 @@ def value_of(text: str) -> Fraction | None:
     """What a number in digits is worth: 1,234 and 1 234, 0,5, 2 1/2, 0.\\overline{3}."""
     if (found := number(text)) is not None:
         return found
+    if (word := text.removeprefix("\\text{").removesuffix("}").strip().lower()) in _NUMBER_WORDS:
+        return Fraction(_NUMBER_WORDS.index(word))
     if comma := _DECIMAL_COMMA.fullmatch(text):
         return number(f"{comma[1]}.{comma[2]}")
     if _THOUSANDS.fullmatch(text) or _SPACED.fullmatch(text):

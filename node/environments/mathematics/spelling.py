@@ -27,6 +27,7 @@ _SIGNS = str.maketrans(
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f]+")
 _LOWERED = re.compile("[\u2080-\u2089]+")
 _ROOT = re.compile("\u221a *(?:\\(([^()]{1,100})\\)|([0-9]{1,30}|[a-zA-Z]))")
+_EMPHASIS = re.compile(r"\*{1,3}([^*]*)\*{1,3}(?=$)")
 _SCIENTIFIC = re.compile(r"([+-]?[0-9.]{1,1024})[eE]([+-]?[0-9]{1,3})")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z{}])")
 # A mark between groups of three digits that cannot be a list's comma.
@@ -70,6 +71,8 @@ _AND = re.compile(
 _BLANKS = re.compile(r"\s+")
 _DOLLARS = re.compile(r"\\\$ ?([0-9][0-9,]{0,40}(?:\.[0-9]{1,20})?)(?![0-9.]| ?\\text)")
 _SUBSCRIPT = re.compile(r"_ ?([0-9]+|[a-zA-Z])(?![0-9}])")
+_COUNTED = re.compile(r"([+-]?[0-9][0-9.,]{0,60}) ?([a-zA-Z][a-zA-Z ]{0,40})")
+_GROUPED = re.compile(r"\s*[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?=(?:\.[0-9]{1,60})? ?(?:\\text|\\circ|%|[a-zA-Z]{2}))")
 _DEGREES = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)")
 _ARGUMENTS = re.compile(r"\\(frac|binom|sqrt)(?![a-zA-Z])")
 _POWER = re.compile(r"\^\s?(-?\d+)")
@@ -79,7 +82,8 @@ _ROUND_ROOT = re.compile(r"\\sqrt\s?\(([^()]{1,100})\)")
 
 def spelt(text: str) -> str:
     """A truth or an answer in one spelling."""
-    number = _SCIENTIFIC.fullmatch(text.strip())
+    text = _EMPHASIS.sub(r"\1", text.strip())
+    number = _SCIENTIFIC.fullmatch(text)
     if number:
         return f"{number[1]} \\times 10^{{{int(number[2])}}}"
     # NFKC makes U+2212 of a raised minus, so the signs are replaced behind it once more.
@@ -100,7 +104,10 @@ def spelt(text: str) -> str:
     text = _AND.sub(",", _INFINITE.sub(r"\\infty ", _BARE.sub(r"\\\1 ", text)))
     text = _DEGREES.sub(r"\\circ ", text).replace("**", "^")
     text = _ROUND_ROOT.sub(r"\\sqrt{\1}", _ROUND_POWER.sub(r"^{\1}", _POWER.sub(r"^{\1}", text)))
-    return trimmed(_braced(text))
+    text = _braced(text)
+    # 1,200 dollars is one number, as 1,200 is.
+    grouped = _GROUPED.match(text)
+    return trimmed(grouped[0].replace(",", "") + text[grouped.end() :] if grouped else text)
 
 
 def trimmed(text: str) -> str:
@@ -121,6 +128,8 @@ def _said(found: re.Match[str]) -> str:
     inner = found[1].strip()
     if inner in _FUNCTIONS:
         return f"\\{inner} "
+    if counted := _COUNTED.fullmatch(inner):
+        return f"{counted[1]} \\text{{{counted[2]}}}"
     before = found.string[: found.start()].rstrip()
     measured = (inner in _ONE_LETTER and before[-1:] in _BEFORE_UNITS) or (
         inner in ("C", "F") and "circ" in before[-6:]

@@ -31,6 +31,7 @@ _FUNCTIONS = r"(?:(?:arc)?(?:sin|cos|tan)h?|log|ln|exp|mod|pi|sqrt|choose|theta|
 _PROSE = re.compile(
     r"[*$)]{0,4}(?:[.,;:!]?(?:\s+[*(]{0,3}(?:a |an |the )?|\s*[-\u2013\u2014]{2}\s*)"
     rf"(?!{_FUNCTIONS})[^\W\d_]{{2}}"
+    rf"|[*$)]{{0,4}}\s+[-\u2013\u2014]\s+(?!{_FUNCTIONS})[^\W\d_]{{3}}|\s+\((?=[^()]{{0,80}}(?:[a-z]{{3}}|=))"
     r"|\s*[.,;:(\u2014](?!\d)|!+\s+\S|\s*$)"
 )
 """What is said of a number: words, not more of its mathematics."""

@@ -17,7 +17,7 @@ from tests.node.environments.tokens import Characters
 pytest.importorskip("latex2sympy2_extended")
 
 
-def environment(path: Path, rows: list[dict[str, Any]]):
+def environment(path: Path, rows: list[dict[str, Any]]) -> Any:
     (path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load(Arguments(path="d.jsonl", held_back_share=0.2), path, Characters())
 

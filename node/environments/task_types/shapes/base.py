@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -158,8 +159,7 @@ def whole_question(row: Mapping[str, Any]) -> None:
 def no_pictures(row: Mapping[str, Any]) -> None:
     """Raise ValueError for a row with pictures, films or sounds: no model here sees or hears them."""
     for column, value in row.items():
-        named = _PICTURES.fullmatch(str(column)) and _is_some(value)
-        if named or _is_media(value):
+        if (_is_picture(str(column)) and _is_some(value)) or _is_media(value):
             raise ValueError(f"its column {str(column)[:80]!r} belongs to the question, and models here read text only")
     for column in ("prompt", "question", "problem", "messages"):
         if _STANDS_FOR_ONE.search(str(row.get(column, ""))):
@@ -175,6 +175,11 @@ def one_truth(row: Mapping[str, Any]) -> None:
         first = next(iter(known))
         if value != known[first]:
             raise ValueError(f"it has two truths: {first} {row[first]!s:.40}, {column} {row[column]!s:.40}")
+
+
+@lru_cache(maxsize=1024)
+def _is_picture(column: str) -> bool:
+    return _PICTURES.fullmatch(column) is not None
 
 
 def _is_some(value: Any) -> bool:

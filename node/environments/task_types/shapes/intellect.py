@@ -28,6 +28,7 @@ from node.environments.task_types.shapes.tests import read_tests
 
 NAME = "INTELLECT-2"
 MARK = "####"
+_TAGGED = re.compile(r"<answer>(.{1,1024})</answer>", re.DOTALL)
 _SAYS = re.compile(r"(?i:the answer is):?[ \t]*(.{1,200}?)[ \t]*\.?[ \t]*")
 """MetaMath's last line."""
 # Bounded: int() takes quadratic time for a row of digits, and refuses a long one.
@@ -114,7 +115,9 @@ def answered(truth: Any) -> _Reading:
         raise ValueError(f"it has {len(truth)} truths, and nothing says whether one of them or all are asked for")
     if not isinstance(truth, str):
         return "marked_math", "answer", {"ground_truth": truths_of(truth)}
-    if boxed := _boxed(truth.rpartition("</think>")[2]):
+    truth = truth.rpartition("</think>")[2]
+    truth = tagged[1].strip() if (tagged := _TAGGED.search(truth)) else truth
+    if boxed := _boxed(truth):
         return "marked_math", "gold solution", {"ground_truth": _chosen(boxed)}
     if MARK in truth:
         return "marked_math", "gold solution", {"ground_truth": truths_of(truth.rpartition(MARK)[2].strip())}
