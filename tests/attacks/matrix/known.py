@@ -14,7 +14,7 @@ row out of `OPEN`. What is here is no excuse for anything else: a finding of ano
   standbys (`StandbyBook.draw`) walks all windows up to it, one after the other.
 - F6 (found by this matrix): a leader that says a smaller `batch_size` than its manifest has is never seen to drop a
   worker. Tracing fetches no more bytes than the leader says (`manifest_of`), and audits fetch as many as a manifest may
-  have: so its steps hold, and nobody counts what it leaves out.
+  have: so its steps hold, and nobody counts what it leaves out. One that shows no manifest is not told on, either.
 """
 
 from fnmatch import fnmatchcase
@@ -38,7 +38,10 @@ OPEN: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "H4": (("dismissed/TaskOffered/*", "evicted/TaskOffered/*"), frozenset({"tasks"})),
     "H5": (("leader/PolicyAnnounced/epoch*",), frozenset({"certificates", "overpaid"})),
     "F2": (("leader/PolicyAnnounced/step*", "leader/PolicyAnnounced/many/*"), frozenset({"*"})),
-    "F6": (("leader/PolicyAnnounced/batch_size*/instead/*",), frozenset({"dropped"})),
+    "F6": (
+        tuple(f"leader/PolicyAnnounced/{what}/every/instead/all/drops" for what in ("batch_*", "*fresh")),
+        frozenset({"dropped"}),
+    ),
     "F3": (("standby/Heartbeat/*", "dismissed/Heartbeat/*"), frozenset({"over"})),
 }
 
