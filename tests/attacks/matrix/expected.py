@@ -70,8 +70,9 @@ ROWS: dict[type[Message], Row] = {
     EnvironmentPublished: Row(MEMBERS),
 }
 
-SAFE = ("overpaid", "disbelieved", "slashed", "muted", "faults")
-"""Nobody honest is disbelieved, slashed, muted or stopped, work is paid once, nothing raises: whatever is said."""
+SAFE = ("overpaid", "alone", "disbelieved", "slashed", "muted", "faults")
+"""Nobody honest is disbelieved, slashed, muted or stopped, work is paid once and
+decided by two at least, nothing raises: whatever is said."""
 
 
 def row_of(kind: type[Message]) -> Row:

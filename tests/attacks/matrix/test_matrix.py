@@ -1,6 +1,6 @@
 """The adversarial matrix on whole nodes: cells that ever found something, planted faults, and a few others by turns.
 
-`python -m benchmarks.adversary` runs the rest. An attack that works today is in `open.py`, and its test is expected to
+`python -m benchmarks.adversary` runs the rest. An attack that works today is in `known.py`, and its test is expected to
 fail: whoever mends the product takes the lines away there.
 """
 
@@ -18,7 +18,7 @@ from tests.attacks.matrix import words
 from tests.attacks.matrix.cells import Cell, cell_of, cells, examine, templates
 from tests.attacks.matrix.defects import FOUND_BY, Defect
 from tests.attacks.matrix.expected import ROWS
-from tests.attacks.matrix.open import OPEN, SHOWN_BY, attack_of
+from tests.attacks.matrix.known import OPEN, SHOWN_BY, attack_of
 
 BY_TURNS = 2
 """Cells of each day: all of them come in some years, a nightly run does them in hours."""

@@ -42,6 +42,7 @@ from node.services.station import PoolTime, take_station
 from node.services.tracing import Tracing
 from node.swarm import policies as policy_clock
 from node.swarm import stepbook
+from node.swarm.ballots import FileState
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.register import Work
 from protocol.audit import AuditSpec
@@ -990,6 +991,16 @@ def overpaid(world: World) -> Facts:
     return frozenset(found)
 
 
+def alone(world: World) -> Facts:
+    """Files that one voice decides: with four validators two at least must have seen what they accept."""
+    return frozenset(
+        (node.name, "", id.hex()[:8])
+        for node in _each(world)
+        for id in node.jury.register._works
+        if node.jury.ballots.state(id) is FileState.ACCEPTED and len(node.jury.ballots.accepting(id)) < 2
+    )
+
+
 def disbelieved(world: World) -> Facts:
     return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.ballots.quarantined)
 
@@ -1079,6 +1090,6 @@ PROBES: dict[str, Callable[[World], Facts]] = {
     probe.__name__: probe
     for probe in (
         policies, forks, states, works, pledges, told, checkpoints, audits, step_book, tasks, certificates, overpaid,
-        disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
+        alone, disbelieved, slashed, muted, chair, dropped, due, over, members, packages, disputes, faults,
     )
 }  # fmt: skip
