@@ -429,7 +429,9 @@ async def test_a_run_in_which_nothing_ever_has_a_signal_rings_and_ends(tmp_path:
                 await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
     journal.close()
-    assert trainer.step == 0 and list(house.words) == [0] and "the last 10 batches had a signal" in str(trainer.ended_by)
+    assert (
+        trainer.step == 0 and list(house.words) == [0] and "the last 10 batches had a signal" in str(trainer.ended_by)
+    )
     assert [alarm.name for alarm in trainer._observer.alarms] == ["no_signal"]
 
 
