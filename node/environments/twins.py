@@ -8,9 +8,9 @@ Two problems are alike where
 - they have the same truth, the same numbers, if any, and nearly the same words (a Jaccard index of ALIKE).
 
 Numbers make a problem another one, however alike the words are: what a template writes are problems of their own. What
-more than a share of all rows has in common says nothing of any: options from 1 to 4 with the answer 2, a preface. Time
-grows with the text: words are compared by MinHash (Broder, "On the resemblance and containment of documents", 1997),
-in bands. Pure; the same on every machine.
+is in nearly all rows says nothing of any: the numbers of options, or of an example in front. Too large groups make a
+hold-out coarse; too small ones make one that is learnt. Time grows with the text: words are compared by MinHash in
+bands (Broder, "On the resemblance and containment of documents", 1997). Pure; the same on every machine.
 """
 
 import re
@@ -26,19 +26,22 @@ from node.environments.base import Problem
 
 ALIKE = 0.75
 """Share of two texts' words that stand in both."""
-UNSPECIFIC, FEW = 0.02, 16
-"""What more than this share of the rows have in common groups none of them, nor words that so many have; in small files
-it takes so many rows."""
+UNSPECIFIC, FEW = 0.2, 64
+"""Numbers and a truth that more than this share of the rows have, or so many if that is more, group none of them."""
+COMMON, SOME = 0.02, 16
+"""Words that more than this share of the compared rows have, or so many if that is more, are not compared."""
+EVERYWHERE, LOOKED_AT, FEWEST = 0.9, 10_000, 20
+"""Numbers that this share of the first rows have are none of a row's own; of so many rows, where there are a few."""
 MOST_COMPARED = 200_000
 """Rows whose words are compared: of more, those of the same text or numbers are still found."""
 BANDS, ROWS = 6, 2
-_TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[^\w\s.,;:!?\"'`´()\[\]{}…“”‘’«»$\\*]")
+_TOKEN = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[^\w\s.,;:!?\"'`´…“”‘’«»$\\]")
 """A number, a word or a sign that is no mark."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SPELT = {word: str(number) for number, word in enumerate(_WORDS, 2)}
 _DIGEST = blake3(b"intellect-node twins").digest(16 * BANDS * ROWS)
-_FACTORS = np.frombuffer(_DIGEST, np.uint64).reshape(BANDS * ROWS, 2) | np.uint64(1)
+_FACTORS = np.frombuffer(_DIGEST, "<u8").reshape(BANDS * ROWS, 2) | np.uint64(1)
 
 
 def groups_of(problems: Sequence[Problem], keys: Sequence[str | None] = ()) -> list[int]:
@@ -46,20 +49,23 @@ def groups_of(problems: Sequence[Problem], keys: Sequence[str | None] = ()) -> l
     alike to something alike is alike. keys: of problems whose maker says what is alike, and then nothing else does."""
     if any(key is not None for key in keys):
         return _by_key(problems, keys)
-    found, most = _Groups(len(problems)), max(FEW, int(UNSPECIFIC * len(problems)))
+    found, everywhere = _Groups(len(problems)), _everywhere(problems[:LOOKED_AT])
     texts, sames, specific = list[bytes](), list[bytes](), list[bytes | None]()
     for problem in problems:
         tokens = _tokens(problem)
-        numbers = sorted(map(_number, _NUMBER.findall("\0".join(tokens))))
+        numbers = _numbers(tokens)
+        if everywhere:
+            numbers = [*(Counter(numbers) - everywhere).elements()]
+        numbers.sort()
         texts.append(_digest(tokens))
         sames.append(_digest([*numbers, "", problem.task, *problem.answer]))
         specific.append(sames[-1] if len(numbers) > 1 else None)
     found.join(texts)
-    found.join(specific, most)
+    found.join(specific, max(FEW, int(UNSPECIFIC * len(problems))))
     counts = Counter(sames)
     # Who shares truth and numbers with nobody has nobody to be compared with.
     if len(problems) <= MOST_COMPARED:
-        _join_by_words(found, {at: problems[at] for at, same in enumerate(sames) if counts[same] > 1}, sames, most)
+        _join_by_words(found, {at: problems[at] for at, same in enumerate(sames) if counts[same] > 1}, sames)
     return [found.first(place) for place in range(len(problems))]
 
 
@@ -109,6 +115,20 @@ def _tokens(problem: Problem) -> list[str]:
     return found if _SPELT.keys().isdisjoint(found) else [_SPELT.get(one) or one for one in found]
 
 
+def _numbers(tokens: Sequence[str]) -> list[str]:
+    return [_number(one) for one in tokens if one[0].isdigit()]
+
+
+def _everywhere(problems: Sequence[Problem]) -> Counter[str]:
+    """Numbers that nearly all have, each as often as nearly all have it."""
+    spread: Counter[tuple[str, int]] = Counter()
+    for problem in problems if len(problems) >= FEWEST else ():
+        spread.update(
+            (one, place) for one, times in Counter(_numbers(_tokens(problem))).items() for place in range(times)
+        )
+    return Counter(one for (one, _), count in spread.items() if count >= EVERYWHERE * len(problems))
+
+
 def _number(text: str) -> str:
     """1,000 and 1000, 2.50 and 2.5 are one number."""
     whole, dot, rest = text.replace(",", "").partition(".")
@@ -120,12 +140,13 @@ def _digest(parts: Iterable[str]) -> bytes:
     return blake3("\0".join(parts).encode("utf-8", "surrogatepass")).digest(16)
 
 
-def _join_by_words(found: _Groups, problems: dict[int, Problem], sames: Sequence[bytes], most: int) -> None:
+def _join_by_words(found: _Groups, problems: dict[int, Problem], sames: Sequence[bytes]) -> None:
     words, known = dict[int, frozenset[int]](), dict[str, int]()
     for place, problem in problems.items():
         own = {known.get(one) or known.setdefault(one, _word(one)) for one in set(_tokens(problem))}
         words[place] = frozenset(own - {-1})
     spread = Counter(one for some in words.values() for one in some)
+    most = max(SOME, int(COMMON * len(words)))
     common = frozenset(one for one, count in spread.items() if count > most)
     buckets: dict[Hashable, list[int]] = defaultdict(list)
     for place in words:

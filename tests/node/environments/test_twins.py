@@ -11,7 +11,7 @@ import pytest
 from examples.make_smollm import write_rows
 from node.environments.base import Problem
 from node.environments.dataset import Arguments, Rows, _read
-from node.environments.twins import FEW, groups_of
+from node.environments.twins import groups_of
 
 
 def problem(text: str, truth: str = "7", number: int = 0) -> Problem:
@@ -34,6 +34,7 @@ OTHER = {
         ("What is the capital of France, please?", "Paris"),
         ("What is the capital of Spain, please?", "Madrid"),
     ),
+    "other brackets": (("(3 + 4) * 2", "14"), ("3 + (4 * 2)", "11")),
     "another text": (("Write a poem about the sea.", "-"), ("Prove that the root is irrational.", "-")),
     "one number alone": (("Square 4.", "16"), ("How many ounces are in 4 quarters of a pound?", "16")),
 }
@@ -54,12 +55,22 @@ def test_what_all_rows_have_in_common_groups_none() -> None:
     draw = random.Random(0)
     words = [f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)]
     rows = [
-        problem(f"Choose well. {' '.join(draw.sample(words, 8))}. 1) a 2) b 3) c 4) d", str(n % 4 + 1), n)
-        for n in range(40 * FEW)
+        problem(f"Choose well. {' '.join(draw.sample(words, 8))}. 1) a 2) b 3) c 4) d", str(n % 9 + 1), n)
+        for n in range(600)
     ]
     assert len(set(groups_of(rows))) == len(rows)
     rows += [problem(rows[5].prompt.replace("Choose well", "Please choose"), rows[5].answer[0], 9999)]
     assert groups_of(rows)[-1] == 5, "a control: with the words of its own it is found"
+
+
+def test_many_wordings_of_few_pairs_are_found() -> None:
+    pairs = [(a, b) for a in range(2, 12) for b in range(a, 12)]
+    forms = [f"{{a}} things{chr(97 + n)} and then {{b}} others{chr(97 + n)}" for n in range(24)]
+    rows = [
+        problem(form.format(a=a, b=b), str(a + b), n)
+        for n, (form, (a, b)) in enumerate((f, p) for f in forms for p in pairs)
+    ]
+    assert len(set(groups_of(rows))) == len(pairs)
 
 
 def test_templates_leave_problems_of_their_own() -> None:
