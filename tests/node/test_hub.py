@@ -204,6 +204,12 @@ def test_a_body_that_is_cut_is_no_file(site: Hub, monkeypatch: pytest.MonkeyPatc
     assert "cannot be fetched" in told("me/model")
 
 
+def test_a_repository_that_was_moved_is_named_as_it_is_now(site: Hub) -> None:
+    commit = site.add("me/model", MODEL)
+    site.moved["us/old"] = "me/model"
+    assert hub.have(name("us/old")).name == hub.Name("me/model", "model", commit)
+
+
 def test_pickled_weights_are_not_read(site: Hub) -> None:
     site.add("me/old", {"config.json": b"{}", "pytorch_model.bin": b"pickled"})
     site.add("me/gguf", {"config.json": b"{}", "model.gguf": b"x"})
