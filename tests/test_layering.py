@@ -179,13 +179,3 @@ def test_a_planted_import_is_found(module: str, line: str) -> None:
 
 def test_what_is_allowed_is_not_reported() -> None:
     assert wrong_imports({"node.services.generating": "from protocol.messages import Heartbeat\nimport time"}) == []
-
-
-def test_one_module_knows_the_hubs_client() -> None:
-    """So that no process of an engine or a learner asks a hub, whoever it imports."""
-    users = [
-        name
-        for name, source in modules().items()
-        if any(below(one, "huggingface_hub") for one in imports(name, source))
-    ]
-    assert users == ["node.hub"]

@@ -14,6 +14,7 @@ from node import hub
 from node.errors import RunFileError
 from node.run.problems import parameters_in
 from tests.hub import Hub, Repository, opened, ours
+from tests.test_layering import below, imports, modules
 
 pytest.importorskip("huggingface_hub")
 WEIGHTS = save({"a": np.zeros((40, 50), np.float32), "b": np.ones(3, np.float16)})
@@ -278,3 +279,9 @@ def test_a_repository_without_data_says_so(site: Hub) -> None:
     site.repositories["datasets/me/empty"] = Repository()
     site.repositories["datasets/me/empty"].commit({"README.md": b""})
     assert "no commit or file refs/convert/parquet" in told("me/empty", "dataset")
+
+
+def test_one_module_knows_the_hubs_client() -> None:
+    """So that no process of an engine or a learner asks a hub, whoever it imports."""
+    found = ((name, imports(name, source)) for name, source in modules().items())
+    assert [name for name, used in found if any(below(one, "huggingface_hub") for one in used)] == ["node.hub"]
