@@ -1,7 +1,7 @@
 """`intellect-node audit`: every check that a validator would make, on one's own file; and of a step of the trainer."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import RUN, USAGE, CommandError
-from cli.options import hear
+from cli.options import Sets, hear
 from cli.output import AsJson, clean, console, print_json
 from cli.places import state_dir_option
 
@@ -48,6 +48,7 @@ def command(
         int | None, typer.Option(min=0, help="With `step K --dir`, of several trainers: whose contribution to round K.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run file (TOML).")] = None,
+    sets: Sets = None,
     state_dir: Annotated[
         Path | None,
         state_dir_option(
@@ -89,7 +90,7 @@ def command(
     if (run is None) == (state_dir is None):
         raise CommandError("which run?", "give either --run or --state-dir", "see intellect-node audit --help", USAGE)
     with _telling(as_json):
-        result = _from_state(file, state_dir, policy) if state_dir else _from_run(Path(file), run, policy)
+        result = _from_state(file, state_dir, policy) if state_dir else _from_run(Path(file), run, sets or (), policy)
     if as_json:
         print_json(as_dict(result))
     else:
@@ -198,13 +199,13 @@ def _audit_in_swarm(step: int, state_dir: Path, as_json: bool) -> None:
         raise typer.Exit(RUN)
 
 
-def _from_run(file: Path, run: Path | None, policy: Path | None) -> "SelfAudit":
+def _from_run(file: Path, run: Path | None, sets: Sequence[str], policy: Path | None) -> "SelfAudit":
     from node.run.file import compile_run
     from node.run.problems import place_files
     from node.services.judging.self_audit import audit_file
 
     assert run is not None  # noqa: S101 - the command has asked
-    compiled = compile_run(run, reach="whole", told=hear)
+    compiled = compile_run(run, reach="whole", told=hear, sets=sets)
     start = next(path for name, path in sorted(compiled.files.items()) if name.endswith(".safetensors"))
     with tempfile.TemporaryDirectory(prefix="intellect-audit-") as folder:
         place_files(compiled, Path(folder))

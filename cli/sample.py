@@ -47,7 +47,9 @@ def told(run: "RunSpec", answered: "Sequence[Answered]", decode: Any, seconds: f
     from node.environments.task_types.table import MARKED_TASKS, MARKS
 
     texts = [decode(one.rollout.output) for one in answered]
-    need = [text for one, text in zip(answered, texts, strict=True) if one.problem.task in MARKED_TASKS]
+    # A model that is asked without a chat goes on with the text, and does as it was taught.
+    chat = run.environment.args.get("template") == "chat"
+    need = [text for one, text in zip(answered, texts, strict=True) if chat and one.problem.task in MARKED_TASKS]
     tokens = sum(one.rollout.sampled for one in answered)
     found: dict[str, Any] = {
         "answers": len(answered),

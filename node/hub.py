@@ -337,26 +337,19 @@ def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lam
     reach: "here" fetches nothing, and refuses what is not whole; "headers" leaves weights out, for which files with
     their headers and holes stand; "whole" fetches and compares everything.
     """
-    if reach == "here" and not name.pinned:
-        raise HubError(
-            f"{name} names no commit",
-            "members could be given another model or other data than its owner had",
-            "write the commit into the run file: intellect-node get FILE --write",
-        )
-    asked, name = name, pin(name)
-    if asked != name:
-        told(f"{asked} is now {name}")
-    listing = look(name)
+    if reach == "here":
+        listing = _listed_here(name)
+    else:
+        asked, name = name, pin(name)
+        if asked != name:
+            told(f"{asked} is now {name}")
+        listing = look(name)
     files = wanted(name, listing)
     here = {file: found for file in files if (found := _cached(name, file))}
     absent = [file for file in files if file not in here]
     missing = sum(listing.files[file].size for file in absent)
     if reach == "here" and absent:
-        raise HubError(
-            f"{name} is not here",
-            f"{len(absent)} of {len(files)} files are missing, {size_of(missing)}, and near money nothing is fetched",
-            f"intellect-node get '{name}'",
-        )
+        raise _not_here(name, f"{len(absent)} of {len(files)} files are missing, {size_of(missing)}")
     hollow = [file for file in absent if file.endswith(".safetensors")] if reach == "headers" else []
     absent = [file for file in absent if file not in hollow]
     need = sum(listing.files[file].size for file in absent)
@@ -376,6 +369,25 @@ def have(name: Name, reach: Reach = "whole", told: Callable[[str], object] = lam
     _link(folder, {files[file]: path for file, path in (here | headers).items()})
     total = sum(listing.files[file].size for file in files)
     return Had(name, folder, listing.licence, total, sum(listing.files[file].size for file in hollow), checked, free)
+
+
+def _listed_here(name: Name) -> Listing:
+    """Raises HubError for what is not known without asking the hub."""
+    if not name.pinned or (name.kind == "dataset" and not name.part):
+        raise HubError(
+            f"{name} names no commit" + (" with its part" if name.kind == "dataset" else ""),
+            "members could be given another model or other data than its owner had",
+            "write the commit into the run file: intellect-node get FILE --write",
+        )
+    try:
+        return _kept(name) or _cached_listing(name)
+    except SilentError:
+        raise _not_here(name, "it was never fetched") from None
+
+
+def _not_here(name: Name, why: str) -> HubError:
+    remedy = f"intellect-node get '{name}'"
+    return HubError(f"{name} is not here", f"{why}, and near money nothing is fetched", remedy)
 
 
 def origin(directory: Path, of: Mapping[str, Path]) -> str:

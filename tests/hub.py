@@ -44,13 +44,14 @@ def digest_of(name: str, data: bytes) -> str:
 class Hub:
     """repositories: "models/OWNER/NAME" or "datasets/OWNER/NAME"; asked: (method, path, headers) of each request.
 
-    fault: what becomes of bodies ("cut", "false", or a URL that they are redirected to) or, a number, of everything.
+    moved: name of before -> name; fault: what becomes of bodies ("cut", "false", or a URL that they are redirected to) or, a number, of everything.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.fault: str | int = ""
+        self.moved: dict[str, str] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -85,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, {key.lower(): value for key, value in self.headers.items()}))
+        for before, now in self.hub.moved.items():
+            if f"/{before}/" in f"{path}/":
+                return self._say(307, b"", ("Location", self.path.replace(before, now)))
         if isinstance(self.hub.fault, int):
             return self._say(self.hub.fault, b"{}")
         return self._listing(path) if path.startswith("/api/") else self._resolve(path)

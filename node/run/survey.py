@@ -60,9 +60,7 @@ class Survey:
             return None
 
 
-def survey(
-    path: Path, sets: Sequence[str] = (), reach: hub.Reach = "headers", told: Told = lambda line: None
-) -> Survey:
+def survey(path: Path, sets: Sequence[str] = (), reach: hub.Reach = "here", told: Told = lambda line: None) -> Survey:
     """Look at a run as its members will. A mistake in one place hides none in another. sets, reach, told: as in
     `compile_run`."""
     found = Survey(Findings())

@@ -17,12 +17,14 @@ from functools import partial
 from typing import Any
 
 import trio
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from node.inference.answering import Answerer, Call, Question, Spelling
+from node.web.listener import OwnHosts
 from protocol.errors import IntellectError
 
 MOST = 64
@@ -123,7 +125,9 @@ class OpenAi:
             ("/v1/completions", partial(self._complete, chat=False), "POST"),
             ("/tokenize", self._tokenize, "POST"),
         )
-        return [Route(path, self._guarded(answer), methods=[method]) for path, answer, method in found]
+        # Without a key any page in a browser here could have this machine compute: only pages of this address may.
+        guard = [] if self._key else [Middleware(OwnHosts, names=())]
+        return [Route(path, self._guarded(answer), methods=[how], middleware=guard) for path, answer, how in found]
 
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:

@@ -109,12 +109,17 @@ def test_get_writes_commits_into_a_run_file_and_leaves_its_comments(
 def test_a_pool_takes_no_name_without_its_commit(site: Hub) -> None:
     from node.errors import RunFileError
     from node.run.file import compile_run
+    from node.run.survey import survey
     from protocol.run import decode_run
 
     text = 'name = "r"\nmodel = "MODEL"\ndataset = "DATA"\n[environment]\nname = "dataset"\n'
     Path("r.toml").write_text(text.replace("MODEL", "me/tiny").replace("DATA", "me/sums"))
     with pytest.raises(RunFileError, match="names no commit"):
         compile_run(Path("r.toml"))
+    commit = site.repositories["models/me/tiny"].refs["main"]
+    Path("r.toml").write_text(Path("r.toml").read_text().replace("me/tiny", f"hf:me/tiny@{commit}"))
+    (told,) = survey(Path("r.toml")).findings.first  # as `contract pool plan` looks
+    assert told.remedy == f"intellect-node get 'hf:me/tiny@{commit}'" and site.asked == []
     assert main(["get", "r.toml", "--write"]) == 0
     site.asked.clear()
     compiled = compile_run(Path("r.toml"))

@@ -14,6 +14,7 @@ from node import hub
 from node.errors import RunFileError
 from node.inference.weight_files import weight_files
 from tests.hub import Hub, Repository, opened, ours
+from tests.test_layering import below, imports, modules
 
 pytest.importorskip("huggingface_hub")
 WEIGHTS = save({"a": np.zeros((40, 50), np.float32), "b": np.ones(3, np.float16)})
@@ -204,6 +205,12 @@ def test_a_body_that_is_cut_is_no_file(site: Hub, monkeypatch: pytest.MonkeyPatc
     assert "cannot be fetched" in told("me/model")
 
 
+def test_a_repository_that_was_moved_is_named_as_it_is_now(site: Hub) -> None:
+    commit = site.add("me/model", MODEL)
+    site.moved["us/old"] = "me/model"
+    assert hub.have(name("us/old")).name == hub.Name("me/model", "model", commit)
+
+
 def test_pickled_weights_are_not_read(site: Hub) -> None:
     site.add("me/old", {"config.json": b"{}", "pytorch_model.bin": b"pickled"})
     site.add("me/gguf", {"config.json": b"{}", "model.gguf": b"x"})
@@ -272,3 +279,9 @@ def test_a_repository_without_data_says_so(site: Hub) -> None:
     site.repositories["datasets/me/empty"] = Repository()
     site.repositories["datasets/me/empty"].commit({"README.md": b""})
     assert "no commit or file refs/convert/parquet" in told("me/empty", "dataset")
+
+
+def test_one_module_knows_the_hubs_client() -> None:
+    """So that no process of an engine or a learner asks a hub, whoever it imports."""
+    found = ((name, imports(name, source)) for name, source in modules().items())
+    assert [name for name, used in found if any(below(one, "huggingface_hub") for one in used)] == ["node.hub"]

@@ -199,6 +199,16 @@ async def test_half_a_body_is_no_request(answerer: Any, body: bytes) -> None:
         assert (await client.post("/v1/completions", content=body)).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://elsewhere.example"}, {"Host": "rebound.example"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+async def test_another_sites_page_cannot_have_this_machine_compute(answerer: Any, headers: dict[str, str]) -> None:
+    async with serving(answerer) as (client, _, _):
+        body = {"model": "base", "prompt": "1=", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 403
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
 async def test_a_key_is_asked_for_and_a_body_has_bounds(answerer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "MAX_BODY", 100)
     async with serving(answerer, KEY) as (client, _, _):
@@ -214,7 +224,7 @@ async def test_a_client_that_goes_frees_its_row_and_too_many_are_told_to_wait(an
         body = {"model": "base", "prompt": "12=", "max_tokens": 500, "n": 60, "stream": True, "temperature": 2}
         stream = await trio.open_tcp_stream("127.0.0.1", int(listener.place.rpartition(":")[2]))
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         await stream.send_all(head.encode() + data)
         with trio.fail_after(30):
             while api.under_way < 60:  # noqa: ASYNC110 - the server begins by itself
