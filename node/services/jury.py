@@ -84,7 +84,7 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
             "raised": ballots.disputes_raised,
             "resolved": ballots.disputes_resolved,
             "open": len(ballots.open_disputes()),
-            "prompts_differ": ballots.prompts_differ,
+            "prompts_differ": jury.prompts_differ,
         },
         "trainer": describe_trust(jury),
         "lots": {"kept": lots.kept, "early": lots.early, "broken": lots.broken},

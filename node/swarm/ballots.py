@@ -118,8 +118,6 @@ class Ballots:
         """Told of two different verdicts of one validator on one work: evidence that a contract can be shown."""
         self.disputes_raised = 0
         self.disputes_resolved = 0
-        self.prompts_differ = 0
-        """Works whose prompts two validators computed differently: nobody's fault, and they may stay undecided."""
 
     # what is said
 
@@ -141,9 +139,7 @@ class Ballots:
         if not values_complete(message, case.work.groups, MAX_VALUES):
             self.quarantine(author, "it accepts without saying what it recomputed", (*self._shows(case), signed.raw))
             return []
-        before = asked_apart([one.message for one in case.votes.values()])
         case.votes[author] = signed
-        self.prompts_differ += not before and asked_apart([one.message for one in case.votes.values()])
         # One verdict is enough to count as speaking again; `is_silent` asks for files in a row.
         self._missed[author] = 0
         # The dispute is decided, so this late word is measured by what won it.
@@ -224,6 +220,13 @@ class Ballots:
         """What would take the stake for `reason`, verdicts and re-checks."""
         votes = self.rejecting(id)
         return {a: v for a, v in votes.items() if v.verdict.outcome == Outcome.SLASH and v.verdict.reason == reason}
+
+    def prompts_differ(self, id: WorkId) -> bool:
+        """Whether believed validators computed different prompts of a work: then it may stay undecided."""
+        case = self._cases.get(id)
+        return case is not None and asked_apart(
+            [one.message for author, one in case.votes.items() if author not in self.quarantined]
+        )
 
     def verdict_of(self, id: WorkId, validator: Address) -> Signed[VerdictIssued] | None:
         """A validator's one word about a work, believed or not."""

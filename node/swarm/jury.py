@@ -110,6 +110,8 @@ class Jury:
         self._journal = journal
         self._clock = clock
         self._judged = trio.Event()
+        self.prompts_differ = 0
+        """Works whose prompts two validators computed differently."""
         self._membership = membership
         self._pool = pool
         self.policies = PolicyClock(clock, membership.terms, stated=run.diloco is None)
@@ -488,7 +490,11 @@ class Jury:
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
+        known = self.ballots.prompts_differ(work.id)
         disputes = self.ballots.add(signed)
+        if not known and self.ballots.prompts_differ(work.id):
+            self.prompts_differ += 1
+            log.warning("validators.prompts_differ", node=work.node, work=work.id.hex()[:16])
         self._note_turn(work, signed.author)
         self._punish(self.lots.verdict(work, signed))
         if work.id in self._results.get(work.node, ()):

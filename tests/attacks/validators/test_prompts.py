@@ -62,7 +62,7 @@ async def test_where_prompts_differ_nobody_loses_anything(words: tuple[bytes, ..
     found = await states(court)
     assert set(found) == {FileState.OPEN}
     assert court.slashed() == [] and not any(court.quarantined())
-    assert [seat.jury.ballots.prompts_differ for seat in court.seats] == [1] * len(words)
+    assert [seat.jury.prompts_differ for seat in court.seats] == [1] * len(words)
     assert all(seat.jury.ballots.disputes_raised == 0 for seat in court.seats)
 
 
@@ -71,7 +71,7 @@ async def test_a_prompt_that_all_compute_alike_and_the_worker_does_not_costs_the
     court = reading(b"a", b"a", b"a")
     assert set(await states(court)) == {FileState.REJECTED}
     assert {(node, reason) for node, reason, _ in court.slashed()} == {(WORKER.address, Reason.WRONG_PROMPT)}
-    assert not any(court.quarantined()) and all(seat.jury.ballots.prompts_differ == 0 for seat in court.seats)
+    assert not any(court.quarantined()) and all(seat.jury.prompts_differ == 0 for seat in court.seats)
 
 
 async def test_a_liar_about_prompts_vetoes_no_file(autojump_clock) -> None:
