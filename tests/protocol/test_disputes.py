@@ -237,4 +237,4 @@ def test_those_count_together_who_were_to_see_the_same(
 def test_a_second_look_at_other_prompts_takes_no_side() -> None:
     rechecks = {A: WRONG[ONE], B: WRONG[TWO], C: OF_TWO}
     result = resolve({}, rechecks, 3, GROUPS, TOLERANCE)
-    assert result is None or (result.winner is None and not result.wrong)
+    assert result is not None and result.ruling is Ruling.UNRESOLVED and not result.wrong
