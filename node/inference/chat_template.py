@@ -43,7 +43,7 @@ def load_template(directory: Path, settings: Mapping[str, Any] = MappingProxyTyp
 
     try:
         text, tokens = stated(directory) or _asked_for(directory)
-        render = compiled(text)
+        render = compiled(text).render
     except TemplateError as error:
         raise _unusable(
             f"{directory}: {error}",

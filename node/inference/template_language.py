@@ -340,12 +340,21 @@ _environment.globals = {
 }
 
 
-def compiled(text: str) -> Callable[..., str]:
-    """A template, ready to be rendered with what it is given by name. Both raise TemplateError, whatever goes wrong in
-    a stranger's program."""
-    template = _in_form(_environment.from_string, text)
-    # jinja2 catches nothing that is no template's error, and compiled programs divide by zero as others do.
-    return lambda **given: _in_form(template.render, **given)
+class Program:
+    """A template, ready to be rendered. Whatever goes wrong in a stranger's program is a TemplateError: jinja2 catches
+    nothing else, and programs divide by zero as others do."""
+
+    def __init__(self, text: str) -> None:
+        self._template = _in_form(_environment.from_string, text)
+
+    def render(self, **given: Any) -> str:
+        """given: what the template may ask for by name. Raises TemplateError."""
+        return _in_form(self._template.render, **given)
+
+
+def compiled(text: str) -> Program:
+    """Raises TemplateError."""
+    return Program(text)
 
 
 def names(text: str) -> set[str]:

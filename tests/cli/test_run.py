@@ -182,7 +182,7 @@ def test_a_new_run_file_asks_for_a_chat_template_only_where_there_is_one(model: 
     assert main(["run", "validate", str(file)]) == 6
     assert f"{model / 'model'} has none" in " ".join(capfd.readouterr().err.split())  # and not a temporary directory
 
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ messages }}"}))
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ messages[0].content }}"}))
     assert main(["run", "new", str(file), "--dataset", "d.jsonl", "--force"]) == 0
     assert 'template = "chat"' in file.read_text()
 

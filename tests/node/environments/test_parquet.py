@@ -11,12 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from node.environments import parquet
-from node.environments.dataset import MAX_ROW_BYTES, read_rows
+from node.environments.dataset import read_rows
 from node.environments.errors import DatasetError
 from node.environments.parquet import ParquetError, most_of, rows_of
 from node.errors import RunFileError
 from node.run.text import _documents
 
+MAX_ROW_BYTES = 4 * 1024**2
+"""Of a row of a data set."""
 PLAIN = {"use_dictionary": False}
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -108,12 +108,12 @@ FINE = {
 
 
 def render(template: str) -> str:
-    return compiled(template)(messages=TALK)
+    return compiled(template).render(messages=TALK)
 
 
 def compiled_or_refused(template: str) -> Callable[..., str]:
     try:
-        return compiled(template)
+        return compiled(template).render
     except TemplateError as error:
         raised = error
 
@@ -166,7 +166,7 @@ def test_no_operation_takes_more_than_is_left_or_prints_an_address(monkeypatch: 
     done, refused = 0, 0
     for expression in every_operation():
         try:
-            template = compiled("{% set x = " + expression + " %}{{ x if x is string or x is number else '-' }}")
+            template = compiled("{% set x = " + expression + " %}{{ x if x is string or x is number else '-' }}").render
         except TemplateError:  # jinja2's own names for some tests are operators
             continue
         tracemalloc.start()
@@ -190,7 +190,7 @@ def test_a_macro_that_calls_itself_twice_ends() -> None:
 
 def test_steps_are_counted_alike_wherever_a_template_is_rendered_from() -> None:
     """How deep Python is when it renders is the caller's affair, not the template's."""
-    template = compiled("{% macro a(n) %}{{ n }}{% if n %}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(40) }}")
+    template = compiled("{% macro a(n) %}{{ n }}{% if n %}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(40) }}").render
 
     def deep(levels: int) -> str:
         return deep(levels - 1) if levels else template()
