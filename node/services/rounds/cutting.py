@@ -16,7 +16,7 @@ from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.messages import CutSigned
+from protocol.messages import CutSigned, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ POLL = 0.1
 IDLE_ROUNDS = 8
 """Rounds that do not wait for who has claimed a seat and contributed nothing to a round that waited."""
 RECALLED = 64
-"""Own words that are read again at a start: those of many rounds."""
+"""Own words that are read again when a round is first looked at: those of many rounds."""
 
 
 class Cutting(Service):
@@ -38,6 +38,7 @@ class Cutting(Service):
         self._idle: Recent[Address, int] = Recent(4096, refresh=True)
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
         self._done_at: Recent[int, float] = Recent(4)
+        self._recalled: Recent[int, None] = Recent(4)
         self.said = 0
 
     @classmethod
@@ -48,7 +49,6 @@ class Cutting(Service):
         return {"pretraining": {"cuts_signed": self.said}}
 
     async def run(self) -> None:
-        await self._recall()
         while not self._rounds.over:
             outer = self._rounds.outer
             # The pool may give its seat to another one, while this node goes on and may come back to office.
@@ -62,13 +62,17 @@ class Cutting(Service):
     def _is_in_office(self) -> bool:
         return self._station.membership.is_validator(self._station.key.address)
 
-    async def _recall(self) -> None:
-        """What this node signed before this start binds it, and boards may have forgotten it."""
-        for raw in await self._station.journal.do(self._station.journal.last_said, "cut", RECALLED):
+    async def _recall(self, round_: int) -> None:
+        """What this node signed of a round before this start binds it, and boards may have forgotten it."""
+        station, self._recalled[round_] = self._station, None
+        for raw in await station.journal.do(station.journal.last_said, "cut", RECALLED):
             try:
-                self._note(raw)
+                signed = of_kind(open_envelope(station.domain, station.pool, raw), CutSigned)
             except ProtocolError as error:  # of another pool, or another office
                 log.info("cut.not_recalled", why=error.why)
+                continue
+            if signed.message.round == round_:
+                self._rounds.note(RoundVoted(signed.author, signed.message, raw))
 
     def _note(self, raw: bytes) -> None:
         """An own word. Raises ProtocolError."""
@@ -77,6 +81,8 @@ class Cutting(Service):
 
     async def _look(self, round_: int, outer: Outer | None) -> None:
         """Say what there is to say of a round. outer: of the one that runs."""
+        if round_ not in self._recalled:
+            await self._recall(round_)
         now, agreement = self._station.clock.monotonic(), self._rounds.book.of(round_)
         wanted = None if outer is None or agreement.has_own else self._wanted(outer, now)
         word = agreement.next_word(wanted, now)

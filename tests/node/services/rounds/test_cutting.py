@@ -133,3 +133,18 @@ async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by
         away.rounds.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
         assert away.rounds.book.of(1).knows(message.word) is known
     assert not away.station.jury.ballots.quarantined.keys() - {judges[0].address}
+
+
+async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_path: Path) -> None:
+    town = Town(tmp_path, validators=3, steps=9)
+    node = town.add(7, "validator")
+    node.membership.appoint([node.key.address, *(key.address for key in town.judges)], 3)
+    cutting_, journal = Cutting(node.station, node.rounds), node.station.journal
+    for round_, ballot, closed in ((1, 0, False), (1, 0, True), (2, 0, False)):
+        cut = CutSigned(
+            pool=POOL, round=round_, ballot=ballot, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
+        )
+        journal.say("cut", f"{round_}/{ballot}/{int(closed)}".encode(), seal(node.key, DOMAIN, cut))
+    await cutting_._recall(1)
+    assert set(node.rounds.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
+    assert not node.rounds.book.of(2).has_own, "each round when it is looked at"
