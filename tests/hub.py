@@ -44,7 +44,8 @@ def digest_of(name: str, data: bytes) -> str:
 class Hub:
     """repositories: "models/OWNER/NAME" or "datasets/OWNER/NAME"; asked: (method, path, headers) of each request.
 
-    moved: name of before -> name; fault: what becomes of bodies ("cut", "false", or a URL that they are redirected to) or, a number, of everything.
+    moved: name of before -> name; fault: what becomes of bodies ("cut", "false", or a URL that they are redirected to)
+    or, a number, of everything.
     """
 
     def __init__(self) -> None:
