@@ -313,8 +313,9 @@ class Daemon:
         """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
         where the chain does not answer; for all others, raises ChainError."""
         try:
+            pool = await chain.pool(number)
             await chain.connect()
-            return await chain.pool(number), True
+            return pool, True
         except RpcUnreachable as error:
             pool = await trio.to_thread.run_sync(recall, directory, label)
             if pool is None:

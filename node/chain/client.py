@@ -431,9 +431,9 @@ class ChainClient:
 
     def _guarded(self, action: str, function: Callable[[], T]) -> T:
         try:
-            if not self._checked:
-                self._check_contracts()
-            return function()
+            if self._checked:
+                return function()
+            return at_once(self._check_contracts, function)[1]
         except EXPECTED as error:
             raise translate(error, action) from error
 

@@ -38,8 +38,9 @@ PACKED = "gzip"
 HEADERS = {"content-type": "application/json", "accept-encoding": PACKED}
 VERIFY_EVERY = 300.0
 """Seconds after which an endpoint is asked again which chain it is: whoever runs it may lead its name elsewhere."""
-WAIT = 2.5
-"""Seconds for which a request waits, once, for an endpoint that was asked too often: the least rest, and a little."""
+WAIT, WAITS = 4.5, 3
+"""Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least rests;
+and how often: another question's answer may end a rest."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class Endpoints:
         self._current = 0
         self._verified: dict[str, float] = {}
         """URL -> when it last told the right chain id (monotonic)."""
+        self._looking: dict[str, threading.Lock] = {}
         self._marks = Marks()
         self._ended = threading.Event()
         self._thread = threading.local()
@@ -118,8 +120,11 @@ class Endpoints:
             if (answer := self._try(place, method, payload, causes)) is not None:
                 return answer
         # Quotas are of seconds mostly: who has no other endpoint would fail at each of them.
-        place, pause = self._soonest(method, causes)
-        if 0 < pause <= WAIT and not self._ended.wait(pause):
+        for _ in range(WAITS):
+            found = self._soonest(causes)
+            if found is None or found[1] > WAIT or self._ended.wait(found[1]):
+                break
+            place = found[0]
             if (answer := self._try(place, method, payload, causes)) is not None:
                 return answer
         raise _worst(causes)
@@ -131,17 +136,17 @@ class Endpoints:
             now = time.monotonic()
             return sorted(places, key=lambda place: self._marks.rests(self._urls[place], method, now))
 
-    def _soonest(self, method: str, causes: Mapping[str, Exception]) -> tuple[int, float]:
-        """The endpoint whose quota has room again soonest, and in how many seconds; (0, 0) if none told of one."""
+    def _soonest(self, causes: Mapping[str, Exception]) -> tuple[int, float] | None:
+        """The endpoint whose quota has room again soonest, and in how many seconds; None if none told of one."""
         now = time.monotonic()
         with self._lock:
             rests = [
-                (self._marks.rests(url, method, now), place)
+                (self._marks.rests(url, "", now), place)
                 for place, url in enumerate(self._urls)
                 if isinstance(error := causes.get(url), Refused) and error.kind is Kind.QUOTA
             ]
-        pause, place = min(rests, default=(0.0, 0))
-        return place, pause
+        pause, place = min(rests, default=(0.0, -1))
+        return None if place < 0 else (place, pause)
 
     def _try(self, place: int, method: str, payload: bytes, causes: dict[str, Exception]) -> "RPCResponse | None":
         """One endpoint's answer; None, and why in `causes`, where the next is to be asked. Raises Refused."""
@@ -179,18 +184,38 @@ class Endpoints:
     def _verify(self, url: str) -> None:
         """Check the chain id before the first request to an endpoint, again after each of its failures, and now and
         then."""
-        now = time.monotonic()
-        if now - self._verified.get(url, -math.inf) < VERIFY_EVERY:
+        if self._is_verified(url):
             return
-        answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
-        found = int(answer.get("result", "0x0"), 16)
-        # Before anything is believed or signed for: the same contract address may exist on another chain.
-        if found != self._chain_id:
+        with self._alone(url):
+            if self._is_verified(url):
+                return
+            answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
+            found = int(answer.get("result", "0x0"), 16)
+            # Before anything is believed or signed for: the same contract address may exist on another chain.
+            if found != self._chain_id:
+                with self._lock:
+                    self._verified.pop(url, None)
+                raise WrongChain(url, self._chain_id, found)
             with self._lock:
-                self._verified.pop(url, None)
-            raise WrongChain(url, self._chain_id, found)
-        with self._lock:
-            self._verified[url] = now
+                self._verified[url] = time.monotonic()
+
+    @contextmanager
+    def _alone(self, url: str) -> Iterator[None]:
+        """Of questions of one moment the first looks which chain it is, and the others wait for that; where it was in
+        vain, they do not wait for each other."""
+        looking = self._looking.setdefault(url, threading.Lock())
+        first = looking.acquire(blocking=False)
+        try:
+            if not first:
+                looking.acquire()
+                looking.release()
+            yield
+        finally:
+            if first:
+                looking.release()
+
+    def _is_verified(self, url: str) -> bool:
+        return time.monotonic() - self._verified.get(url, -math.inf) < VERIFY_EVERY
 
     def _stick(self, place: int, causes: Mapping[str, Exception]) -> None:
         """Use this one from now on, unless the one before lacks nothing but this method or this block."""

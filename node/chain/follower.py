@@ -231,10 +231,11 @@ class EventFollower:
         backoff, believed = self._poll, False
         while True:
             try:
+                latest = await self._client.block()
                 if not believed:
-                    await self._check_logs(await self._client.block())
+                    await self._check_logs(latest)
                     believed = True
-                behind = await self._step(store)
+                behind = await self._step(store, latest)
             except (ChainError, ContractError) as error:
                 if self.healthy or self.block is None:
                     log.warning("chain.unreachable", why=error.why, pool=self._pool)
@@ -246,9 +247,8 @@ class EventFollower:
             backoff = self._poll
             await trio.sleep(PACE if behind else self._poll)
 
-    async def _step(self, store: EventStore) -> bool:
-        """Read what is new; returns whether there is more to read at once."""
-        latest = await self._client.block()
+    async def _step(self, store: EventStore, latest: Block) -> bool:
+        """Read what is new up to the newest block; returns whether there is more to read at once."""
         if latest.hash == self._done:
             self._reached(latest)
             return False

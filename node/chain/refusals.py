@@ -440,9 +440,11 @@ class Marks:
         if rest is None:
             return
         place = (url, method if rest.method else "")
+        if self._until.get(place, now) > now:
+            return  # of several questions that were asked at once
         times = self._times.get(place, 0)
         self._times[place] = times + 1
-        self._until[place] = max(self._until.get(place, now), now + min(rest.most, rest.least * 2 ** min(times, 16)))
+        self._until[place] = now + min(rest.most, rest.least * 2 ** min(times, 16))
 
     def answered(self, url: str, method: str) -> None:
         """It is well: what it refused in a row begins anew."""

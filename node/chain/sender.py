@@ -353,10 +353,14 @@ class Sender:
     def _settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
         """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
 
-        The height is asked first: blocks that are replaced between the two questions only make us wait longer.
+        Of one that seems deep enough the receipt is asked for again, after the height: blocks that are replaced between
+        the two questions only make us wait longer.
         """
         wanted = self._limits.confirmations
-        height = int(self._web3.eth.block_number) if wanted else 0
+        if wanted:
+            height, receipt = at_once(lambda: int(self._web3.eth.block_number), lambda: self._receipt(variants))
+            if receipt is None or height < int(receipt["blockNumber"]) + wanted:
+                return receipt, False
         receipt = self._receipt(variants)
         if receipt is None:
             return None, False

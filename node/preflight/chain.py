@@ -21,6 +21,7 @@ from node.errors import KeyError_
 from node.preflight.finding import Finding, failure, ok, warning
 from node.state.keystore import claimed_address, read_keystore
 from protocol.economics import daily_gas
+from protocol.errors import IntellectError
 from protocol.identity import Address, InvalidIdentity, parse_address
 from protocol.liveness import AHEAD
 
@@ -186,19 +187,26 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 async def look_up(
-    chain: "ChainClient", node: Address, pool: PoolInfo, units: int, candidate: Address | None = None
-) -> Standing:
-    """candidate: whose stake would answer for a node that is not registered yet. Raises ChainError."""
-    info, balances, price = await together(lambda: chain.node_info(node), lambda: chain.balances(node), chain.gas_price)
+    chain: "ChainClient",
+    node: Address,
+    pool: PoolInfo,
+    units: int,
+    candidate: Callable[[], Awaitable["Provider | None"]],
+) -> tuple[Standing, "Provider | None"]:
+    """candidate: asks whose stake would answer for a node that is not registered yet; its answer is returned, too.
+    Raises IntellectError."""
+    found, info, balances, price = await together(
+        candidate, lambda: chain.node_info(node), lambda: chain.balances(node), chain.gas_price
+    )
     provider = info.provider
-    whose = provider or candidate
+    whose = provider or (found.address if found else None)
     required, *stake = await together(
         lambda: chain.required_stake(whose or NOBODY, 0 if provider else units),
         *([lambda: chain.stake_of(whose)] if whose else []),
     )
     bonded = stake[0].bonded if stake else 0
     day = daily_gas(max(DAY // max(pool.epoch_seconds, 1), 1)) * price
-    return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day)
+    return Standing(node, provider, bonded, required, balances.coin, JOIN_GAS * price, day), found
 
 
 def check_stake(standing: Standing, commands: list[str]) -> Finding:
@@ -323,8 +331,7 @@ async def look(
     chain: "ChainClient", node: Address, pool: PoolInfo, config: NodeConfig, directory: Path
 ) -> tuple[Standing, list[str]]:
     """Where a node stands on chain, and what its owner types until it may join. Raises ChainError."""
-    provider = await find_provider(chain, config)
-    standing = await look_up(chain, node, pool, config.units, provider.address if provider else None)
+    standing, provider = await look_up(chain, node, pool, config.units, lambda: find_provider(chain, config))
     return standing, next_steps(standing, provider, network_word(config.network), directory, config.units)
 
 
@@ -365,12 +372,12 @@ async def together(*questions: Callable[[], Awaitable[Any]]) -> list[Any]:
     """The answers to questions that do not wait for each other, in their order. Raises what the first of those raises
     that fail."""
     answers: dict[int, Any] = {}
-    errors: dict[int, ChainError] = {}
+    errors: dict[int, IntellectError] = {}
 
     async def ask(place: int) -> None:
         try:
             answers[place] = await questions[place]()
-        except ChainError as error:
+        except IntellectError as error:
             errors[place] = error
 
     async with trio.open_nursery() as nursery:

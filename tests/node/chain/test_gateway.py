@@ -84,21 +84,20 @@ async def test_a_gateway_that_limits_lacks_and_lags_is_followed_each_event_once(
 ) -> None:
     monkeypatch.setitem(RESTS, Kind.QUOTA, RESTS[Kind.QUOTA]._replace(least=0.02))  # type: ignore[arg-type]
     gateway(lags=LAGS, heads=(0, 1, 0, 2), every=9, range_limit=10)
-    async with following(through, tmp_path / "f.sqlite", patience=60) as follower:
+    told: list[str] = []
+    async with following(through, tmp_path / "f.sqlite", patience=60) as follower, trio.open_nursery() as nursery:
+        nursery.start_soon(mine, chain_rpc)
         await take(follower, 2)
         for number in range(4):
             await through.client.join(through.pool, str(number))  # sent through the gateway, too
-        told: list[str] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(mine, chain_rpc)
-            with trio.fail_after(30):
-                while len(told) < 4:
-                    event = await follower.events.receive()
-                    assert isinstance(event, Joined)
-                    told.append(event.contact)
-            assert sorted(told) == [str(n) for n in range(4)]
-            assert await nothing_more(follower)
-            nursery.cancel_scope.cancel()
+        with trio.fail_after(30):
+            while len(told) < 4:
+                event = await follower.events.receive()
+                assert isinstance(event, Joined)
+                told.append(event.contact)
+        assert sorted(told) == [str(n) for n in range(4)]
+        assert await nothing_more(follower)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_quiet_day_costs_two_questions_a_block_and_one_each_look(
@@ -117,7 +116,9 @@ async def test_a_quiet_day_costs_two_questions_a_block_and_one_each_look(
             with trio.fail_after(30):
                 while follower.block is None or follower.block.number < head:  # noqa: ASYNC110 - it looks by itself
                     await trio.sleep(0.01)
-            await trio.sleep(0.1)
+                looks = habits.asked["eth_getBlockByNumber"]
+                while habits.asked["eth_getBlockByNumber"] < looks + 3:  # noqa: ASYNC110 - and looks again
+                    await trio.sleep(0.01)
             if turn == 3:  # the line is as long as the confirmations
                 habits.asked.clear()
                 habits.by_number = 0

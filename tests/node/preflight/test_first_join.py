@@ -84,8 +84,8 @@ async def test_a_first_join_asks_few_questions_in_a_row(
     await trio.to_thread.run_sync(_check_pool, config, public, people.pool)
     chain = ChainClient(public, people.node, outbox=tmp_path / "outbox.sqlite", limits=SendLimits(poll=0.05))
     try:
-        await chain.connect()
         pool = await chain.pool(people.pool)
+        await chain.connect()
         await chain.block()
         await check_calibrated(chain, pool, people.node.address, config, "worker")
         await ensure_participant(chain, people.node, config, config.directory, pool, progress)
