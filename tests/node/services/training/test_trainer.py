@@ -418,10 +418,21 @@ async def test_a_batch_without_signal_makes_no_policy_and_the_next_one_names_it_
             nursery.cancel_scope.cancel()
     journal.close()
     assert {name[:2] for name in house.groups(0)} == {"02"}
-    works = decode_composed(house.spool.works_path(0).read_bytes()).works
+    composed = decode_composed(house.spool.works_path(0).read_bytes())
+    works = composed.works
     assert sorted((any(work.used), int.from_bytes(work.flat).bit_count()) for work in works) == [(0, 3), (0, 3), (1, 0)]
     seen = BatchLog(house.spool.root).read(0)
     assert seen is not None and seen.metrics["barren_batches"] == 3 and seen.metrics["groups_seen"] == 8
+
+    def blob(root: bytes) -> bytes:
+        return (house.folder / "blobs" / root.hex()).read_bytes()
+
+    barren = next(work for work in works if not any(work.used))
+    other = {"used": (0b011).to_bytes(len(barren.flat), "little"), "flat": (0b100).to_bytes(len(barren.flat), "little")}
+    lie = msgspec.structs.replace(composed, works=(msgspec.structs.replace(barren, **other),))
+    assert len(materialise(RUN, composed, blob, blob).rows) == 4  # a control
+    with pytest.raises(ProtocolError, match="no group of it has a signal"):
+        materialise(RUN, lie, blob, blob)
 
 
 async def test_a_run_in_which_nothing_ever_has_a_signal_rings_and_ends(tmp_path: Path) -> None:
