@@ -187,7 +187,7 @@ class Nobody:
 
 Facts = frozenset[tuple[Any, ...]]
 Seen = Mapping[str, Facts]
-"""By probe: (who knows it, whom it is about or "", what)."""
+"""By probe: (who knows it, whom it is about or "", what). Of pay the third is whose file was looked at."""
 
 
 class Blob(bytes):
@@ -950,25 +950,21 @@ def tasks(world: World) -> Facts:
 
 
 def certificates(world: World) -> Facts:
-    """What each honest validator signed that counts for pay; whoever is paid for looking at a file of the liar's is
-    paid for something that the liar made."""
+    """What each honest validator signed that counts for pay: who is paid, and whose file it was that was looked at."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        mine = {one for work in node.jury.register._works.values() for one in _looks(world, work)}
+        looks = {look: name_of(one.node) for one in node.jury.register._works.values() for look in _looks(world, one)}
         rows = node.station.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
-        found |= {
-            (node.name, world.liar.name if work in mine else name_of(who), epoch, bytes(work).hex()[:8], units)
-            for who, epoch, work, units in rows
-        }
+        for who, epoch, work, units in rows:
+            found.add((node.name, name_of(who), looks.get(bytes(work), ""), epoch, bytes(work).hex()[:8], units))
     return frozenset(found)
 
 
 def _looks(world: World, work: Work) -> Iterator[bytes]:
-    """What looks at a file of the liar's are certified as."""
-    if name_of(work.node) in world.liar.names:
-        said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
-        for name in VALIDATORS:
-            yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
+    """What looks at a file are certified as."""
+    said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
+    for name in VALIDATORS:
+        yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
 
 
 def overpaid(world: World) -> Facts:
