@@ -48,7 +48,7 @@ from node.training.spool import Spool
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
-from protocol.earnings import of_judgement
+from protocol.earnings import of_judgement, policy_units
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import (
@@ -937,7 +937,7 @@ def step_book(world: World) -> Facts:
             statement = signed.message.statement if signed else None
             if statement is not None:
                 for who in node.jury.steps.judged_by(statement.struct_hash):
-                    found.add((node.name, name_of(who), step))
+                    found.add((node.name, name_of(who), name_of(signed.author) if signed else "", step))
     return frozenset(found)
 
 
@@ -971,7 +971,8 @@ def overpaid(world: World) -> Facts:
     """Nobody is paid for a policy twice: certificates of a trainer beyond one for each followed policy."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        rows = node.station.journal._db.execute("SELECT node, count(*) FROM certificates GROUP BY node")
+        counted = "SELECT node, count(*) FROM certificates WHERE units = ? GROUP BY node"
+        rows = node.station.journal._db.execute(counted, (policy_units(world.run),))  # files have other units here
         trainers = {KEYS[name].address for name in ("leader", "dismissed", "standby", "evicted")}
         followed = [node.jury.policies.of_step(step) for step in node.jury.policies.steps]
         for who, many in rows:
