@@ -304,7 +304,7 @@ def _goes_on(base: Seen, seen: Seen) -> bool:
 
 def _others(facts: Facts, cell: Cell, has_right: bool) -> Facts:
     """Without what the liar itself knows, and, where it may speak at all, what is about itself."""
-    return frozenset(one for one in facts if one[0] != cell.author and not (has_right and one[1] == cell.author))
+    return frozenset(one for one in facts if one[0] != cell.author and not (has_right and cell.author in one[1:3]))
 
 
 def _told(facts: Facts) -> tuple[str, ...]:

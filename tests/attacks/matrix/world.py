@@ -48,7 +48,7 @@ from node.swarm.register import Work
 from protocol.audit import AuditSpec
 from protocol.blobs import BlobInfo, describe
 from protocol.checks import Fault, Reason
-from protocol.earnings import of_judgement
+from protocol.earnings import of_judgement, policy_units
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import (
@@ -186,7 +186,7 @@ class Nobody:
 
 Facts = frozenset[tuple[Any, ...]]
 Seen = Mapping[str, Facts]
-"""By probe: (who knows it, whom it is about or "", what)."""
+"""By probe: (who knows it, whom it is about or "", what). Of pay the third is whose file was looked at."""
 
 
 class Blob(bytes):
@@ -943,7 +943,7 @@ def step_book(world: World) -> Facts:
             statement = signed.message.statement if signed else None
             if statement is not None:
                 for who in node.jury.steps.judged_by(statement.struct_hash):
-                    found.add((node.name, name_of(who), step))
+                    found.add((node.name, name_of(who), name_of(signed.author) if signed else "", step))
     return frozenset(found)
 
 
@@ -956,32 +956,29 @@ def tasks(world: World) -> Facts:
 
 
 def certificates(world: World) -> Facts:
-    """What each honest validator signed that counts for pay; whoever is paid for looking at a file of the liar's is
-    paid for something that the liar made."""
+    """What each honest validator signed that counts for pay: who is paid, and whose file it was that was looked at."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        mine = {one for work in node.jury.register._works.values() for one in _looks(world, work)}
+        looks = {look: name_of(one.node) for one in node.jury.register._works.values() for look in _looks(world, one)}
         rows = node.station.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
-        found |= {
-            (node.name, world.liar.name if work in mine else name_of(who), epoch, bytes(work).hex()[:8], units)
-            for who, epoch, work, units in rows
-        }
+        for who, epoch, work, units in rows:
+            found.add((node.name, name_of(who), looks.get(bytes(work), ""), epoch, bytes(work).hex()[:8], units))
     return frozenset(found)
 
 
 def _looks(world: World, work: Work) -> Iterator[bytes]:
-    """What looks at a file of the liar's are certified as."""
-    if name_of(work.node) in world.liar.names:
-        said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
-        for name in VALIDATORS:
-            yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
+    """What looks at a file are certified as."""
+    said = Verdict(**msgspec.structs.asdict(work.commitment), outcome=0, reason=0)
+    for name in VALIDATORS:
+        yield of_judgement(world.run, KEYS[name].address, said, GROUPS, GROUPS).work
 
 
 def overpaid(world: World) -> Facts:
     """Nobody is paid for a policy twice: certificates of a trainer beyond one for each followed policy."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        rows = node.station.journal._db.execute("SELECT node, count(*) FROM certificates GROUP BY node")
+        counted = "SELECT node, count(*) FROM certificates WHERE units = ? GROUP BY node"
+        rows = node.station.journal._db.execute(counted, (policy_units(world.run),))  # files have other units here
         trainers = {KEYS[name].address for name in ("leader", "dismissed", "standby", "evicted")}
         followed = [node.jury.policies.of_step(step) for step in node.jury.policies.steps]
         for who, many in rows:
