@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from node.services.certifying import Certifying
+from node.recent import Recent
+from node.services.certifying import WAITING, Certifying
 from node.services.ending import Ending
+from node.swarm import pool_state
 from node.swarm.board import Board
 from node.swarm.facts import RunTold
 from node.swarm.membership import Membership
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
 from node.swarm.terms import Terms
-from protocol.messages import Heartbeat
+from protocol.earnings import of_policy
+from protocol.messages import Heartbeat, PolicyAnnounced
 from tests.attacks.matrix.world import KEYS, QUORUM
 
 
@@ -59,7 +62,7 @@ def anybody_closes_a_task() -> Iterator[None]:
 
 @contextmanager
 def every_member_says_everything() -> Iterator[None]:
-    with patch.object(Board, "_may_say", lambda *_: True):
+    with patch.object(Board, "_may_say", lambda *_: True), patch.object(pool_state, "may_say", lambda *_: True):
         yield
 
 
@@ -70,7 +73,14 @@ def a_policy_is_paid_to_whoever_announces_it() -> Iterator[None]:
         found = [(waiting, root) for waiting in self._policies.values() for root in waiting if known.find(root)]
         return [waiting.pop(root) for waiting, root in found]
 
-    with patch.object(Certifying, "_trained", trained):
+    async def hear(self: Certifying) -> None:
+        async for signed in self._station.board.subscribe(PolicyAnnounced):
+            said, author = signed.message, signed.author
+            waiting = self._policies.setdefault(author, Recent(WAITING))
+            of = said.statement
+            waiting[of.root] = of_policy(self._run, self._station.pool, author, of.step, of.root, said.epoch)
+
+    with patch.object(Certifying, "_trained", trained), patch.object(Certifying, "_hear_policies", hear):
         yield
 
 
@@ -88,10 +98,10 @@ def who_left_office_is_still_a_validator() -> Iterator[None]:
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
-    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/once/after/all/honest", "forks"),
+    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/once/before/all/honest", "forks"),
     any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
     anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),
-    every_member_says_everything: ("member/CheckpointOffered/fresh/once/apart/all/honest", "checkpoints"),
+    every_member_says_everything: ("member/CheckpointOffered/root other/every/after/all/honest", "checkpoints"),
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
         "certificates",
