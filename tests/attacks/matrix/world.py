@@ -1018,9 +1018,9 @@ def muted(world: World) -> Facts:
 
 def chair(world: World) -> Facts:
     """What trainers did about the chair, and what validators say of the leader."""
-    done = {(name, "", what) for name, what in world.calls if name not in world.liar.names}
+    done = {(name, "leader", what) for name, what in world.calls if name not in world.liar.names}
     silence = {
-        (node.name, name_of(who), "is not heard")
+        (node.name, "leader", name_of(who), "does not hear it")
         for node in _each(world)
         for who in node.chairing._words
         if name_of(who) not in world.liar.names
