@@ -77,8 +77,8 @@ def a_policy_is_paid_to_whoever_announces_it() -> Iterator[None]:
         async for signed in self._station.board.subscribe(PolicyAnnounced):
             said, author = signed.message, signed.author
             waiting = self._policies.setdefault(author, Recent(WAITING))
-            of = said.statement
-            waiting[of.root] = of_policy(self._run, self._station.pool, author, of.step, of.root, said.epoch)
+            root = said.policy_root
+            waiting[root] = of_policy(self._run, self._station.pool, author, said.step, root, said.epoch)
 
     with patch.object(Certifying, "_trained", trained), patch.object(Certifying, "_hear_policies", hear):
         yield
@@ -98,13 +98,13 @@ def who_left_office_is_still_a_validator() -> Iterator[None]:
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
-    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/once/before/all/honest", "forks"),
+    one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/every/before/all/honest", "forks"),
     any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
     anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),
-    every_member_says_everything: ("member/CheckpointOffered/root other/every/after/all/honest", "checkpoints"),
+    every_member_says_everything: ("member/VerdictIssued/unchanged/every/before/all/honest", "certificates"),
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
         "certificates",
     ),
-    who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/once/apart/all/honest", "step_book"),
+    who_left_office_is_still_a_validator: ("former/StepJudged/unchanged/every/before/all/honest", "step_book"),
 }
