@@ -33,7 +33,13 @@ _PICTURES = re.compile(
     r"|picture_num",
     re.IGNORECASE,
 )
-_STANDS_FOR_ONE = re.compile(r"<(?:image|video|audio)(?:[ _]?\d+)?>")
+_STANDS_FOR_ONE = re.compile(
+    r"<(?:image|video|audio)(?:[ _]?\d+)?>"
+    r"|<img\s[^<>]{0,2000}?\bsrc\s*="
+    r"|!\[[^\]\n]{0,200}\]\(\s*<?(?:https?://|data:image/|[^\s()<>]{1,400}\.(?:png|jpe?g|gif|svg|webp|bmp)\b)",
+    re.IGNORECASE,
+)
+"""A picture's place in a text: as chat templates mark it, as HTML, as Markdown."""
 _LATEX = re.compile(r"\\[a-zA-Z]+|\\text\{[^{}]*\}")
 
 
@@ -161,9 +167,12 @@ def no_pictures(row: Mapping[str, Any]) -> None:
     for column, value in row.items():
         if (_is_picture(str(column)) and _is_some(value)) or _is_media(value):
             raise ValueError(f"its column {str(column)[:80]!r} belongs to the question, and models here read text only")
-    for column in ("prompt", "question", "problem", "messages"):
-        if _STANDS_FOR_ONE.search(str(row.get(column, ""))):
-            raise ValueError(f"its {column} holds a picture or a sound, and models here read text only")
+
+
+def only_text(prompt: Any) -> None:
+    """Raise ValueError for a question, text or a chat, that shows a picture or plays a sound somewhere."""
+    if _STANDS_FOR_ONE.search(str(prompt)):
+        raise ValueError("its prompt holds a picture or a sound, and models here read text only")
 
 
 def one_truth(row: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from node.environments.task_types.shapes.base import (
     number_as_text,
     one_truth,
     only_known,
+    only_text,
     present,
     whole_question,
 )
@@ -177,4 +178,6 @@ def read_published(raw: Mapping[str, Any]) -> Published:
         raise ValueError(f"it has no task_type, and the columns of no published form; it has {has} ({forms})")
     if len(fitting) > 1:
         raise ValueError(f"it has the truths of two forms, {fitting[0].name} and {fitting[1].name}: leave one out")
-    return fitting[0].read(row)
+    published = fitting[0].read(row)
+    only_text(published.prompt)
+    return published
