@@ -190,7 +190,7 @@ def command(
     from node.preflight.early import refuse_early
 
     # Before --detach: what is refused is said in this terminal, not in a log.
-    # It starts no thread, so that the fork server below may still be forked.
+    # It leaves no thread, so that the fork server below may still be forked.
     refuse_early(config)
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
