@@ -23,6 +23,7 @@ import msgspec
 from node.config import default_home
 from node.errors import RunFileError
 from node.state.files import write_whole
+from protocol.errors import UNREADABLE
 
 Kind = Literal["model", "dataset"]
 Reach = Literal["here", "headers", "whole"]
@@ -477,7 +478,7 @@ def _kept(name: Name) -> Listing | None:
         return None
     try:
         return msgspec.json.decode((_notes(name) / "listing.json").read_bytes(), type=Listing)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None  # never looked at, or damaged: the hub is asked again
 
 
@@ -534,7 +535,7 @@ def _verify(name: Name, listing: Listing, files: Mapping[str, Path], told: Calla
     notes = _notes(name) / "compared.json"
     try:
         known = msgspec.json.decode(notes.read_bytes(), type=dict[str, list[int]])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         known = {}
     checked = 0
     for file, path in files.items():

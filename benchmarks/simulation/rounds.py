@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import msgspec
@@ -50,6 +50,7 @@ from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
 from node.services.station import take_station
 from node.state.files import mapped
+from node.swarm.facts import Facts, News
 from node.swarm.membership import Membership
 from node.training.jobs import Job, Start, Train
 from node.training.length import without_length
@@ -70,6 +71,7 @@ from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal, RecordingJudge, Trouble, inline
 from tests.memory_network import MemoryHub, MemoryNetwork
 
+T = TypeVar("T")
 SHAPES = {"a": (64,), "b": (8, 24)}
 HOSTS = 2
 BEAT = 4.0
@@ -299,9 +301,16 @@ class Ears(Voice):
     _host: Any
 
     def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
-        send, receive = trio.open_memory_channel[Signed[M]](4096)
-        self._node.nursery.start_soon(self._hand_on, super().subscribe(kind), send)
+        return self.late(super().subscribe(kind))
+
+    def late(self, news: trio.MemoryReceiveChannel[T]) -> trio.MemoryReceiveChannel[T]:
+        send, receive = trio.open_memory_channel[T](4096)
+        self._node.nursery.start_soon(self._hand_on, news, send)
         return receive
+
+    def facts(self) -> Facts:
+        """The host's."""
+        return self._host.station.jury.facts
 
     async def _hand_on(self, host: Any, own: Any) -> None:
         async for signed in host:
@@ -328,6 +337,19 @@ class Ears(Voice):
         network.hand(self._host.station.board._topic, own, raw, {own})
 
 
+class HeardFacts:
+    """What a node makes of its host's board, as late as it hears the words."""
+
+    def __init__(self, ears: Ears) -> None:
+        self._ears = ears
+
+    def subscribe(self, *kinds: type[News]) -> trio.MemoryReceiveChannel[Any]:
+        return self._ears.late(self._ears.facts().subscribe(*kinds))
+
+    def standing(self, *kinds: type[News]) -> list[Any]:
+        return self._ears.facts().standing(*kinds)
+
+
 class Node:
     """One member. host: whose board it reads, None: it has one of its own."""
 
@@ -351,7 +373,8 @@ class Node:
             self.station.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
         else:
             jury, ears = host.station.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
-            told: Any = SimpleNamespace(register=jury.register, ballots=jury.ballots, learn=lambda *_, **__: None)
+            kept: dict[str, Any] = {"register": jury.register, "ballots": jury.ballots, "facts": HeardFacts(ears)}
+            told: Any = SimpleNamespace(**kept, learn=lambda *_, **__: None)
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
             self.station = msgspec.structs.replace(host.station, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever)

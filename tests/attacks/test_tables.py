@@ -18,6 +18,7 @@ from node.services.training import intake as intake_module
 from node.services.training.intake import Intake
 from node.swarm.ballots import FileState
 from node.swarm.contributions import KEPT, OPEN, Contributions
+from node.swarm.facts import PeerTold
 from node.swarm.pool_state import RESULTS
 from protocol.decision import DecisionSpec, Level
 from protocol.earnings import encode_table, table_after
@@ -214,12 +215,12 @@ async def test_a_peer_that_hops_from_seat_to_seat_has_nobody_else_s_contribution
     """Whose claim of a seat is forgotten is taken for somebody who contributes from another's."""
 
     async def beats() -> Any:
-        yield SimpleNamespace(author=OTHER.address, message=SimpleNamespace(seat=7))
+        yield PeerTold(OTHER.address, 7, 0, b"")
         for seat in range(9000):
-            yield SimpleNamespace(author=WORKER.address, message=SimpleNamespace(seat=seat))
+            yield PeerTold(WORKER.address, seat, 0, b"")
 
-    board = SimpleNamespace(subscribe=lambda kind: beats())
-    station: Any = SimpleNamespace(board=board, run=SimpleNamespace(root=bytes(32)))
+    jury = SimpleNamespace(facts=SimpleNamespace(subscribe=lambda kind: beats()))
+    station: Any = SimpleNamespace(jury=jury, run=SimpleNamespace(root=bytes(32)))
     looks = Looks(station, NONE)
     await looks.hear_seats()
     assert not looks._is_anothers(OTHER.address, b"", 7)

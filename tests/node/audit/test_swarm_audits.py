@@ -304,7 +304,7 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
         severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)
         added = await bench.store.add(encode_manifest(severed))
         statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)
-        await bench.state(statement, added.size)
+        await bench.state(statement)
         await bench.until(lambda: all(seat.jury.distrust for seat in bench.seats))
         assert {one for one in bench.said()} == {(1, Outcome.SLASH, Reason.RULE)}
         nursery.cancel_scope.cancel()

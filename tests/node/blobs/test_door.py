@@ -30,6 +30,10 @@ class Ways:
     def has(self, root: bytes) -> bool:
         return self.held and root == ROOT
 
+    def arrived(self, root: bytes) -> int:
+        del root
+        return 0
+
     def path(self, root: bytes) -> Path:
         return Path("held") / root.hex()
 

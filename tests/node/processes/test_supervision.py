@@ -90,7 +90,8 @@ class StoppedWhileConnecting:
     def __init__(self, *_: object, **__: object) -> None:
         return
 
-    async def connect(self) -> None:
+    async def pool(self, number: int) -> None:
+        del number
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep_forever()
 
