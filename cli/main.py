@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -272,10 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Tests and other programs call `main` with words: their process must not be forked into a daemon.
     own_process = arguments is None
     for stream in (sys.stdout, sys.stderr):
-        # A terminal, or a pipe, that says it knows no more than ASCII. Others stay as they are: a file that another
-        # program of ours writes, too, cannot be set anew.
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict" and stream.encoding.lower() != "utf-8":
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, TextIOWrapper):  # a terminal, or a pipe, that says it knows no more than ASCII
+            with suppress(OSError):  # what stands behind it was exchanged after a fork: it stays as it is
+                stream.reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         check_words(words)

@@ -141,9 +141,11 @@ def _refuse_another_past(run: "RunFile", changed_run: "RunFile", level: int, pee
 
 
 def _refuse_words_of_rollouts(wishes: Wishes) -> None:
-    if wishes.async_level is not None:
+    preset = any(one.partition("=")[0].strip() == "recipe.name" for one in wishes.sets)
+    given = {"--async-level": wishes.async_level is not None, "--recipe (recipe.name)": preset}
+    if words := [name for name, is_given in given.items() if is_given]:
         raise CommandError(
-            "--async-level says how rollouts are learnt from",
+            f"{' and '.join(words)}: that is how rollouts are learnt from",
             "this run pre-trains on text",
             "leave it out; [pretraining] and [diloco] of the run file say how it learns",
             USAGE,

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from safetensors import SafetensorError, safe_open
-
 from node.inference.errors import ModelError
 from node.inference.model_files import CONFIG, EMBEDDING, HEAD, INDEX, WEIGHTS, read_json
 
@@ -191,6 +189,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _header(path: Path) -> Iterator[_Named]:
     """Raises ModelError."""
+    # Here, as a daemon names the files of its run without reading any.
+    from safetensors import SafetensorError, safe_open
+
     try:
         # The library looks at every bound; the places are only in the text.
         with safe_open(path, framework="np"):

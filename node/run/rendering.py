@@ -28,7 +28,7 @@ from node.inference.tokenizer import LocalTokenizer
 from node.run.file import CompiledRun
 from node.run.problems import asked, place_files
 from protocol.errors import IntellectError
-from protocol.run import RunSpec, decode_run
+from protocol.run import RunSpec, decode_run, encode_run
 from protocol.values import prompts_hash
 
 RUN = "run"
@@ -55,7 +55,8 @@ def check_rendering(run: CompiledRun) -> None:
     with tempfile.TemporaryDirectory(prefix="intellect-run-") as folder:
         assets = Path(folder) / "assets"
         place_files(run, assets)
-        (Path(folder) / RUN).write_bytes(run.encoded)
+        # Of a model whose weights are not here the run has no root yet, and no bytes.
+        (Path(folder) / RUN).write_bytes(encode_run(run.spec))
         own = list(rendered(run.spec, assets))
         theirs = _in_a_child(Path(folder))
     for mine, other in zip_longest(own, theirs):
