@@ -101,7 +101,7 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
     one_verdict_ends_a_term: ("validator 4/StepJudged/opposite/every/before/all/honest", "forks"),
     any_trainer_says_that_the_run_is_over: ("standby/Heartbeat/finished flipped/once/apart/all/honest", "over"),
     anybody_closes_a_task: ("standby/TaskOffered/open flipped/once/apart/all/honest", "tasks"),
-    every_member_says_everything: ("member/VerdictIssued/unchanged/every/before/all/honest", "certificates"),
+    every_member_says_everything: ("member/StepJudged/unchanged/every/before/all/honest", "step_book"),
     a_policy_is_paid_to_whoever_announces_it: (
         "dismissed/PolicyAnnounced/unchanged/once/apart/all/honest",
         "certificates",
