@@ -16,7 +16,7 @@ from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
 from protocol.identity import Address, address_bytes
-from protocol.messages import CutSigned, of_kind, open_envelope
+from protocol.messages import CutSigned, Signed, of_kind, open_envelope
 from protocol.rounds import chosen, closes_at, too_large
 
 log = structlog.get_logger()
@@ -68,16 +68,15 @@ class Cutting(Service):
         for raw in await station.journal.do(station.journal.last_said, "cut", RECALLED):
             try:
                 signed = of_kind(open_envelope(station.domain, station.pool, raw), CutSigned)
-            except ProtocolError as error:  # of another pool, or another office
+            except ProtocolError as error:  # of another pool
                 log.info("cut.not_recalled", why=error.why)
                 continue
             if signed.message.round == round_:
-                self._rounds.note(RoundVoted(signed.author, signed.message, raw))
+                self._note(signed)
 
-    def _note(self, raw: bytes) -> None:
-        """An own word. Raises ProtocolError."""
-        own = self._station.board.opened(raw, CutSigned)
-        self._rounds.note(RoundVoted(own.author, own.message, raw))
+    def _note(self, own: Signed[CutSigned]) -> None:
+        """A word of this validator, as others hear it."""
+        self._rounds.note(RoundVoted(own.author, own.message, own.raw))
 
     async def _look(self, round_: int, outer: Outer | None) -> None:
         """Say what there is to say of a round. outer: of the one that runs."""
@@ -164,4 +163,4 @@ class Cutting(Service):
         await board.post_raw(raw)
         # At once, and not when the board's reader comes to it: the next look must know the own word.
         if self._is_in_office():  # still: the journal and the network take their time
-            self._note(raw)
+            self._note(board.opened(raw, CutSigned))
