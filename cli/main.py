@@ -70,7 +70,7 @@ COMMANDS = {
 }
 """Panel -> commands of the program."""
 OPTIONS = {
-    "Identity": "role state_dir key as_ key_file password_file provider_key provider validator node",
+    "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
     "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
     "Engine": "engine engine_command share_engine auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",

@@ -51,6 +51,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
         "node.services.claiming",
+        "node.services.continuity",
         "node.services.ending",
         "node.services.engine",
         "node.services.jury",

@@ -370,7 +370,6 @@ class Node:
             self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
             self.station = take_station(self.member, run, InlineJournal(), clock=Clock(wall=wall))
-            self.station.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
         else:
             jury, ears = host.station.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
             kept: dict[str, Any] = {"register": jury.register, "ballots": jury.ballots, "facts": HeardFacts(ears)}

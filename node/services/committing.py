@@ -3,6 +3,7 @@ becomes of it."""
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -24,10 +25,17 @@ def slot_name(root: bytes, index: int) -> bytes:
 
 
 async def commit(
-    station: Station, root: bytes, index: int, path: Path, units: int, step: int | None = None
+    station: Station,
+    root: bytes,
+    index: int,
+    path: Path,
+    units: int,
+    step: int | None = None,
+    round_: int | None = None,
 ) -> WorkCommitment:
-    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's. Raises
-    StateError where the journal holds another promise for this place."""
+    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's; round_: that
+    it is a contribution to. Raises StateError where the journal holds another promise for this place, or the place lies
+    under the fence."""
     # In the store first: whoever hears of the commitment asks for the file at once.
     info = await station.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
@@ -39,7 +47,8 @@ async def commit(
     place, file = (slot_name(root, index), raw), (info.root, root, index, units, station.clock.wall())
     of = (station.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
-    await station.journal.do(station.journal.commit_file, *place, *file, *of)
+    about: dict[str, Any] = {"task": root} if step is None else {"step": step if round_ is None else round_}
+    await station.journal.promise(station.journal.commit_file, *place, *file, *of, **about)
     await station.board.post_raw(raw)
     return commitment
 

@@ -136,8 +136,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
         station, share = self.station, step_share(self.station.run.spec, self.hardware)
-        own, clock = station.key.address, station.clock.monotonic
-        return OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock, share)
+        own = (station.key, station.domain, station.journal, station.board)
+        return OwnLots(station.run.spec, station.pool, *own, station.clock.monotonic, share)
 
     @cached_property
     def rounds(self) -> Rounds:

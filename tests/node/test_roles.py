@@ -47,7 +47,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
-EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
+EVERYBODY_ELSE = ("continuity", "tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses "
     "chair tasks slashed network_stats board engine processes restarts services last_error events"
@@ -111,8 +111,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
-                "settling"
+                "tallying jury heartbeat continuity tracing ending catalogue engine policies generating tasks auditing "
+                "paying settling"
             ).split(),
         ),
         (
@@ -120,8 +120,9 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             [
                 "tallying",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
@@ -141,8 +142,9 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             [
                 "tallying",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
@@ -177,9 +179,10 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         assert crew.names == [
             "tallying",
             "jury",
+            "heartbeat",
+            "continuity",
             "tracing",
             "gateway",
-            "heartbeat",
             "ending",
             "claims",
             "catalogue",

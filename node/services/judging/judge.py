@@ -102,8 +102,8 @@ class Validator(Service):
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
         self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
         self._slashing = Slashing(station, court)
-        own, clock = station.key.address, station.clock.monotonic
-        self.own_lots = lots or OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
+        own, clock = (station.key, station.domain, station.journal, station.board), station.clock.monotonic
+        self.own_lots = lots or OwnLots(station.run.spec, station.pool, *own, clock)
         self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
         self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
@@ -231,6 +231,9 @@ class Validator(Service):
         if said:
             await self._station.board.post_raw(said)
             return
+        if self._station.journal.fence.covers(*work.place):
+            self.outcomes["skipped"] += 1
+            return  # another daemon may have judged it with this key
         # Found before the file was read, by its commitment alone: no lot, no evidence, no standing.
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)

@@ -117,7 +117,8 @@ class Pronouncing:
         # The journal has the signed bytes before anybody hears them: after a restart the same word is said again.
         raw = self._station.board.sealed(message)
         kind = "recheck" if recheck else "verdict"
-        await journal.do(journal.say, kind, work.id, raw, self._station.time.now())
+        step, task = work.place
+        await journal.promise(journal.say, kind, work.id, raw, self._station.time.now(), step=step, task=task)
         # In a dispute everybody knows the first words already, and with one validator there is nobody who could copy.
         if isinstance(message, VerdictRechecked) or self._station.membership.has_one_validator:
             await self._station.board.post_raw(raw)

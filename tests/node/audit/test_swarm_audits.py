@@ -106,7 +106,7 @@ class Bench:
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
         station = seat.station
-        lots = OwnLots(station.run.spec, POOL, seat.key.address, station.journal, seat.board, steps=share)
+        lots = OwnLots(station.run.spec, POOL, seat.key, station.domain, station.journal, seat.board, steps=share)
         seat.pledges = lambda: lots.pledges
         return lots
 
