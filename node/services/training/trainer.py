@@ -39,6 +39,7 @@ from node.services.training.following import (
 )
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
+from node.services.training.returning import REPEATED, Returning
 from node.services.training.stating import make, make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
@@ -111,6 +112,7 @@ class Trainer(Service):
         self._class_of: tuple[bytes, BatchManifest] | None = None
         self._in_vain = 0
         self._adopting = Adopting(station, spool, station.progress.trouble)
+        self._returning = Returning(station, spool)
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
@@ -216,6 +218,7 @@ class Trainer(Service):
     async def run(self) -> None:
         """Until the run is over: one stint after the other, each without what another trainer's term took back."""
         try:
+            await self._returning.look()
             going = True
             while going:
                 await self._heed_terms()
@@ -245,6 +248,7 @@ class Trainer(Service):
             nursery.start_soon(self._intake.run)
             nursery.start_soon(self._feed)
             nursery.start_soon(self._watch_terms, nursery.cancel_scope)
+            nursery.start_soon(self._returning.run, self._nothing_leads_on)
             async with trio.open_nursery() as until_over:
                 until_over.start_soon(self._publish)
                 await self._put_on_record()
@@ -257,7 +261,17 @@ class Trainer(Service):
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""
-        return self.chair is None or self.chair.leads(step)
+        return (self.chair is None or self.chair.leads(step)) and not self._returning.covers(step)
+
+    def holds(self) -> bool:
+        """Whether its term goes on."""
+        return not self._returning.gives_up
+
+    def _nothing_leads_on(self) -> bool:
+        """From the newest step here: nothing can be replayed, and no checkpoint is offered."""
+        newest, policies = self._spool.newest_step(), self._station.jury.policies
+        unknown = policies.of_step(newest + 1) is None
+        return (self._stuck or unknown) and self._adopting.best(newest) is None
 
     def _lost_from(self) -> int | None:
         """The first policy here that somebody else's later term decides, or that a term of this trainer decides anew,
@@ -321,8 +335,14 @@ class Trainer(Service):
         # Otherwise a standby that has just started would lead from policy 0 and undo the run.
         if policies.newest_step < 0 and terms.reached > 0:
             return None  # nothing was heard of the run yet
+        if self._returning.gives_up:
+            return self._ready_after(newest) if behind <= REPEATED else None
         if behind > TAKES_BACK or (behind > 0 and (not self._stuck or self._adopting.best(newest) is not None)):
             return None
+        return self._ready_after(newest)
+
+    def _ready_after(self, newest: int) -> Ready | None:
+        policies = self._station.jury.policies
         if policies.of_step(newest) is None:
             before = policies.of_step(newest - 1)
             return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None
