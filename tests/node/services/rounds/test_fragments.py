@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from node.services.rounds.applying import Rounds
+from node.training.contributing import COPY, blob_root
 from node.training.jobs import Job, Train
 from node.training.outer import StateFile, write_state
-from node.training.pretrainer import COPY, blob_root
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.messages import VerdictIssued

@@ -32,11 +32,11 @@ from node.services.station import take_station
 from node.state import files
 from node.swarm.facts import RoundVoted
 from node.swarm.membership import Membership
+from node.training.contributing import blob_root
 from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Train
 from node.training.outer import StateFile
 from node.training.peer import Peer
-from node.training.pretrainer import blob_root
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
