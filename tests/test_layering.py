@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.limits",
         "node.logs",
         "node.recent",
+        "node.changes",
         "node.state.files",
         "node.processes",
         "node.own_code",
@@ -47,7 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.judging.lots",
         "node.services.rounds.applying",
     ),
-    ("node.services.rounds.batches",),
+    ("node.services.rounds.batches", "node.services.training.groups"),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
         "node.services.claiming",

@@ -19,8 +19,6 @@ from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
 from node.processes.forkserver import Starter
-from node.recipe.docket import Docket
-from node.recipe.lessons import Lessons
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.books import Books
@@ -29,11 +27,13 @@ from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.station import Station
+from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
 from node.training.settings import read_settings
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -113,14 +113,19 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         return stock
 
     @cached_property
-    def docket(self) -> Docket:
-        """What waits for judges at the trainer."""
-        return Docket(self.station.run.spec)
+    def spool(self) -> Spool:
+        """Through which this node and its learner meet. Raises TrainingError for settings that are none."""
+        return Spool(self.directory / "spool", read_settings(self.config.trainer).milestones)
 
     @cached_property
-    def lessons(self) -> Lessons:
-        """What waits for the run's teacher there."""
-        return Lessons(self.station.run.spec)
+    def watch(self) -> SpoolWatch:
+        """What is new in it."""
+        return SpoolWatch(self.spool)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The trainer's: what waits for judges, for the run's teacher, and for a batch."""
+        return Groups(self.station, self.spool.next_batch, self.watch.tell)
 
     @cached_property
     def certifying(self) -> Certifying:
@@ -144,11 +149,10 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
         model's shapes only. Raises TrainingError for settings that are none."""
         settings = read_settings(self.config.trainer)
-        spool = Spool(self.directory / "spool", settings.milestones)
         # Such a worker keeps no outer state: it only turns one into an image.
         samples = bool(self.station.run.spec.seats) and self.role == "worker"
-        process = TrainerProcess(spool, settings=settings, starter=self.starter)
-        return Rounds(self.station, process, spool, learns=not samples)
+        process = TrainerProcess(self.spool, settings=settings, starter=self.starter)
+        return Rounds(self.station, process, self.spool, learns=not samples)
 
     @cached_property
     def batches(self) -> Batches:

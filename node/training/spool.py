@@ -199,7 +199,7 @@ class Spool(Places):
 
     def checkpoint_steps(self) -> list[int]:
         """Those of the checkpoints there, ascending."""
-        return sorted(_steps(self.checkpoints)) if self.checkpoints.exists() else []
+        return sorted(_steps(self.checkpoints))
 
     def cut(self, step: int) -> None:
         """Delete policies from `step` on, and what they were made from: another trainer decides them. The learner must
@@ -286,5 +286,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _steps(directory: Path) -> list[int]:
-    matches = (_STEP.fullmatch(name) for name in os.listdir(directory))
+    """None where the spool is not prepared yet."""
+    matches = (_STEP.fullmatch(name) for name in os.listdir(directory)) if directory.exists() else ()
     return [int(match[1]) for match in matches if match]

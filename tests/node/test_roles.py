@@ -25,7 +25,7 @@ from node.services.base import Crew, Service
 from node.services.ending import Ending
 from node.services.heartbeat import Beating
 from node.services.station import take_station
-from node.services.training.trainer import StepMetrics
+from node.services.training.record import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
@@ -258,10 +258,10 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
         crew = await crew_of(place)
         crew.state = "working"
         trainer: Any = crew.services[-1]
-        trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
+        trainer.record.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
         assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
         assert StatusPage(crew).render()["run"]["final_reward"] is None
-        trainer.done = True
+        trainer.record.finish()
         page = StatusPage(crew).render()
         assert page["node"]["state"] == "finished"
         assert (page["run"]["over"], page["run"]["final_reward"]) == (True, 0.625)
