@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from node.recipe.batch_log import Entry
-from node.services.station import Station, manifest_of
+from node.services.context import Context, manifest_of
 from node.services.training.stating import FETCH_TIMEOUT, metrics_of
 from node.state.files import write_whole
 from node.swarm.facts import PolicyFollowed
@@ -21,11 +21,11 @@ from protocol.messages import PolicyAnnounced, StepObjected
 log = structlog.get_logger()
 
 
-async def stated_manifest(station: Station, signed: PolicyFollowed) -> BatchManifest:
+async def stated_manifest(context: Context, signed: PolicyFollowed) -> BatchManifest:
     """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, is not what was
     signed, or breaks a rule of the run."""
     message = signed.message
-    manifest = await manifest_of(station, signed.author, message, FETCH_TIMEOUT)
+    manifest = await manifest_of(context, signed.author, message, FETCH_TIMEOUT)
     if (manifest.parent, manifest.term) != (message.parent, message.term):
         raise ProtocolError("unusable manifest", "its parent or term is not that of the statement which names it")
     return manifest
@@ -70,9 +70,9 @@ async def compare(spool: Spool, signed: PolicyFollowed) -> Compared:
     return found
 
 
-async def object_to(station: Station, message: PolicyAnnounced) -> None:
+async def object_to(context: Context, message: PolicyAnnounced) -> None:
     """Another state came out here: validators are asked to look, wherever their lots fell."""
-    await station.board.post(StepObjected(pool=station.pool, term=message.term, step=message.step))
+    await context.board.post(StepObjected(pool=context.pool, term=message.term, step=message.step))
 
 
 def term_known(spool: Spool) -> int:

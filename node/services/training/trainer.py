@@ -25,7 +25,7 @@ from node.recipe.requirements import hopeless, reached_target, spent
 from node.recipe.stats import describe
 from node.services.base import Service
 from node.services.chairing import Chairing, OnChain, Ready
-from node.services.station import Rate, Station
+from node.services.context import Context, Rate
 from node.services.training.adopting import Adopting
 from node.services.training.following import (
     Compared,
@@ -91,7 +91,7 @@ class Trainer(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         learner: TrainerProcess,
         evaluator: EvaluatorProcess,
         spool: Spool,
@@ -102,7 +102,7 @@ class Trainer(Service):
         chain: OnChain | None = None,
         lessons: Lessons | None = None,
     ) -> None:
-        self._station = station
+        self._context = context
         self._term = 0
         self.compared = self.equal = 0
         self.apart: Compared | None = None
@@ -110,13 +110,13 @@ class Trainer(Service):
         """In what the leader computes otherwise, in words: then its bits cannot be replayed here."""
         self._class_of: tuple[bytes, BatchManifest] | None = None
         self._in_vain = 0
-        self._adopting = Adopting(station, spool, station.progress.trouble)
+        self._adopting = Adopting(context, spool, context.progress.trouble)
         self._learner = learner
         self._evaluator = evaluator
         self._spool = spool
         self._publisher = publisher
         self._observer = observer
-        self._spec = station.run.spec
+        self._spec = context.run.spec
         self._batch_log = BatchLog(spool.root)
         self._evaluations = Evaluations(spool, self._spec)
         self._announced: dict[int, float] = {}
@@ -128,9 +128,9 @@ class Trainer(Service):
         self._lessons.fresh, self._lessons.taken_in = self._fresh, self._take_taught
         self._used: dict[int, set[bytes]] = {}
         self._tokens = self._lost = self._barren = 0
-        self._journeys = Journeys(station.clock.monotonic)
+        self._journeys = Journeys(context.clock.monotonic)
         self._intake = Intake(
-            station,
+            context,
             fresh=self._fresh,
             taken_in=self._take_in,
             taken_back=self._take_back,
@@ -140,7 +140,7 @@ class Trainer(Service):
             look=look,
             hopeless=self._give_up,
         )
-        self.rate = Rate(30.0, station.clock.monotonic)
+        self.rate = Rate(30.0, context.clock.monotonic)
         self.step = -1
         self.done = False
         self.staleness: Counter[int] = Counter()
@@ -150,35 +150,35 @@ class Trainer(Service):
         self.began_at: float | None = None
         self.seconds = 0.0
         # Without a chain, as at a desk, nobody else leads.
-        self.chair = Chairing(station, chain, self) if chain is not None else None
+        self.chair = Chairing(context, chain, self) if chain is not None else None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
         could audit, and ConfigError for sinks that are none."""
-        station, config = place.station, place.config
+        context, config = place.context, place.config
         settings = read_settings(config.trainer)
         settings.check_auditable()
         spool = Spool(place.directory / "spool", settings.milestones)
-        await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
+        await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
             place.member.stock.store,
-            station.board,
-            station.journal,
-            station.run.root,
-            station.pool,
+            context.board,
+            context.journal,
+            context.run.root,
+            context.pool,
             workshop=place.workshop,
-            anchor_every=station.run.spec.weights.anchor_every,
+            anchor_every=context.run.spec.weights.anchor_every,
             records=place.records,
-            shelf=station.shelf,
+            shelf=context.shelf,
         )
-        observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
+        observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
-        evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
-        look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
+        evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+        look = OwnLook(context, place.engine, spool.policy_path, place.scratch)
         return cls(
-            station, learner, evaluator, spool, publisher, observer, place.docket, look, place.chain, place.lessons
+            context, learner, evaluator, spool, publisher, observer, place.docket, look, place.chain, place.lessons
         )
 
     @property
@@ -225,10 +225,9 @@ class Trainer(Service):
 
     async def _stint(self) -> bool:
         """Whether there is another one to come."""
-        journal = self._station.journal
+        journal = self._context.journal
         self._first_batch = self._spool.next_batch()
-        self._station.progress.doing = self.doing
-        self._station.progress.enter("engine", "the learner loads its libraries and the model")
+        self._context.progress.enter("engine", "the learner loads its libraries and the model")
         # Groups that were journaled for a batch which was never written are free again.
         freed = await journal.do(journal.forget_consumed, self._first_batch)
         consumed = await journal.do(journal.consumed, self._first_batch - self._spec.recipe.max_staleness)
@@ -263,7 +262,7 @@ class Trainer(Service):
         """The first policy here that somebody else's later term decides, or that a term of this trainer decides anew,
         since its leader was convicted of it; None where there is none. Policy 0 follows from the start model, whoever
         says it."""
-        own, terms = self._station.key.address, self._station.membership.terms
+        own, terms = self._context.key.address, self._context.membership.terms
         first = terms.taken_back(own, self._term, self.apart.step if self.apart else -1)
         # Policies that no batch here has reached yet are not lost: there is nothing to take back.
         return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
@@ -273,10 +272,10 @@ class Trainer(Service):
         self._term = await trio.to_thread.run_sync(term_known, self._spool)
         first = self._lost_from()
         if first is not None:
-            log.warning("trainer.cut_back", step=first, term=self._station.membership.terms.now.number)
-            who = "this" if self._station.membership.terms.now.holder == self._station.key.address else "another"
+            log.warning("trainer.cut_back", step=first, term=self._context.membership.terms.now.number)
+            who = "this" if self._context.membership.terms.now.holder == self._context.key.address else "another"
             text = f"{who} trainer leads: policies from {first} on that were made here before are dropped"
-            self._station.progress.tell("chair", text)
+            self._context.progress.tell("chair", text)
             # Metrics go first (`Spool._beyond`): what a crash leaves behind is no complete step.
             await trio.to_thread.run_sync(self._spool.cut, first)
             if not self._spool.goes_on:  # what it had taken over lies beyond the cut
@@ -285,20 +284,20 @@ class Trainer(Service):
             self.step = min(self.step, first - 1)
             if self.apart is not None and first <= self.apart.step:
                 self.apart = None  # it is equal to the leader's up to there
-            self._pool.forget_made_with(self._station.jury.policies.is_orphan)
+            self._pool.forget_made_with(self._context.state.policies.is_orphan)
         await self._remember_term()
 
     async def _remember_term(self) -> None:
-        self._term = self._station.membership.terms.now.number
+        self._term = self._context.membership.terms.now.number
         await trio.to_thread.run_sync(remember_term, self._spool, self._term)
 
     async def _watch_terms(self, stint: trio.CancelScope) -> None:
         """End the stint where a later term takes something back."""
         # Whichever term it is about: what counts is the one that stands by now.
-        async for _ in self._station.jury.facts.subscribe(TermBegan, Undone):
-            if self.done or self._term == self._station.membership.terms.now.number:
+        async for _ in self._context.facts.subscribe(TermBegan, Undone):
+            if self.done or self._term == self._context.membership.terms.now.number:
                 continue
-            self._pool.forget_made_with(self._station.jury.policies.is_orphan)
+            self._pool.forget_made_with(self._context.state.policies.is_orphan)
             if self._lost_from() is not None:
                 stint.cancel()
             else:
@@ -316,7 +315,7 @@ class Trainer(Service):
         # In the middle of a step there is no whole state to lead from.
         if newest < 0 or self._spool.next_batch() != newest:
             return None
-        policies, terms = self._station.jury.policies, self._station.membership.terms
+        policies, terms = self._context.state.policies, self._context.membership.terms
         behind = policies.newest_step - newest
         # Otherwise a standby that has just started would lead from policy 0 and undo the run.
         if policies.newest_step < 0 and terms.reached > 0:
@@ -331,15 +330,15 @@ class Trainer(Service):
 
     def _ready_before(self, step: int) -> Ready | None:
         """Where the holder of the term was convicted of this step: whatever it made after it does not count."""
-        jury, station = self._station.jury, self._station
-        said = jury.step_verdicts(station.domain, station.membership.terms.now.number).values()
-        before = jury.policies.of_step(step - 1)
+        context = self._context
+        said = context.jury.step_verdicts(context.domain, context.membership.terms.now.number).values()
+        before = context.state.policies.of_step(step - 1)
         if before is None or not any(one.statement.step == step for one in said):
             return None
         return Ready(step, before.message.policy_root)
 
     def at(self) -> tuple[int, bytes]:
-        announced = self._station.jury.policies.of_step(self.step)
+        announced = self._context.state.policies.of_step(self.step)
         return max(self.step, 0), announced.message.policy_root if announced else bytes(32)
 
     def _compared(self) -> dict[str, Any]:
@@ -363,19 +362,19 @@ class Trainer(Service):
             while not self._spool.is_complete(step):
                 await trio.sleep(POLL)
                 step = max(step, self._spool.adopted()) if self._spool.was_skipped(step) else step
-            if self._station.jury.distrust:  # a second daemon with this key, or a copied state directory
-                fork = self._station.jury.policies.fork
+            if self._context.state.distrust:  # a second daemon with this key, or a copied state directory
+                fork = self._context.state.policies.fork
                 self.ended_by = f"this trainer is not believed any more: {fork.what if fork else ''}"
                 return
-            began = self._station.clock.monotonic()
+            began = self._context.clock.monotonic()
             held = await self._bring_out(step)
             if self.apart is not None:
                 return
             if held is None:
                 continue
-            self._announced[step] = self._station.clock.monotonic() - began
+            self._announced[step] = self._context.clock.monotonic() - began
             self._journeys.published(step)
-            self._station.shelf.put(held)
+            self._context.shelf.put(held)
             await self._count_time()
             # Kept as long as a group of it may be trained on, and until the evaluator has scored it.
             self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=self._evaluations.waiting())
@@ -386,14 +385,14 @@ class Trainer(Service):
         """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
         apart, and then this trainer follows no further until a term begins before that; and where a later state was
         taken over, of a policy that is not announced any more."""
-        own, policies = self._station.key.address, self._station.jury.policies
+        own, policies = self._context.key.address, self._context.state.policies
         taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
         while taken or step >= self._spool.adopted():
             signed = policies.of_step(step)
             if signed is not None and (taken or signed.author != own) and self.chair is not None:
                 return await self._compare(step, signed, taken=taken)
             if not taken and (signed is not None or self.leads(step)):
-                word = await word_on(self._station, self._spool, step, self._station.membership.terms.of(step).number)
+                word = await word_on(self._context, self._spool, step, self._context.membership.terms.of(step).number)
                 return await self._publisher.publish(step, self._spool.policy_path(step), word)
             await trio.sleep(POLL)
         return None
@@ -406,9 +405,9 @@ class Trainer(Service):
             # For good: a state that differs by one bit differs in every later step, too.
             self.apart = found
             text = f"replaying step {step} gave another {found.differs} than {signed.author} stated"
-            self._station.progress.trouble(f"{text}: it follows no further")
+            self._context.progress.trouble(f"{text}: it follows no further")
             if not taken and step > 0:
-                await object_to(self._station, signed.message)
+                await object_to(self._context, signed.message)
             return None
         self.equal += not taken
         return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw)
@@ -443,12 +442,12 @@ class Trainer(Service):
         self.done = True
         self._learner.finish()
         self._evaluator.finish()
-        self._station.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
+        self._context.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
         log.info("run.finished", step=self.step, seconds=round(self.seconds, 1))
 
     def _tell_of_policy(self, step: int) -> None:
         """The first policy shows that the learner is ready; the first from a batch of this daemon, that it learns."""
-        progress = self._station.progress
+        progress = self._context.progress
         if progress.name == "engine":
             progress.tell("engine", "the learner is ready")
             progress.enter("first-contribution", self.doing)
@@ -468,7 +467,7 @@ class Trainer(Service):
 
     async def _recall(self) -> None:
         """After a restart: the curve so far, when training began, and what was counted."""
-        journal = self._station.journal
+        journal = self._context.journal
         began = await journal.do(journal.recall, "training_began")
         self.began_at = float(began) if began else None
         last = self._observer.newest
@@ -484,10 +483,10 @@ class Trainer(Service):
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
-        now = self._station.clock.wall()
+        now = self._context.clock.wall()
         if self.began_at is None:
             self.began_at = now
-            journal = self._station.journal
+            journal = self._context.journal
             await journal.do(journal.remember, "training_began", repr(now).encode())
         self.seconds = now - self.began_at
 
@@ -525,7 +524,7 @@ class Trainer(Service):
 
     def _take_taught(self, groups: list[Group]) -> None:
         """As the intake does, since a term may have taken their policy back meanwhile."""
-        orphan = self._station.jury.policies.is_orphan
+        orphan = self._context.state.policies.is_orphan
         self._gather([one for one in groups if one.origin and not orphan(one.origin.commitment.policy_root)])
 
     def _gather(self, groups: list[Group]) -> None:
@@ -579,7 +578,7 @@ class Trainer(Service):
         if not barren:
             return
         log.warning("batch.barren", step=step, batches=barren)
-        self._station.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")
+        self._context.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")
         self._observer.wait(step, barren)
         await self._count_time()
         one_worker = most_files(self._spec) // self._spec.files_per_policy
@@ -594,7 +593,7 @@ class Trainer(Service):
     async def _stand_by(self, step: int) -> bool:
         """Replay another trainer's step, or go on from a checkpoint where that is too far behind, cannot be had, or
         would give other bits; False where there is nothing to do now."""
-        newest, policies = self._spool.newest_step(), self._station.jury.policies
+        newest, policies = self._spool.newest_step(), self._context.state.policies
         offer = self._adopting.best(newest)
         lost = policies.of_step(step + 1) is None and policies.newest_step > step
         if newest >= 0 and offer and (self._stuck or lost or offer.message.step - newest > FAR):
@@ -621,14 +620,14 @@ class Trainer(Service):
         """Raises IntellectError. Notes in what the leader computes otherwise."""
         root = signed.message.batch_root
         if self._class_of is None or self._class_of[0] != root:
-            manifest = await stated_manifest(self._station, signed)
+            manifest = await stated_manifest(self._context, signed)
             own = await trio.to_thread.run_sync(metrics_of, self._spool, self._spool.newest_step())
             differences = tuple(arithmetic_in(own).differences(manifest.arithmetic))
             if differences and not self.differences:
                 text = (
                     f"the leader computes otherwise ({'; '.join(differences)}): its checkpoints are taken over instead"
                 )
-                self._station.progress.tell("chair", text)
+                self._context.progress.tell("chair", text)
             self.differences = differences
             self._class_of = root, manifest
         return self._class_of[1]
@@ -636,30 +635,30 @@ class Trainer(Service):
     async def _follow(self, step: int) -> bool:
         """Hand the learner what another trainer composed; False where that is not announced, or cannot be had now, or
         gives other bits here."""
-        signed = self._station.jury.policies.of_step(step + 1)
+        signed = self._context.state.policies.of_step(step + 1)
         if signed is None:
             return False
         try:
             manifest = await self._manifest(signed)
             if self.differences:
                 return False
-            composed, batch = manifest.batch, await make(self._station, manifest.batch, (signed.author,))
+            composed, batch = manifest.batch, await make(self._context, manifest.batch, (signed.author,))
         except IntellectError as error:
             self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
-            self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
+            self._context.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
             if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
-                await object_to(self._station, signed.message)
+                await object_to(self._context, signed.message)
             await trio.sleep(FOLLOW_AGAIN)
             return False
         self._in_vain = 0
-        keys = settled_by(self._spec.rollout.prompts_per_file, self._station.pool, composed)
+        keys = settled_by(self._spec.rollout.prompts_per_file, self._context.pool, composed)
         # What the leader used is used here too, or this trainer would train on it again as soon as it leads.
         self._pool.settle(keys)
         for work in composed.works:
             if work.judged:
-                self._docket.forget(work.name(self._station.pool))
-                self._lessons.forget(work.name(self._station.pool))
+                self._docket.forget(work.name(self._context.pool))
+                self._lessons.forget(work.name(self._context.pool))
         await self._settle([_key_name(key) for key in keys], step)
         entry = entry_of(composed, batch)
         await trio.to_thread.run_sync(self._write, entry, composed, batch)
@@ -676,7 +675,7 @@ class Trainer(Service):
         return found
 
     async def _settle(self, names: list[bytes], step: int) -> None:
-        await self._station.journal.do(self._station.journal.consume, names, step)
+        await self._context.journal.do(self._context.journal.consume, names, step)
         self._use(names, step)
 
     def _fresh(self, policy_step: int) -> bool:
@@ -687,7 +686,7 @@ class Trainer(Service):
         cannot be made again from its names is not learnt from."""
         step = selection.step
         try:
-            composed, batch = await make_batch(self._station, selection)
+            composed, batch = await make_batch(self._context, selection)
         except IntellectError as error:
             log.error("batch.not_made", step=step, why=error.why)
             self._lost += sum(len(group.rows) for group in selection.settled)
