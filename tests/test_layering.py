@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.blobs.http", "node.recipe", "node.run", "node.weights", "node.web.openai"),
     ("node.tasks", "node.audit"),
     ("node.member",),
-    ("node.visitor", "node.preflight", "node.services.base", "node.services.station"),
+    ("node.visitor", "node.preflight", "node.services.base", "node.services.context"),
     (
         "node.services.certifying",
         "node.services.chairing",
@@ -165,7 +165,7 @@ def test_every_module_has_a_floor_and_imports_only_what_stands_below() -> None:
         ("node.swarm.board", "from node.blobs.store import BlobStore"),
         ("node.swarm.ballots", "from node.inference.client import EngineProcess"),
         ("node.chain.client", "from node.swarm.membership import Membership"),
-        ("node.weights.publish", "from node.services.station import Station"),
+        ("node.weights.publish", "from node.services.context import Context"),
         ("node.training.trainer", "from node.recipe.pool import RolloutPool"),
         ("node.services.court.slashing", "from node.services.judging.judge import Validator"),
         ("node.services.training.intake", "from node.services.court import slashing"),

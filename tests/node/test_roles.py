@@ -22,9 +22,9 @@ from node.member import open_member
 from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services.base import Crew, Service
+from node.services.context import make_context
 from node.services.ending import Ending
 from node.services.heartbeat import Beating
-from node.services.station import take_station
 from node.services.training.record import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
@@ -82,10 +82,10 @@ async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: 
     run = Run(spec, bytes(32), encode_run(spec), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
     async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:
-        station = take_station(member, run, journal)
+        context = make_context(member, run, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        own = (settings, role, hardware, chain, member, station, Crew(), directory)
+        own = (settings, role, hardware, chain, member, context, Crew(), directory)
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
@@ -218,7 +218,7 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         page = StatusPage(place.crew)
         assert list(page.render()) == SECTIONS
         page.connect(place.member)
-        page.work_for(place.station)
+        page.work_for(place.context)
         crew = await crew_of(place)
         status = page.render()
         assert list(status) == SECTIONS

@@ -13,7 +13,7 @@ import trio
 from node.recipe.batch_log import Entry
 from node.recipe.pool import Selection, group_id
 from node.recipe.stats import describe
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.groups import Groups
 from node.services.training.journeys import Journeys
 from node.services.training.leading import Leading
@@ -37,7 +37,7 @@ class Feeding:
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         spool: Spool,
         watch: SpoolWatch,
         groups: Groups,
@@ -47,7 +47,7 @@ class Feeding:
         others: StandingBy,
         leading: Leading,
     ) -> None:
-        self._station, self._spool, self._watch = station, spool, watch
+        self._context, self._spool, self._watch = context, spool, watch
         self._groups, self._record, self._evaluations = groups, record, evaluations
         self._journeys, self._others, self._leading = journeys, others, leading
         self.lost = 0
@@ -57,7 +57,7 @@ class Feeding:
         while not self._record.ends:
             told = self._watch.next
             step = await trio.to_thread.run_sync(self._spool.next_batch)
-            if step >= self._station.run.spec.recipe.steps:
+            if step >= self._context.run.spec.recipe.steps:
                 return
             if not await (self._make(step) if self._leading.leads(step + 1) else self._others.follow(step)):
                 with trio.move_on_after(self._others.next_try):
@@ -93,7 +93,7 @@ class Feeding:
         cannot be made again from its names is not learnt from."""
         step, ready = selection.step, self._groups.ready
         try:
-            composed, batch = await make_batch(self._station, selection)
+            composed, batch = await make_batch(self._context, selection)
         except IntellectError as error:
             log.error("batch.not_made", step=step, why=error.why)
             self.lost += sum(len(group.rows) for group in selection.settled)

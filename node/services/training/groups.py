@@ -10,7 +10,7 @@ from typing import Any
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
 from node.recipe.pool import Group, Key, RolloutPool
-from node.services.station import Rate, Station
+from node.services.context import Context, Rate
 from node.state.journal import Journal
 from node.swarm.facts import WorkId
 from protocol.lots import unpack_groups
@@ -49,17 +49,17 @@ class UsedUp:
 class Groups:
     """Of one trainer. next_batch: the first step without a batch; changed: hears of groups that became ready."""
 
-    def __init__(self, station: Station, next_batch: Callable[[], int], changed: Callable[[], object]) -> None:
-        spec = station.run.spec
+    def __init__(self, context: Context, next_batch: Callable[[], int], changed: Callable[[], object]) -> None:
+        spec = context.run.spec
         self._next_batch, self._changed = next_batch, changed
         self._most = spec.recipe.max_staleness
         self._per_file = spec.rollout.prompts_per_file
-        self._policies, self._own_pool, self._journal = station.jury.policies, station.pool, station.journal
+        self._policies, self._own_pool, self._journal = context.state.policies, context.pool, context.journal
         self.ready = RolloutPool(spec)
         self.docket = Docket(spec, self.fresh, self.take_in)
         self.lessons = Lessons(spec, self.fresh, self._take_taught)
-        self.used = UsedUp(station.journal, self._most)
-        self.rate = Rate(30.0, station.clock.monotonic)
+        self.used = UsedUp(context.journal, self._most)
+        self.rate = Rate(30.0, context.clock.monotonic)
 
     def fresh(self, policy_step: int) -> bool:
         """Whether the next batch may learn from groups of a policy."""

@@ -6,7 +6,7 @@ import structlog
 import trio
 
 from node.services.chairing import Chairing, OnChain, Ready
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.groups import Groups
 from node.services.training.record import Record
 from node.services.training.standing_by import StandingBy
@@ -25,18 +25,18 @@ class Leading:
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         spool: Spool,
         groups: Groups,
         record: Record,
         others: StandingBy,
         chain: OnChain | None,
     ) -> None:
-        self._station, self._spool, self._groups = station, spool, groups
+        self._context, self._spool, self._groups = context, spool, groups
         self._record, self._others = record, others
-        self._policies, self._terms = station.jury.policies, station.membership.terms
+        self._policies, self._terms = context.state.policies, context.membership.terms
         self._term = 0
-        self.chair = Chairing(station, chain, self) if chain is not None else None
+        self.chair = Chairing(context, chain, self) if chain is not None else None
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""
@@ -75,7 +75,7 @@ class Leading:
 
     def _ready_before(self, step: int) -> Ready | None:
         """Where the holder of the term was convicted of this step: whatever it made after it does not count."""
-        said = self._station.jury.step_verdicts(self._station.domain, self._terms.now.number).values()
+        said = self._context.jury.step_verdicts(self._context.domain, self._terms.now.number).values()
         before = self._policies.of_step(step - 1)
         if before is None or not any(one.statement.step == step for one in said):
             return None
@@ -92,7 +92,7 @@ class Leading:
         since its leader was convicted of it; None where there is none. Policy 0 follows from the start model, whoever
         says it."""
         apart = self._others.apart
-        first = self._terms.taken_back(self._station.key.address, self._term, apart.step if apart else -1)
+        first = self._terms.taken_back(self._context.key.address, self._term, apart.step if apart else -1)
         # Policies that no batch here has reached yet are not lost: there is nothing to take back.
         return max(first, 1) if first is not None and self._spool.next_batch() >= max(first, 1) else None
 
@@ -104,9 +104,9 @@ class Leading:
         if first is not None:
             now = self._terms.now
             log.warning("trainer.cut_back", step=first, term=now.number)
-            who = "this" if now.holder == self._station.key.address else "another"
+            who = "this" if now.holder == self._context.key.address else "another"
             text = f"{who} trainer leads: policies from {first} on that were made here before are dropped"
-            self._station.progress.tell("chair", text)
+            self._context.progress.tell("chair", text)
             # Metrics go first (`Spool._beyond`): what a crash leaves behind is no complete step.
             await trio.to_thread.run_sync(self._spool.cut, first)
             if not self._spool.goes_on:  # what it had taken over lies beyond the cut
@@ -120,7 +120,7 @@ class Leading:
     async def until_lost(self) -> None:
         """Return once a later term takes something back."""
         # Whichever term it is about: what counts is the one that stands by now.
-        async for _ in self._station.jury.facts.subscribe(TermBegan, Undone):
+        async for _ in self._context.facts.subscribe(TermBegan, Undone):
             if self._record.done or self._term == self._terms.now.number:
                 continue
             self._groups.forget_orphans()

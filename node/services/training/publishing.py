@@ -2,7 +2,7 @@
 
 import trio
 
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.journeys import Journeys
 from node.services.training.leading import Leading
 from node.services.training.record import Record
@@ -20,7 +20,7 @@ class Publishing:
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         spool: Spool,
         watch: SpoolWatch,
         publisher: Publisher,
@@ -30,10 +30,10 @@ class Publishing:
         others: StandingBy,
         leading: Leading,
     ) -> None:
-        self._station, self._spool, self._watch, self._publisher = station, spool, watch, publisher
+        self._context, self._spool, self._watch, self._publisher = context, spool, watch, publisher
         self._record, self._evaluations, self._journeys = record, evaluations, journeys
         self._others, self._leading = others, leading
-        self._spec, self._policies = station.run.spec, station.jury.policies
+        self._spec, self._policies = context.run.spec, context.state.policies
 
     async def run(self, first_batch: int) -> None:
         """Until the last policy, or one that came out otherwise than its leader stated. first_batch: of this start."""
@@ -42,16 +42,16 @@ class Publishing:
             await self._watch.until(lambda step=step: self._spool.is_complete(step) or self._spool.was_skipped(step))
             if self._spool.was_skipped(step):
                 step = self._spool.adopted()
-            if self._station.jury.distrust:  # a second daemon with this key, or a copied state directory
+            if self._context.state.distrust:  # a second daemon with this key, or a copied state directory
                 fork = self._policies.fork
                 self._record.give_up(f"this trainer is not believed any more: {fork.what if fork else ''}")
                 return
-            began = self._station.clock.monotonic()
+            began = self._context.clock.monotonic()
             held = await self._bring_out(step)
             if self._others.apart is not None:
                 return
             if held is not None:
-                await self._out(step, held, self._station.clock.monotonic() - began)
+                await self._out(step, held, self._context.clock.monotonic() - began)
                 self._tell(step, first_batch)
             step += 1
 
@@ -68,7 +68,7 @@ class Publishing:
         """Publish a policy that is this trainer's; compare and hold one that is another's. None where the two are
         apart, and then this trainer follows no further until a term begins before that; and where a later state was
         taken over, of a policy that is not announced any more."""
-        own = self._station.key.address
+        own = self._context.key.address
         taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
         while taken or step >= self._spool.adopted():
             told, signed = self._watch.next, self._policies.of_step(step)
@@ -76,14 +76,14 @@ class Publishing:
                 equal = await self._others.compare(step, signed, taken=taken)
                 return await self._publisher.hold(step, self._spool.policy_path(step), signed.raw) if equal else None
             if not taken and (signed is not None or self._leading.leads(step)):
-                word = await word_on(self._station, self._spool, step, self._station.membership.terms.of(step).number)
+                word = await word_on(self._context, self._spool, step, self._context.membership.terms.of(step).number)
                 return await self._publisher.publish(step, self._spool.policy_path(step), word)
             await told.wait()
         return None
 
     async def _out(self, step: int, held: HeldPolicy, seconds: float) -> None:
         self._journeys.published(step)
-        self._station.shelf.put(held)
+        self._context.shelf.put(held)
         # Kept as long as a group of it may be trained on, and until the evaluator has scored it.
         keep = await trio.to_thread.run_sync(self._evaluations.waiting)
         self._spool.forget_policies(step - self._spec.recipe.max_staleness - 1, keep=keep)
@@ -91,7 +91,7 @@ class Publishing:
 
     def _tell(self, step: int, first_batch: int) -> None:
         """The first policy shows that the learner is ready; the first from a batch of this daemon, that it learns."""
-        progress = self._station.progress
+        progress = self._context.progress
         if progress.name == "engine":
             progress.tell("engine", "the learner is ready")
             progress.enter("first-contribution", progress.doing)

@@ -15,7 +15,7 @@ from node.metrics.journal import ends_of
 from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.requirements import hopeless, reached_target, spent
-from node.services.station import Station
+from node.services.context import Context
 from node.training.batch import Batch, encode_batch
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
@@ -44,11 +44,11 @@ class Record:
     the run is over; ended_by: why, where that is not its last step."""
 
     def __init__(
-        self, station: Station, spool: Spool, watch: SpoolWatch, evaluations: Evaluations, observer: Observer
+        self, context: Context, spool: Spool, watch: SpoolWatch, evaluations: Evaluations, observer: Observer
     ) -> None:
-        self._station, self._spool, self._watch = station, spool, watch
+        self._context, self._spool, self._watch = context, spool, watch
         self._evaluations, self._observer = evaluations, observer
-        self._spec = station.run.spec
+        self._spec = context.run.spec
         self._batch_log = BatchLog(spool.root)
         self.step = -1
         self.done = False
@@ -79,7 +79,7 @@ class Record:
     async def recall(self) -> int:
         """After a restart: the curve so far, when training began, and what was counted; how many rollouts had gone
         stale."""
-        journal = self._station.journal
+        journal = self._context.journal
         began = await journal.do(journal.recall, "training_began")
         self._began_at = float(began) if began else None
         last = self._observer.newest
@@ -117,7 +117,7 @@ class Record:
         if not batches:
             return
         log.warning("batch.barren", step=step, batches=batches)
-        self._station.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")
+        self._context.progress.trouble(f"step {step}: all answers to each problem got the same reward: {NO_POLICY}")
         self._observer.wait(step, batches)
         await self._count_time()
         one_worker = most_files(self._spec) // self._spec.files_per_policy
@@ -143,7 +143,7 @@ class Record:
 
     def finish(self) -> None:
         self.done = True
-        self._station.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
+        self._context.progress.tell("over", f"the run is over at step {self.step}: {self.ended_by or 'its last step'}")
         log.info("run.finished", step=self.step, seconds=round(self._seconds, 1))
 
     # on record
@@ -171,10 +171,10 @@ class Record:
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""
-        now = self._station.clock.wall()
+        now = self._context.clock.wall()
         if self._began_at is None:
             self._began_at = now
-            journal = self._station.journal
+            journal = self._context.journal
             await journal.do(journal.remember, "training_began", repr(now).encode())
         self._seconds = now - self._began_at
 

@@ -12,7 +12,7 @@ import trio
 
 from node.recipe.batch_log import Entry
 from node.recipe.pool import Key, key_of
-from node.services.station import Station, manifest_of
+from node.services.context import Context, manifest_of
 from node.services.training.adopting import Adopting
 from node.services.training.groups import Groups
 from node.services.training.record import Record
@@ -46,10 +46,10 @@ class StandingBy:
     """compared, equal: replayed steps; apart: the first that came out otherwise here, after which nothing is followed;
     differences: in what the leader computes otherwise, in words: then its bits cannot be replayed here."""
 
-    def __init__(self, station: Station, spool: Spool, watch: SpoolWatch, groups: Groups, record: Record) -> None:
-        self._station, self._spool, self._groups, self._record = station, spool, groups, record
-        self._policies = station.jury.policies
-        self._adopting = Adopting(station, spool, watch, station.progress.trouble)
+    def __init__(self, context: Context, spool: Spool, watch: SpoolWatch, groups: Groups, record: Record) -> None:
+        self._context, self._spool, self._groups, self._record = context, spool, groups, record
+        self._policies = context.state.policies
+        self._adopting = Adopting(context, spool, watch, context.progress.trouble)
         self.compared = self.equal = 0
         self.apart: Compared | None = None
         self.differences: tuple[str, ...] = ()
@@ -112,11 +112,11 @@ class StandingBy:
             manifest = await self._manifest(signed)
             if self.differences:
                 return False
-            composed, batch = manifest.batch, await make(self._station, manifest.batch, (signed.author,))
+            composed, batch = manifest.batch, await make(self._context, manifest.batch, (signed.author,))
         except IntellectError as error:
             self._in_vain += 1
             log.warning("step.not_followed", step=step, why=error.why)
-            self._station.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
+            self._context.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
             if self._in_vain == PATIENCE and isinstance(error, ProtocolError):  # by what was signed, not for want of it
                 await self._object_to(signed.message)
             await trio.sleep(FOLLOW_AGAIN)
@@ -131,7 +131,7 @@ class StandingBy:
         IntellectError where it cannot be had, is not what was signed, or breaks a rule of the run."""
         message = signed.message
         if self._class_of is None or self._class_of[0] != message.batch_root:
-            manifest = await manifest_of(self._station, signed.author, message, FETCH_TIMEOUT)
+            manifest = await manifest_of(self._context, signed.author, message, FETCH_TIMEOUT)
             if (manifest.parent, manifest.term) != (message.parent, message.term):
                 why = "its parent or term is not that of the statement which names it"
                 raise ProtocolError("unusable manifest", why)
@@ -141,7 +141,7 @@ class StandingBy:
                 text = (
                     f"the leader computes otherwise ({'; '.join(differences)}): its checkpoints are taken over instead"
                 )
-                self._station.progress.tell("chair", text)
+                self._context.progress.tell("chair", text)
             self.differences = differences
             self._class_of = message.batch_root, manifest
         return self._class_of[1]
@@ -164,15 +164,15 @@ class StandingBy:
         # For good: a state that differs by one bit differs in every later step, too.
         self.apart = Compared(step, differs)
         text = f"replaying step {step} gave another {differs} than {signed.author} stated"
-        self._station.progress.trouble(f"{text}: it follows no further")
+        self._context.progress.trouble(f"{text}: it follows no further")
         if not taken and step > 0:
             await self._object_to(message)
         return False
 
     async def _object_to(self, message: PolicyAnnounced) -> None:
         """Another state came out here: validators are asked to look, wherever their lots fell."""
-        said = StepObjected(pool=self._station.pool, term=message.term, step=message.step)
-        await self._station.board.post(said)
+        said = StepObjected(pool=self._context.pool, term=message.term, step=message.step)
+        await self._context.board.post(said)
 
     def doing(self) -> str:
         if self.differences:

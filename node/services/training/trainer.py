@@ -13,7 +13,7 @@ import trio
 from node.metrics.observer import Observer, open_observer
 from node.services.base import Service
 from node.services.chairing import OnChain
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.feeding import Feeding
 from node.services.training.groups import Groups
 from node.services.training.intake import Intake
@@ -41,7 +41,7 @@ class Trainer(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         learner: TrainerProcess,
         evaluator: EvaluatorProcess,
         spool: Spool,
@@ -52,18 +52,18 @@ class Trainer(Service):
         look: OwnLook | None = None,
         chain: OnChain | None = None,
     ) -> None:
-        self._station, self._spool, self._watch, self._observer = station, spool, watch, observer
+        self._context, self._spool, self._watch, self._observer = context, spool, watch, observer
         self._learner, self._evaluator = learner, evaluator
         self.groups = groups
-        evaluations, journeys = Evaluations(spool, station.run.spec), Journeys(station.clock.monotonic)
-        self.record = Record(station, spool, watch, evaluations, observer)
-        self.others = StandingBy(station, spool, watch, groups, self.record)
-        self.leading = Leading(station, spool, groups, self.record, self.others, chain)
+        evaluations, journeys = Evaluations(spool, context.run.spec), Journeys(context.clock.monotonic)
+        self.record = Record(context, spool, watch, evaluations, observer)
+        self.others = StandingBy(context, spool, watch, groups, self.record)
+        self.leading = Leading(context, spool, groups, self.record, self.others, chain)
         shared = self.record, evaluations, journeys, self.others, self.leading
-        self._feeding = Feeding(station, spool, watch, groups, *shared)
-        self._publishing = Publishing(station, spool, watch, publisher, *shared)
+        self._feeding = Feeding(context, spool, watch, groups, *shared)
+        self._publishing = Publishing(context, spool, watch, publisher, *shared)
         self.intake = Intake(
-            station,
+            context,
             fresh=groups.fresh,
             taken_in=groups.take_in,
             taken_back=groups.forget,
@@ -74,34 +74,34 @@ class Trainer(Service):
             hopeless=self.record.give_up,
         )
         # The chain may give a lease back that had run out here; who waits for its turn looks again.
-        station.membership.terms.follow(watch.tell)
+        context.membership.terms.follow(watch.tell)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         """Raises TrainingError if the spool is another run's, or for settings that are none or that no validator
         could audit, and ConfigError for sinks that are none."""
-        station, config, spool = place.station, place.config, place.spool
+        context, config, spool = place.context, place.config, place.spool
         settings = read_settings(config.trainer)
         settings.check_auditable()
-        await trio.to_thread.run_sync(spool.prepare, station.run.encoded, station.run.assets)
+        await trio.to_thread.run_sync(spool.prepare, context.run.encoded, context.run.assets)
         publisher = Publisher(
             place.member.stock.store,
-            station.board,
-            station.journal,
-            station.run.root,
-            station.pool,
+            context.board,
+            context.journal,
+            context.run.root,
+            context.pool,
             workshop=place.workshop,
-            anchor_every=station.run.spec.weights.anchor_every,
+            anchor_every=context.run.spec.weights.anchor_every,
             records=place.records,
-            shelf=station.shelf,
+            shelf=context.shelf,
         )
-        observing = partial(open_observer, station.run.spec, place.directory, config.metrics_log)
+        observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log)
         observer = await trio.to_thread.run_sync(observing)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
-        evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
-        look = OwnLook(station, place.engine, spool.policy_path, place.scratch)
+        evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+        look = OwnLook(context, place.engine, spool.policy_path, place.scratch)
         shared = spool, place.watch, place.groups
-        return cls(station, learner, evaluator, *shared, publisher, observer, look, place.chain)
+        return cls(context, learner, evaluator, *shared, publisher, observer, look, place.chain)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """The chair first: it is held as long as this node is there, also when the run is over."""
@@ -120,7 +120,7 @@ class Trainer(Service):
 
     async def _stint(self) -> None:
         first_batch = self._spool.next_batch()
-        self._station.progress.enter("engine", "the learner loads its libraries and the model")
+        self._context.progress.enter("engine", "the learner loads its libraries and the model")
         self.intake.take_again(await self.groups.recall())
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self.others.settle_adopted()
@@ -141,7 +141,7 @@ class Trainer(Service):
 
     async def _hear(self) -> None:
         """What others say of policies is waited for together with what the learner writes."""
-        async for _ in self._station.jury.facts.subscribe(PolicyFollowed, CheckpointOf, StepAccused, Undone):
+        async for _ in self._context.facts.subscribe(PolicyFollowed, CheckpointOf, StepAccused, Undone):
             self._watch.tell()
 
     async def _until_lost(self, stint: trio.CancelScope) -> None:

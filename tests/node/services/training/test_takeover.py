@@ -25,8 +25,8 @@ from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from node.run.assets import Run
 from node.services.chairing import Chairing
+from node.services.context import PoolTime
 from node.services.showing import Showing
-from node.services.station import PoolTime
 from node.services.training.groups import Groups
 from node.services.training.leading import TAKES_BACK
 from node.services.training.trainer import Trainer
@@ -284,9 +284,9 @@ class Desk:
         self.seat = Seat(pool.made, key, "trainer")
         folder = pool.directory / key.address
         self.spool = Spool(folder / "spool")
-        station = self.station = self.seat.station
-        station.run = Run(RUN, bytes(32), encode_run(RUN), folder)
-        station.time = PoolTime(wall=now)
+        context = self.context = self.seat.context
+        context.run = Run(RUN, bytes(32), encode_run(RUN), folder)
+        context.time = PoolTime(wall=now)
         self.spool.prepare(encode_run(RUN), folder)
         publisher: Any = SimpleNamespace(publish=self._publish, hold=self._hold)
         self.learner: Any = Learner(self.spool, kind, seconds)
@@ -294,9 +294,9 @@ class Desk:
         observer = Observer(RUN, folder)
         door: Any = Door(pool.chain, key.address)
         watch = SpoolWatch(self.spool, LOOK)
-        groups = Groups(station, self.spool.next_batch, watch.tell)
+        groups = Groups(context, self.spool.next_batch, watch.tell)
         children = self.learner, examiner
-        self.trainer = Trainer(station, *children, self.spool, watch, groups, publisher, observer, chain=door)
+        self.trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer, chain=door)
         chair = self.trainer.leading.chair
         assert chair is not None
         self.chair = chair
@@ -305,9 +305,9 @@ class Desk:
         self._groups = pool.groups
         self.freed: set[bytes] = set()
         groups.ready.add(pool.groups)
-        self.showing = Showing(station, pool.store, self.spool, folder / "offering")
+        self.showing = Showing(context, pool.store, self.spool, folder / "offering")
         self.made: dict[int, bytes] = {}
-        station.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
+        context.shelf = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
 
     def _take_again(self, works: set[bytes]) -> None:
         self.freed |= works
@@ -315,7 +315,7 @@ class Desk:
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
         root = self.made[step] = word.statement.policy_root
-        await self.station.board.post(
+        await self.context.board.post(
             PolicyAnnounced(
                 pool=POOL,
                 statement=word.statement,
@@ -370,8 +370,8 @@ class Pool:
             await seat.run(nursery)
             self._seat(seat)
         for seat in self.judges:
-            seat.station.time = PoolTime(wall=now)
-            chair = Chairing(seat.station, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
+            seat.context.time = PoolTime(wall=now)
+            chair = Chairing(seat.context, Door(self.chain, seat.key.address))  # type: ignore[arg-type]
             nursery.start_soon(chair.run)
             nursery.start_soon(seat.beat)
         for desk in present:
@@ -421,13 +421,13 @@ class Pool:
 
     def batch(self, step: int) -> ComposedBatch:
         """That led to policy `step`."""
-        signed = self.seats[0].jury.policies.of_step(step)
+        signed = self.seats[0].jury.state.policies.of_step(step)
         assert signed is not None
         return decode_manifest(self.store.path(signed.message.batch_root).read_bytes()).batch
 
     async def convict(self, step: int) -> None:
         """A quorum found the step bad that led to this policy."""
-        signed = self.seats[0].jury.policies.of_step(step)
+        signed = self.seats[0].jury.state.policies.of_step(step)
         assert signed is not None and (statement := signed.message.statement) is not None
         word = sign(TRAINER, DOMAIN, statement.commitment(signed.author))
         for seat in self.judges[:2]:
@@ -437,20 +437,20 @@ class Pool:
 
     def check(self) -> int:
         """One policy a step at every node, each after the one before it, no group twice; how many."""
-        newest = min(seat.jury.policies.newest_step for seat in self.seats)
+        newest = min(seat.jury.state.policies.newest_step for seat in self.seats)
         used = set[tuple[bytes, int]]()
         for step in range(newest + 1):
-            said = [seat.jury.policies.of_step(step) for seat in self.seats]
+            said = [seat.jury.state.policies.of_step(step) for seat in self.seats]
             (message,) = {one.message for one in said if one is not None}
             if step:
-                parent = self.seats[0].jury.policies.of_step(step - 1)
+                parent = self.seats[0].jury.state.policies.of_step(step - 1)
                 assert parent is not None and message.parent == parent.message.policy_root
                 manifest = decode_manifest(self.store.path(message.batch_root).read_bytes())
                 assert manifest.state == parent.message.state_root
                 names = {(work.file_root, group) for work in manifest.batch.works for group in work.used}
                 assert not names & used
                 used |= names
-        assert not any(seat.jury.distrust for seat in self.seats)
+        assert not any(seat.jury.state.distrust for seat in self.seats)
         return newest
 
 
@@ -504,12 +504,12 @@ async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows
     async with opened(pool):
         leader, *standbys = pool.desks
         await pool.until(lambda: min(one.step for one in standbys) >= 5)
-        pool.hub.partition([leader.station.key.address], [one.station.key.address for one in standbys])
-        pool.chain.away |= {one.station.key.address for one in pool.desks}
+        pool.hub.partition([leader.context.key.address], [one.context.key.address for one in standbys])
+        pool.chain.away |= {one.context.key.address for one in pool.desks}
         await pool.until(lambda: now() > pool.chain.until + 2 * GRACE + 1)
         for one in pool.desks:
-            pool.chain.back(one.station.key.address)
-        pool.hub.partition([leader.station.key.address])
+            pool.chain.back(one.context.key.address)
+        pool.hub.partition([leader.context.key.address])
         await pool.until(lambda: any(one.leads for one in standbys))
         assert pool.chain.refused == 1 and len(pool.chain.taken) == 1
         await pool.until(lambda: min(one.step for one in standbys) >= pool.chain.from_step + 4)
@@ -552,7 +552,7 @@ async def test_a_standby_of_another_class_that_comes_late_leads_from_a_checkpoin
 
 async def _hostile(pool: Pool, step: int) -> bool:
     """Another checkpoint of a step, which the newcomer is offered by the leader itself, later than the true one."""
-    board = pool.desks[0].station.board
+    board = pool.desks[0].context.board
     offers = lambda: [one.message for one in board.messages(CheckpointOffered) if one.message.step == step]  # noqa: E731
     await pool.until(lambda: bool(offers()))
     (offer,) = offers()

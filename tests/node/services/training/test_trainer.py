@@ -248,7 +248,7 @@ class House:
         journal = Journal(self.folder / "journal.sqlite")
         self.spool = Spool(self.folder / "spool")
         self.swarm.start_again(self.run)
-        station = SimpleNamespace(
+        context = SimpleNamespace(
             time=SimpleNamespace(epoch=lambda: 0),
             run=SimpleNamespace(spec=self.run, root=bytes(32)),
             key=KEY,
@@ -261,6 +261,8 @@ class House:
             progress=ProgressRecord(),
             quorum=1,
             jury=self.swarm,
+            state=self.swarm,
+            facts=self.swarm.facts,
             membership=SimpleNamespace(terms=Terms(KEY.address, trio.current_time), validators=(VALIDATOR,)),
             clock=Clock(),
         )
@@ -268,8 +270,8 @@ class House:
         observer = Observer(self.run, self.folder)
         children = Learner(self.spool, last), Examiner(self.spool, examined)
         watch = SpoolWatch(self.spool, 0.005)
-        groups = Groups(station, self.spool.next_batch, watch.tell)  # type: ignore[arg-type]
-        trainer = Trainer(station, *children, self.spool, watch, groups, publisher, observer)  # type: ignore[arg-type]
+        groups = Groups(context, self.spool.next_batch, watch.tell)  # type: ignore[arg-type]
+        trainer = Trainer(context, *children, self.spool, watch, groups, publisher, observer)  # type: ignore[arg-type]
         return trainer, journal
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
@@ -516,7 +518,7 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
         house.swarm.submit(0, step, VARIED)
     await house.live(until=2, last=2)
     trainer, journal = house.open(last=2)
-    terms = trainer._station.membership.terms  # noqa: SLF001
+    terms = trainer._context.membership.terms  # noqa: SLF001
     assert house.spool.newest_step() == 2 and house.spool.batch_path(1).exists()
     terms.take(1, WORKER, 2, policy(1), 10**10)
     assert trainer.leading.lost_from() == 2  # noqa: SLF001
@@ -524,7 +526,7 @@ async def test_what_lies_beyond_anothers_term_is_dropped_once_and_groups_are_fre
     assert house.spool.newest_step() == 1 and house.spool.next_batch() == 1
     assert trainer.leading.lost_from() is None and trainer.record.step <= 1  # noqa: SLF001
     again, _ = house.open(last=2)
-    again._station.membership.terms.take(1, WORKER, 2, policy(1), 10**10)  # noqa: SLF001
+    again._context.membership.terms.take(1, WORKER, 2, policy(1), 10**10)  # noqa: SLF001
     await again.leading.heed()  # noqa: SLF001 - what is replayed of that term stays, after a restart, too
     assert house.spool.newest_step() == 1
     journal.close()
