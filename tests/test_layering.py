@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.limits",
         "node.logs",
         "node.recent",
+        "node.units",
         "node.state.files",
         "node.processes",
         "node.own_code",
