@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.logs",
         "node.recent",
         "node.changes",
+        "node.units",
         "node.state.files",
         "node.processes",
         "node.own_code",
