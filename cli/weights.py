@@ -215,7 +215,7 @@ def export(
     from node.weights.export import export_model
 
     _must_not_exist(out)
-    _check_kind(gguf)
+    check_kind(gguf)
     if trained is not None:
         if state_dir is not None:
             raise CommandError("which policies?", "--trained and --state-dir name two places", "give one", USAGE)
@@ -232,7 +232,7 @@ def export(
         )
     directory, record = max(held, key=lambda entry: entry[1].manifest.step)
     assets = _assets(directory, record)
-    plan = _planned(next(iter(assets.values())).parent, gguf) if assets else None
+    plan = planned(next(iter(assets.values())).parent, gguf) if assets else None
     with _bars(as_json) as bars:
         task = bars.add_task("writing", total=record.manifest.image_size, peers="")
         exported = export_model(
@@ -243,7 +243,7 @@ def export(
             shard_bytes=int(shard * 1e9),
             told=lambda count: bars.advance(task, count),
         )
-    _show_export(exported, as_json, **_for_others(out, plan, gguf))
+    _show_export(exported, as_json, **for_others(out, plan, gguf, out.name))
 
 
 @app.command(
@@ -318,26 +318,26 @@ def _merge_adapter(out: Path, models: list[Path], adapter: str, as_json: bool) -
     )
 
 
-def _check_kind(gguf: str | None) -> None:
+def check_kind(gguf: str | None) -> None:
     from node.weights.gguf import KINDS
 
     if gguf is not None and gguf not in KINDS:
         raise CommandError(f"--gguf {gguf}", f"it is one of {', '.join(KINDS)}", "for example --gguf q8_0", USAGE)
 
 
-def _planned(model: Path, gguf: str | None) -> "Plan | None":
+def planned(model: Path, gguf: str | None) -> "Plan | None":
     """Before anything is written: what cannot be a GGUF file is refused."""
     from cli.run import require_training
-    from node.weights.gguf import planned
+    from node.weights import gguf as of_weights
 
     if gguf is None:
         return None
     require_training("a model's description is read by torch, which is not installed", "install")
-    return planned(model)
+    return of_weights.planned(model)
 
 
-def _for_others(out: Path, plan: "Plan | None", gguf: str | None) -> dict[str, Any]:
-    """What llama.cpp and ollama read of an exported model; which files they are."""
+def for_others(out: Path, plan: "Plan | None", gguf: str | None, name: str) -> dict[str, Any]:
+    """What llama.cpp and ollama read of an exported model; which files they are. name: of the GGUF file."""
     from node.inference.weight_files import has_weights
     from node.weights.gguf import modelfile, write_gguf
 
@@ -348,7 +348,7 @@ def _for_others(out: Path, plan: "Plan | None", gguf: str | None) -> dict[str, A
         return {}
     found: dict[str, Any] = {}
     if plan is not None:
-        found["gguf"] = f"{out.name}-{gguf}.gguf"
+        found["gguf"] = f"{name}-{gguf}.gguf"
         with _bars(as_json=False) as bars:
             task = bars.add_task(found["gguf"], total=sum(2 * math.prod(s) for s in plan.names.values()), peers="")
             write_gguf(plan, out, out / found["gguf"], cast(Any, gguf), lambda count: bars.advance(task, count))
@@ -363,9 +363,9 @@ def _export_trained(out: Path, trained: Path, step: int | None, gguf: str | None
     from node.training.spool import image_of
 
     chosen, image = image_of(trained / "spool", step)
-    plan = _planned(trained / "spool" / "assets" / "model", gguf)
+    plan = planned(trained / "spool" / "assets" / "model", gguf)
     copy_model(trained / "spool", out, chosen)
-    more = _for_others(out, plan, gguf)
+    more = for_others(out, plan, gguf, out.name)
     if as_json:
         print_json({"directory": str(out), "step": chosen, "bytes": image.stat().st_size, **more})
         return
