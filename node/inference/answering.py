@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,6 +45,13 @@ class Call:
     """A question that may be given up. cancelled by `Answerer.cancel`."""
 
     ticket: Ticket = field(default_factory=lambda: Ticket(0, "task"))
+
+
+class Likelihood(NamedTuple):
+    """logprob: natural logarithm; top: token -> the same."""
+
+    logprob: float
+    top: dict[int, float]
 
 
 class Answerer:
@@ -94,13 +101,15 @@ class Answerer:
         ]
         return self._owner.draw(call.ticket, self._policy(question.model), requests, max(question.temperature, COLDEST))
 
-    def logprobs(
-        self, model: str, prompt: Sequence[int], output: Sequence[int], temperature: float, call: Call
-    ) -> list[float]:
-        """Of each token of an output, as it was sampled: natural logarithms. Waits; raises EngineError, Cancelled."""
-        sequence = [Finished(prompt, output)]
-        (found,) = self._owner.look(call.ticket, self._policy(model), sequence, max(temperature, COLDEST))
-        return found.logprobs.tolist()
+    def likelihoods(
+        self, model: str, prompt: Sequence[int], output: Sequence[int], top: int, call: Call
+    ) -> list[Likelihood]:
+        """Of each token of an output, and of the `top` likeliest there; the model's own, at temperature 1. Waits;
+        raises EngineError, Cancelled."""
+        (found,) = self._owner.look(call.ticket, self._policy(model), [Finished(prompt, output, top=top)], 1.0)
+        others = [column.tolist() for column in found.top] if found.top else [[[]] * len(output)] * 2
+        pairs = [dict(zip(*row, strict=True)) for row in zip(*others, strict=True)]
+        return [Likelihood(*one) for one in zip(found.logprobs.tolist(), pairs, strict=True)]
 
     @property
     def provable(self) -> bool:
