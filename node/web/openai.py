@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from node.inference.answering import Answerer, Call, Likelihood, Question, Spelling
+from node.inference.answering import Answers, Likelihood, Question, Spelling
 from node.web.listener import OwnHosts
 from protocol.errors import IntellectError
 
@@ -115,7 +115,7 @@ class _Said:
 class OpenAi:
     """The routes. names: served name -> adapter, empty for the base; key: that clients must show, if there is one."""
 
-    def __init__(self, answerer: Answerer, names: Mapping[str, str], key: str = "") -> None:
+    def __init__(self, answerer: Answers, names: Mapping[str, str], key: str = "") -> None:
         self._answerer = answerer
         self._names = dict(names)
         self._key = key
@@ -257,7 +257,7 @@ class OpenAi:
             loop.run_sync_soon(tell, place, text, [token], None)
             return one.spelling.stopped
 
-        async def one_prompt(number: int, call: Call, first: int) -> None:
+        async def one_prompt(number: int, call: Any, first: int) -> None:
             proofs = await self._ask(asked, number, call, lambda place, token: heard(first + place, token))
             for place, proof in enumerate(proofs):
                 said[first + place].proof = proof
@@ -287,7 +287,7 @@ class OpenAi:
         return said
 
     async def _ask(
-        self, asked: Asked, number: int, call: Call, told: Callable[[int, int], bool]
+        self, asked: Asked, number: int, call: Any, told: Callable[[int, int], bool]
     ) -> list[dict[str, Any]]:
         """The answers' proofs, if they are asked for."""
         question = Question(
