@@ -52,6 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.rounds.batches", "node.services.training.groups"),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
+        "node.services.answering",
         "node.services.claiming",
         "node.services.ending",
         "node.services.engine",
