@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -128,8 +128,13 @@ def nodes() -> dict[str, str]:
 
 
 def leaders() -> dict[str, str]:
-    """Trainers that cheat while they lead, likewise."""
+    """Trainers that cheat while they lead or when they led, likewise."""
     return _names(TRAINERS, "LEADERS")
+
+
+def standbys() -> dict[str, str]:
+    """Trainers that cheat while they stand by, likewise."""
+    return _names(TRAINERS, "STANDBYS")
 
 
 def chosen(words: Iterable[str], known: Mapping[str, str], what: str) -> tuple[str, ...]:
@@ -141,8 +146,8 @@ def program_module(cheat: str | None) -> list[str]:
     """What `python -m` runs as the whole node: everybody's daemon, or a dishonest one."""
     if cheat in (whole := seats() | round_liars()):
         return ["tests.cheats.seats", whole[cheat]]
-    if cheat in leaders():
-        return ["tests.cheats.trainers", leaders()[cheat]]
+    if cheat in (dishonest := leaders() | standbys()):
+        return ["tests.cheats.trainers", dishonest[cheat]]
     return ["tests.cheats.nodes", nodes()[cheat]] if cheat in nodes() else ["cli"]
 
 
@@ -212,7 +217,7 @@ class DemoOptions:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
     killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
-    first one cheats, who then lives until it is found out; kills: whether a trainer may be killed."""
+    first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed."""
 
     directory: Path
     workers: int = 2
@@ -262,11 +267,12 @@ def cast(options: DemoOptions) -> tuple[Participant, ...]:
     cheats = [Participant(name, "worker", cheat) for name, cheat in zip(names, options.cheats, strict=True)]
     late = [Participant(LATECOMER, "worker")] if options.churn else []
     others = [f"trainer {i + 2}" for i in range(options.trainers - 1)]
-    standbys = [
-        Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))
-    ]
+    behind = [Participant(name, "trainer") for name in (others if options.seats else _numbered("standby", len(others)))]
+    leader = options.leader
+    if leader in standbys():
+        leader, behind[0] = None, replace(behind[0], cheat=leader)
     # The first trainer manages the pool; the order is that of the table, and of the chair's turns.
-    return (Participant("trainer", "trainer", options.leader), *standbys, *workers, *validators, *cheats, *late)
+    return (Participant("trainer", "trainer", leader), *behind, *workers, *validators, *cheats, *late)
 
 
 def quorum_of(validators: int) -> int:
@@ -298,7 +304,7 @@ def join_command(
         # Only the trainer reads the run from its file; the others fetch it from members, as in any pool.
         command += ["--run", str(scene.run_file)]
         command += ["--page", page] if page else []
-    if part.cheat and part.cheat not in nodes() | seats() | round_liars() | leaders():
+    if part.cheat and part.role != "trainer" and part.cheat not in nodes() | seats() | round_liars():
         command += ["--engine-command", shlex.join([sys.executable, "-m", *engine_module(part.cheat)])]
     if part.role == "worker" and part.cheat is None and worker_engine:
         command += ["--engine-command", worker_engine]
