@@ -70,7 +70,7 @@ async def open_chain(
 
 
 def playground(network: Path) -> "NetworkProfile":
-    """The profile of a chain to play on. Raises CommandError for one whose coin and tokens are no toys, and ProfileError."""
+    """The profile of a chain to play on. Raises ProfileError, and CommandError where coin and tokens are no toys."""
     from node.chain.faucet import is_devnet
     from node.chain.profile import read_profile
 
