@@ -313,7 +313,7 @@ def _merge_adapter(out: Path, models: list[Path], adapter: str, as_json: bool) -
         print_json({"directory": str(out), "method": "adapter", "weights_root": found.root.hex(), "adapter": name})
         return
     console().print(
-        f"{clean(name, 200)} in {clean(str(models[0]), 200)}, weights {found.root.hex()}: {_size(found.size)}, "
+        f"{clean(name, 200)} in {clean(str(models[0]), 200)}, weights {found.root.hex()}: {size_of(found.size)}, "
         f"{clean(str(out), 400)}",
         soft_wrap=True,
     )

@@ -186,8 +186,8 @@ class OldDisputer(Validator):
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().run)
-            async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
-                ballots, works = self._station.jury.ballots, self._register._works.values()
+            async for policy in self._context.facts.subscribe(PolicyFollowed):
+                ballots, works = self._context.state.ballots, self._register._works.values()
                 # All such liars in the same order, so that they deny the same.
                 old = [one for one in works if one.is_sampled and 0 <= one.step <= policy.step - BACK]
                 old = [one for one in old if ballots.state(one.id) is FileState.ACCEPTED]
@@ -198,14 +198,14 @@ class OldDisputer(Validator):
                     await self._deny(work)
 
     async def _deny(self, work: Work) -> None:
-        station, said = self._station, msgspec.structs.asdict(work.commitment)
+        context, said = self._context, msgspec.structs.asdict(work.commitment)
         fraud = {"outcome": int(Outcome.SLASH), "reason": int(Reason.WRONG_DRAW)}
         words = (
-            VerdictIssued(pool=station.pool, verdict=Verdict(**said, **fraud), signature=b"", detail="invented"),
-            VerdictRechecked(pool=station.pool, verdict=Rechecked(**said, **fraud), signature=b"", detail="invented"),
+            VerdictIssued(pool=context.pool, verdict=Verdict(**said, **fraud), signature=b"", detail="invented"),
+            VerdictRechecked(pool=context.pool, verdict=Rechecked(**said, **fraud), signature=b"", detail="invented"),
         )
         for word in words:
-            await station.board.post(signed(word, station.key, station.domain))
+            await context.board.post(signed(word, context.key, context.domain))
 
 
 RUSHED = 8
