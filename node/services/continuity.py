@@ -18,7 +18,7 @@ import trio
 from node.network.interface import Network
 from node.recent import Recent
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.journal import BOOT
 from node.state.pen import Fence, TwinError
@@ -62,12 +62,12 @@ class Continuity(Service):
 
     name = "continuity"
 
-    def __init__(self, station: Station, network: Network, *, vouch: bool = False) -> None:
-        self._station = station
+    def __init__(self, context: Context, network: Network, *, vouch: bool = False) -> None:
+        self._context = context
         self._network = network
-        self._journal = station.journal
-        self._pen = station.journal.pen
-        self._ear = station.board.own
+        self._journal = context.journal
+        self._pen = context.journal.pen
+        self._ear = context.board.own
         self._vouch = vouch
         self._told: Recent[Address, float] = Recent(MAX_ASKERS, refresh=True)
         self._answered: set[Address] = set()
@@ -78,7 +78,7 @@ class Continuity(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.member.network, vouch=place.config.vouch)
+        return cls(place.context, place.member.network, vouch=place.config.vouch)
 
     async def start(self, nursery: trio.Nursery) -> None:
         if self._pen.doubt:
@@ -104,10 +104,10 @@ class Continuity(Service):
     # in doubt
 
     async def _make_sure(self) -> None:
-        progress, pen = self._station.progress, self._pen
+        progress, pen = self._context.progress, self._pen
         progress.enter("continuity", f"asking the pool what this key has signed: {pen.doubt}")
         log.warning("continuity.doubt", why=pen.doubt, generation=pen.generation)
-        began = self._station.clock.monotonic()
+        began = self._context.clock.monotonic()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_always)
             await self._listen(began)
@@ -118,24 +118,24 @@ class Continuity(Service):
         await self._journal.do(self._journal.remember, BOOT, pen.generation.to_bytes(8))
         pen.speak()
         await self._hear_each_other()
-        await self._take_pen(self._station.clock.monotonic() - began)
+        await self._take_pen(self._context.clock.monotonic() - began)
 
     async def _listen(self, began: float) -> None:
         """Until somebody has answered, and another daemon would have been heard."""
         told = False
         while True:
             self._end_if_living()
-            passed = self._station.clock.monotonic() - began
+            passed = self._context.clock.monotonic() - began
             interval = self._ear.interval
             wanted = max(LISTEN_LEAST, 2.0 + BEATS_HEARD * interval)
             if self._ear.rising():  # the next one tells what lives from what was late
                 wanted = max(wanted, self._ear.heard_at - began + BEATS_HEARD * interval)
             if passed >= min(wanted, LISTEN_MOST):
-                if self._answered or self._vouch or not self._station.membership.addresses():
+                if self._answered or self._vouch or not self._context.membership.addresses():
                     return
                 if not told:
                     told = True
-                    self._station.progress.trouble(
+                    self._context.progress.trouble(
                         "no member answers what this key has signed: nothing is signed until one does, or until the "
                         "owner knows that no other daemon has it and its journal is the newest (join --vouch)"
                     )
@@ -143,12 +143,12 @@ class Continuity(Service):
 
     async def _hear_each_other(self) -> None:
         """Heartbeats for so long that a copy which began at the same moment is heard; one of its is enough."""
-        until = self._station.clock.monotonic() + BEATS_SAID * self._interval
+        until = self._context.clock.monotonic() + BEATS_SAID * self._interval
         over = False
         while not over:
-            over = self._station.clock.monotonic() >= until
+            over = self._context.clock.monotonic() >= until
             # Gossip brings nobody its own words: they come with what is asked for.
-            await self._station.board.catch_up_now(AT_ONCE)
+            await self._context.board.catch_up_now(AT_ONCE)
             self._end_if_living()
             if (other := self._ear.fresh(self._pen.generation)) is not None:
                 raise self._ended(other)
@@ -163,7 +163,7 @@ class Continuity(Service):
         told = f"alone with this key: {self.adopted} of its words were taken in, from {len(self._answered)} members"
         if (fence := self._journal.fence.step) >= 0 and not self._vouch:
             told += f"; nothing new is signed up to step {fence}"
-        self._station.progress.tell("continuity", told)
+        self._context.progress.tell("continuity", told)
 
     async def _news(self) -> None:
         with trio.move_on_after(LOOK):
@@ -187,8 +187,8 @@ class Continuity(Service):
     @property
     def _interval(self) -> float:
         """Seconds between this key's heartbeats, here or elsewhere."""
-        members = self._station.membership.table
-        own = heartbeat_interval(1 + len(members.live(self._station.clock.monotonic())), 2.0)
+        members = self._context.membership.table
+        own = heartbeat_interval(1 + len(members.live(self._context.clock.monotonic())), 2.0)
         return max(own, self._ear.interval)
 
     # while it works
@@ -217,17 +217,17 @@ class Continuity(Service):
 
     async def _hold(self, why: str) -> None:
         """Promise nothing until the other one was silent for long enough; then go on with all that it has said."""
-        progress, began = self._station.progress, self._station.clock.monotonic()
+        progress, began = self._context.progress, self._context.clock.monotonic()
         self._pen.hold(why)
         self.holds += 1
         log.warning("continuity.held", why=why)
         progress.trouble(f"{why}: nothing is signed here while it is heard; stop one of the two")
         silent_since = began
-        while self._station.clock.monotonic() < silent_since + BEATS_SILENT * self._interval:
+        while self._context.clock.monotonic() < silent_since + BEATS_SILENT * self._interval:
             await self._news()
             if words := self._ear.take():
                 if await self._amiss([one for one in words if _name(one) not in self._heard]):
-                    silent_since = self._station.clock.monotonic()
+                    silent_since = self._context.clock.monotonic()
         self._answered.clear()
         with trio.move_on_after(2 * ASK_AGAIN):
             await self._ask_members()
@@ -235,7 +235,7 @@ class Continuity(Service):
         await self._close_fence()
         self._pen.generation = self._next_generation()
         self._ear.forget()
-        await self._take_pen(self._station.clock.monotonic() - began)
+        await self._take_pen(self._context.clock.monotonic() - began)
 
     def _next_generation(self) -> int:
         """Higher than of all that were heard; drawn, so that of copies of one moment all but the highest end."""
@@ -253,7 +253,7 @@ class Continuity(Service):
 
     async def _ask_members(self) -> None:
         """Each that has not answered yet: who uses work first."""
-        membership = self._station.membership
+        membership = self._context.membership
         near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
         named = dict.fromkeys((*membership.who_uses_work(), *filter(membership.is_member, near)))
         asked = [one for one in (named or membership.addresses()) if one not in self._answered | {membership.own}]
@@ -266,11 +266,11 @@ class Continuity(Service):
         async with limiter:
             try:
                 told = await ask(self._network, peer)
-                await self._station.board.take_missed(peer, told.envelopes)
+                await self._context.board.take_missed(peer, told.envelopes)
             except IntellectError as error:
                 log.debug("continuity.not_answered", peer=peer, why=error.why)
                 return
-        own, domain, pool = self._station.key.address, self._station.domain, self._station.pool
+        own, domain, pool = self._context.key.address, self._context.domain, self._context.pool
         for one in told.certificates:
             if one.work in self._certificates:
                 continue
@@ -280,24 +280,24 @@ class Continuity(Service):
         self._answered.add(peer)
 
     async def _answer(self, asker: Address, _: bytes) -> bytes:
-        now = self._station.clock.monotonic()
-        if now - self._told.get(asker, -ANSWER_EVERY) < ANSWER_EVERY or not self._station.membership.is_member(asker):
+        now = self._context.clock.monotonic()
+        if now - self._told.get(asker, -ANSWER_EVERY) < ANSWER_EVERY or not self._context.membership.is_member(asker):
             return answer(iter(()), [])
         self._told[asker] = now
-        journal, pool = self._journal, self._station.pool
+        journal, pool = self._journal, self._context.pool
         kept = await journal.do(journal.certificates_by, asker, pool, MOST_CERTIFICATES)
         signed = [Certificate(one.node, one.epoch, one.work, one.units, signature) for one, signature in kept]
         return answer(self._words_of(asker), signed)
 
     def _words_of(self, asker: Address) -> Iterator[bytes]:
-        jury = self._station.jury
-        yield from (one.raw for one in self._station.board.words_of(asker))
-        yield from jury.lots.pledged_by(asker)
-        yield from (one.raw for one in jury.policies.words_of(asker))
-        yield from (one.raw for by in jury.checkpoints.of(asker).values() for one in by if one.author == asker)
-        yield from (one.signed.raw for one in reversed(jury.register.of(asker)))
-        yield from (one.raw for one in jury.ballots.words_of(asker))
-        yield from (one.raw for one in jury.steps.words_of(asker))
+        state = self._context.state
+        yield from (one.raw for one in self._context.board.words_of(asker))
+        yield from state.lots.pledged_by(asker)
+        yield from (one.raw for one in state.policies.words_of(asker))
+        yield from (one.raw for by in state.checkpoints.of(asker).values() for one in by if one.author == asker)
+        yield from (one.signed.raw for one in reversed(state.register.of(asker)))
+        yield from (one.raw for one in state.ballots.words_of(asker))
+        yield from (one.raw for one in state.steps.words_of(asker))
 
     async def _adopt(self) -> int:
         """Into the journal with what it lacks of what was heard; how much that was."""
@@ -305,14 +305,14 @@ class Continuity(Service):
         words, certificates = list(self._heard.values()), list(self._certificates.values())
         # What was heard stays in mind only until it is in the journal.
         self._certificates = {}
-        register, run = self._station.jury.register, self._station.run.root
+        register, run = self._context.state.register, self._context.run.root
         files: dict[bytes, tuple[Any, ...]] = {}
         for one in words:
             if isinstance(one.message, RolloutCommitted):
                 its = one.message.commitment
                 known = register.get(id := work_id(its))
                 step = known.step if known is not None and known.task is None else None
-                made = (its.file_root, its.policy_root, its.index, its.units, self._station.clock.wall())
+                made = (its.file_root, its.policy_root, its.index, its.units, self._context.clock.wall())
                 files[one.raw] = (*made, run, step, its.epoch, id)
         found = await self._journal.do(self._taken_in, words, files, certificates)
         self.adopted += found
@@ -324,7 +324,7 @@ class Continuity(Service):
         self, words: Sequence[Signed[Message]], files: dict[bytes, tuple[Any, ...]], certificates: list[Certificate]
     ) -> int:
         """In the journal's thread."""
-        journal, own, found = self._journal, self._station.key.address, 0
+        journal, own, found = self._journal, self._context.key.address, 0
         with journal.at_once():
             for one in words:
                 promise = promise_in(one)
@@ -336,17 +336,17 @@ class Continuity(Service):
                     for pledge in one.message.lots:
                         found += journal.pledge(pledge.window, (pledge.rate, pledge.steps))
             for one in certificates:
-                statement = one.statement(self._station.pool)
+                statement = one.statement(self._context.pool)
                 if journal.certificate(own, statement.pool, one.work) is None:
                     found += journal.certify(own, statement, one.signature) is not None
         return found
 
     async def _close_fence(self) -> None:
         """Before all that may have been signed unheard. The owner's word is that there is nothing of that kind."""
-        jury, membership = self._station.jury, self._station.membership
-        newest, leader = self._station.shelf.newest, membership.table.get(membership.trainer)
+        state, membership = self._context.state, self._context.membership
+        newest, leader = self._context.shelf.newest, membership.table.get(membership.trainer)
         known = max(
-            jury.policies.newest_step,
+            state.policies.newest_step,
             newest.step if newest else -1,
             membership.terms.reached or -1,
             membership.reached(),
@@ -355,7 +355,7 @@ class Continuity(Service):
         )
         if leader is not None and leader.beat is not None:
             known = max(known, min(leader.beat.policy_step, known + LEADERS_AHEAD))
-        tasks = tuple(task.id for task in jury.tasks.tasks())
+        tasks = tuple(task.id for task in state.tasks.tasks())
         fence = Fence() if self._vouch else self._journal.fence.with_more(known, tasks)
         await self._journal.do(self._journal.close_fence, fence)
         self._heard = {}

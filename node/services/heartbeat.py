@@ -6,7 +6,7 @@ from typing import Any, Self
 import trio
 
 from node.services.base import Crew, Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.pen import Pen
 from protocol.liveness import heartbeat_interval
@@ -27,30 +27,30 @@ class Beating(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         crew: Crew,
         role: str,
         contacts: Callable[[], tuple[str, ...]],
         shortest: float,
         pen: Pen | None = None,
     ) -> None:
-        self._station = station
+        self._context = context
         self._crew = crew
         self._role = role
         self._contacts = contacts
         self._shortest = shortest
         # Of two starts the later one must have the higher number, also after a lost journal.
-        self._pen = pen or Pen(generation=int(station.clock.wall()))
+        self._pen = pen or Pen(generation=int(context.clock.wall()))
         self._count = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        own = (place.station, place.crew, place.role, place.member.network.contacts, place.config.heartbeat)
-        return cls(*own, place.station.journal.pen)
+        own = (place.context, place.crew, place.role, place.member.network.contacts, place.config.heartbeat)
+        return cls(*own, place.context.journal.pen)
 
     def status(self) -> dict[str, Any]:
         """The offset that peers see: this clock minus theirs."""
-        clocks = self._station.board.clocks
+        clocks = self._context.board.clocks
         ahead = clocks.ahead_by()
         return {
             "node": {
@@ -59,18 +59,18 @@ class Beating(Service):
         }
 
     async def run(self) -> None:
-        began = self._station.clock.monotonic()
+        began = self._context.clock.monotonic()
         while True:
             await self._pen.may_speak()
             interval = self._interval(began)
-            await self._station.board.post(self.message(interval))
+            await self._context.board.post(self.message(interval))
             await trio.sleep(interval)
 
     def _interval(self, began: float) -> float:
         """Seconds until the next heartbeat. Who has just started has heard few and goes by what the chain names, which
         may be ghosts for the most part: it begins with short gaps and stretches them, so that a pool of thousands that
         starts at once does not fill everybody's core, and one of a few living does not wait for the dead."""
-        table, now = self._station.membership.table, self._station.clock.monotonic()
+        table, now = self._context.membership.table, self._context.clock.monotonic()
         heard = heartbeat_interval(1 + len(table.live(now)), self._shortest)
         if now - began >= STARTING:
             return heard
@@ -79,16 +79,16 @@ class Beating(Service):
 
     def message(self, interval: float) -> Heartbeat:
         """The heartbeat of this moment. interval: seconds until the next one."""
-        newest = self._station.shelf.newest
+        newest = self._context.shelf.newest
         contact, *also = self._contacts() or ("",)
         self._count += 1
         fields: dict[str, Any] = {"policy_step": newest.step if newest else -1}
         fields |= self._crew.beat()  # a service may know the step better
         return Heartbeat(
-            pool=self._station.pool,
+            pool=self._context.pool,
             boot=self._pen.generation,
             count=self._count - 1,
-            at=int(1000 * self._station.clock.wall()),
+            at=int(1000 * self._context.clock.wall()),
             role=self._role,
             state=self._crew.state,
             contact=contact,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from node.services.station import Station
+from node.services.context import Context
 from node.training.errors import TrainingError
 from node.training.spool import Spool
 
@@ -26,8 +26,8 @@ IN_VAIN = 30
 class Returning:
     """One trainer's."""
 
-    def __init__(self, station: Station, spool: Spool) -> None:
-        self._station = station
+    def __init__(self, context: Context, spool: Spool) -> None:
+        self._context = context
         self._spool = spool
         self.stated = -1
         """The newest step that its key has stated and that is not here; -1: nothing is behind."""
@@ -38,7 +38,7 @@ class Returning:
 
     async def look(self) -> None:
         """Before anything is made here."""
-        journal = self._station.journal
+        journal = self._context.journal
         slot = await journal.do(journal.newest_slot, "policy")
         if slot is None:
             return
@@ -49,9 +49,9 @@ class Returning:
         self.stated, self._term = step, term
         log.warning("trainer.behind_itself", step=self._from, stated=step, term=term)
         text = f"the state here is of step {self._from}, and this key has stated step {step}: catching up with it"
-        self._station.progress.trouble(text)
+        self._context.progress.trouble(text)
         for raw in await journal.do(journal.last_said, "policy", REPEATED):
-            await self._station.board.post_raw(raw)
+            await self._context.board.post_raw(raw)
 
     def covers(self, step: int) -> bool:
         """Whether policy `step` was stated before, and is to come out as it was."""
@@ -59,7 +59,7 @@ class Returning:
 
     def _counts(self, step: int, term: int) -> bool:
         """Whether a later term has not decided otherwise."""
-        return self._station.membership.terms.of(step).number == term
+        return self._context.membership.terms.of(step).number == term
 
     async def run(self, nothing_leads_on: Callable[[], bool]) -> None:
         """Until the state has caught up, or a term decides anew. Raises TrainingError where nothing can."""
@@ -74,9 +74,9 @@ class Returning:
     def _end(self) -> None:
         step = self._spool.newest_step()
         what = f"the state here is of step {step}, and this key has stated step {self.stated}"
-        if self._station.membership.terms.seated:
+        if self._context.membership.terms.seated:
             self.gives_up = True
-            self._station.progress.trouble(f"{what}: its term is left to end, and a new one goes on from step {step}")
+            self._context.progress.trouble(f"{what}: its term is left to end, and a new one goes on from step {step}")
             return
         raise TrainingError(
             "this trainer cannot go on from its state",

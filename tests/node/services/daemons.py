@@ -16,9 +16,9 @@ from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.services.base import Crew
 from node.services.committing import commit
+from node.services.context import make_context
 from node.services.continuity import Continuity
 from node.services.heartbeat import Beating
-from node.services.station import take_station
 from node.state.pen import Pen, TwinError
 from node.swarm.membership import Membership
 from protocol.blobs import BlobInfo, describe
@@ -71,11 +71,11 @@ class Daemon:
         self.journal.booted(int(self.wall()))
         self.progress = ProgressRecord()
         given = (self.member, Run(court_run(), bytes(32), b"", Path("/")), self.journal, self.progress)
-        self.station = take_station(*given, clock=Clock(wall=self.wall))
-        self.jury = self.station.jury
+        self.context = make_context(*given, clock=Clock(wall=self.wall))
+        self.jury = self.context.jury
         crew: Any = Crew()
-        self.beating = Beating(self.station, crew, "worker", lambda: (), 2.0, self.journal.pen)
-        self.continuity = Continuity(self.station, self.network, vouch=vouch)
+        self.beating = Beating(self.context, crew, "worker", lambda: (), 2.0, self.journal.pen)
+        self.continuity = Continuity(self.context, self.network, vouch=vouch)
         self.alive = trio.CancelScope()
         self.ended: TwinError | None = None
         self.opened_after: float | None = None
@@ -114,12 +114,12 @@ class Daemon:
 
     async def work(self) -> None:
         while True:
-            step, journal = self.jury.policies.newest_step, self.journal
+            step, journal = self.jury.state.policies.newest_step, self.journal
             index = await journal.do(journal.count_said, "commitment", policy_root(step))
             if step >= 0 and index < FILES and not journal.fence.covers(step):
                 path = Path(f"/nonexistent/{next(_numbers)}")
                 with suppress(StateError):  # as the worker does: the fence may have come meanwhile
-                    await commit(self.station, policy_root(step), index, path, 10, step)
+                    await commit(self.context, policy_root(step), index, path, 10, step)
             await trio.sleep(0.7)
 
     async def announce_always(self, every: float, root: Any = policy_root) -> None:
@@ -159,7 +159,7 @@ class Swarm:
         self.others = [Daemon(self.hub, key) for key in (TRAINER, *VALIDATORS, OTHER)]
         self.rivals: list[tuple[Any, Any]] = []
         """Two commitments of one node for one slot, as a validator sees them: its stake is lost."""
-        self.others[1].jury.register.follow_rivals(lambda *both: self.rivals.append(both))
+        self.others[1].jury.state.register.follow_rivals(lambda *both: self.rivals.append(both))
 
     async def begin(self, every: float = 6.0) -> None:
         for one in self.others:
@@ -185,4 +185,4 @@ class Swarm:
 
     @property
     def newest(self) -> int:
-        return self.others[1].jury.policies.newest_step
+        return self.others[1].jury.state.policies.newest_step
