@@ -40,6 +40,7 @@ from cli import (
     serve,
     service,
     size,
+    state,
     status,
     stop,
     task,
@@ -63,7 +64,7 @@ WIDTH = 76
 MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
-    "Run a node": "demo join doctor stop leave service update keys config",
+    "Run a node": "demo join doctor stop leave service update keys state config",
     "Look": "status top peers contributions logs report answers eval audit chat serve",
     "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
@@ -246,6 +247,7 @@ weights.app.command("serve", epilog=weights_serve.EXAMPLES)(weights_serve.serve)
 for name, group in (
     ("service", service.app),
     ("keys", keys.app),
+    ("state", state.app),
     ("config", config.app),
     ("trainer", trainer.app),
     ("run", run.app),

@@ -84,6 +84,7 @@ from node.services.tasking.working import TaskWork
 from node.services.tracing import Tracing
 from node.services.training.trainer import Trainer
 from node.services.workplace import Workplace
+from node.state.bundle import check_moved
 from node.state.directory import JOURNAL_NAME, StateDir, journal_of
 from node.state.journal import Journal
 from node.state.keystore import load_or_create, read_password
@@ -261,6 +262,7 @@ class Daemon:
             nursery.cancel_scope.cancel()
 
     def _open_key(self, directory: Path) -> NodeKey:
+        check_moved(directory)
         password = read_password(self.config.password, self.config.password_file, directory)
         return load_or_create(directory / "node-key.json", password)
 

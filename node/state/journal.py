@@ -36,6 +36,8 @@ TABLE = "posted_table"
 """The fact under which the newest posted table of earnings is kept."""
 BOOT, OPENED = "boot", "pen_opened"
 """The facts under which the last start's generation is kept, and that of the start that opened the pen last."""
+IMPORTED = "imported"
+"""The fact of a journal that came in a state file, until its pen was open."""
 WORDS, FENCE = "words", "fence"
 """Those of how many promises were made, and of what is not signed any more (`Fence`)."""
 RUNS_COUNTED = 16
@@ -71,7 +73,8 @@ FORM = Form(
     "the journal",
     1,
     _SCHEMA,
-    care="do not delete the file, nor put an older copy in its place: it prevents double signing",
+    care="it prevents double signing: with an older copy in its place, or none, the node first asks the pool what its "
+    "key has signed (docs/moving.md)",
 )
 
 
@@ -291,6 +294,9 @@ class Journal:
         """Why this start is in doubt; empty where it is not. Before `booted`. place: of the mark; first: the node never
         was in this pool. Raises OSError."""
         opened = int.from_bytes(self.recall(OPENED) or b"")
+        if self.recall(IMPORTED):
+            first = False
+            place.unlink(missing_ok=True)
         return self.pen.examine(place, self._path, (opened, self.boots()), self.words(), first=first)
 
     def take_pen(self, generation: int) -> None:
@@ -300,6 +306,7 @@ class Journal:
         # The mark first: killed in between, the next start finds the generation that the journal has by then.
         self.pen.wrote(self.words())
         self.remember(OPENED, generation.to_bytes(8))
+        self.remember(IMPORTED, b"")
 
     def boots(self) -> int:
         """What `booted` said last; 0 where it never did."""
