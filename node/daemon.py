@@ -44,6 +44,7 @@ from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
+from node.services.answering import Answering
 from node.services.auditing import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
@@ -101,8 +102,20 @@ ONE_SIGNAL = 0.5
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
+    "worker": (*EVERYBODY, Engine, Following, Answering, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (
+        *EVERYBODY,
+        Engine,
+        Following,
+        Answering,
+        Validator,
+        Auditing,
+        Certifying,
+        Tabling,
+        Paying,
+        Settling,
+        Chairing,
+    ),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""

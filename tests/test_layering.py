@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.logs",
         "node.recent",
         "node.changes",
+        "node.units",
         "node.state.files",
         "node.processes",
         "node.own_code",
@@ -54,6 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.rounds.batches",),
     ("node.services.workplace", "node.services.membership", "node.status"),
     (
+        "node.services.answering",
         "node.services.claiming",
         "node.services.ending",
         "node.services.engine",

@@ -351,6 +351,11 @@ class Learner:
         scale = self._scale(name)
         return tensor if scale == 1 else tensor * scale
 
+    def as_learnt(self, name: str, tensor: Tensor) -> Tensor:
+        """The other way."""
+        scale = self._scale(name)
+        return tensor if scale == 1 else tensor / scale
+
     def _scale(self, name: str) -> float:
         lora = self._recipe.lora
         return lora.scale if lora and name.endswith(LORA_B) else 1.0

@@ -95,7 +95,7 @@ class Trainer(Service):
             records=place.records,
             shelf=context.shelf,
         )
-        observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log)
+        observing = partial(open_observer, context.run.spec, place.directory, config.metrics_log, spool.answers_path)
         observer = await trio.to_thread.run_sync(observing)
         learner = TrainerProcess(spool, settings=settings, starter=place.starter)
         evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)

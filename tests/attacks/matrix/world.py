@@ -439,9 +439,12 @@ class History:
 
     def _works(self, policy: int, names: Iterable[str]) -> tuple[UsedWork, ...]:
         found: list[UsedWork] = []
+        state = self._world.nodes["leader"].jury.state
         for name in names:
-            of = self.files.get((policy, name, 0))
-            accepting = self._world.nodes["leader"].jury.state.ballots.accepting(work_id(of)) if of is not None else {}
+            # Of a slot that its owner filled otherwise than honestly what came first is its file.
+            works = [one for one in state.register.of(KEYS[name].address) if one.step == policy and not one.rival]
+            of = next((one.commitment for one in works if one.is_sampled and one.commitment.index == 0), None)
+            accepting = state.ballots.accepting(work_id(of)) if of is not None else {}
             said = sorted((who, one.report_root, one.report_size) for who, one in accepting.items() if one.report_root)
             if of is not None and said:
                 report = UsedReport(address_bytes(said[0][0]), *said[0][1:], b"\1")
@@ -449,8 +452,8 @@ class History:
                 node = address_bytes(of.node)
                 found.append(
                     UsedWork(
-                        node=node, policy_step=policy, index=0, epoch=0, size=FILE_BYTES, reports=(report,), used=b"\1",
-                        flat=b"\0", **place,
+                        node=node, policy_step=policy, index=0, epoch=of.epoch, size=FILE_BYTES, reports=(report,),
+                        used=b"\1", flat=b"\0", **place,
                     )
                 )  # fmt: skip
         return tuple(sorted(found, key=lambda work: work_order(POOL, work)))
