@@ -44,7 +44,6 @@ from node.services.base import Crew
 from node.services.certifying import Certifying
 from node.services.context import make_context
 from node.services.heartbeat import Beating
-from node.services.rounds import cutting, learning
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
@@ -81,8 +80,6 @@ HOP = 0.08
 SPREAD = 0.8
 ASKED_FOR = (2.0, 30.0)
 """Seconds until a board has got by asking what gossip had lost."""
-POLLS = (1.0, 0.5)
-"""Seconds between two looks of a worker and of a validator at what it waits for, in place of a few tenths."""
 LAST = 120.0
 """Seconds, at most, from the last state's being at one node until it is at all."""
 LEASE = 45.0
@@ -553,8 +550,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
     async def live() -> None:
         swarms.append(Swarm(scenario, rule, folder))
         threads = patch.object(trio.to_thread, "run_sync", inline)
-        polls = [patch.object(module, "POLL", each) for module, each in zip((learning, cutting), POLLS, strict=True)]
-        with threads, patch.object(os, "fsync", lambda _: None), polls[0], polls[1]:
+        with threads, patch.object(os, "fsync", lambda _: None):
             await swarms[0].play()
 
     deterministic(scenario.seed, live)

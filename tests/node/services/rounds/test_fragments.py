@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from node.services.rounds.applying import Rounds
+from node.services.rounds.states import OuterFiles
 from node.training.contributing import COPY, blob_root
 from node.training.jobs import Job, Train
 from node.training.outer import StateFile, write_state
@@ -77,7 +77,7 @@ async def test_replicas_stay_equal_while_peers_are_a_round_ahead_and_one_that_mi
 async def test_one_peer_trains_as_it_would_alone(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rounds, "_forget", lambda self, round_: None)
+    monkeypatch.setattr(OuterFiles, "forget", lambda self, round_: None)
     rounds = 2 * FRAGMENTS
     town = town_of(tmp_path, steps=rounds, validators=1)
     worker = town.add(2)
