@@ -74,7 +74,7 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir, exactly.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run in --dir.")] = False,
     log_to: Annotated[
-        str, typer.Option("--metrics-log", help="Also send metrics to: wandb, tensorboard (comma between).")
+        str, typer.Option("--metrics-log", help="Also send metrics to: wandb, trackio, tensorboard (comma between).")
     ] = "",
     trainer: Annotated[
         list[str] | None,

@@ -16,6 +16,7 @@ from cli.errors import CONFIGURATION, RUN, USAGE, CommandError
 from cli.options import Density, Method, Scale, Seed, Weight, numbers_of
 from cli.output import AsJson, clean, console, print_json, quiet_logs, short
 from cli.places import NetworkName, PoolNumber, running_directories, state_dir_option
+from node.units import size_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -62,8 +63,8 @@ def list_(state_dir: StateDir = None, as_json: AsJson = False) -> None:
         table.add_row(
             str(row["step"]),
             row["policy_root"],
-            _size(row["image_bytes"]),
-            f"{_size(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
+            size_of(row["image_bytes"]),
+            f"{size_of(patch)} ({100 * patch / row['image_bytes']:.2f} %)" if patch else "-",
             str(row["anchor_step"]),
             "yes" if row["path"] else "no",
         )
@@ -292,7 +293,7 @@ def merge(
         print_json({**result, "tensors": found.tensors, "bytes": found.size})
         return
     console().print(
-        f"{method} of {len(models)} models, weights {found.root.hex()}: {_size(found.size)} in {found.tensors} "
+        f"{method} of {len(models)} models, weights {found.root.hex()}: {size_of(found.size)} in {found.tensors} "
         f"tensors, {clean(str(out), 400)}",
         soft_wrap=True,
     )
@@ -312,7 +313,7 @@ def _merge_adapter(out: Path, models: list[Path], adapter: str, as_json: bool) -
         print_json({"directory": str(out), "method": "adapter", "weights_root": found.root.hex(), "adapter": name})
         return
     console().print(
-        f"{clean(name, 200)} in {clean(str(models[0]), 200)}, weights {found.root.hex()}: {_size(found.size)}, "
+        f"{clean(name, 200)} in {clean(str(models[0]), 200)}, weights {found.root.hex()}: {size_of(found.size)}, "
         f"{clean(str(out), 400)}",
         soft_wrap=True,
     )
@@ -369,7 +370,7 @@ def _export_trained(out: Path, trained: Path, step: int | None, gguf: str | None
     if as_json:
         print_json({"directory": str(out), "step": chosen, "bytes": image.stat().st_size, **more})
         return
-    console().print(f"step {chosen}: {_size(image.stat().st_size)}, {clean(str(out), 400)}", soft_wrap=True)
+    console().print(f"step {chosen}: {size_of(image.stat().st_size)}, {clean(str(out), 400)}", soft_wrap=True)
 
 
 # what is here
@@ -550,13 +551,6 @@ def _cache() -> Path:
     return default_cache() / "policies"
 
 
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"
-
-
 def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     result = {
         "directory": str(exported.directory),
@@ -573,7 +567,7 @@ def _show_export(exported: "Exported", as_json: bool, **more: Any) -> None:
     files = "one file" if count == 1 else f"{count} files"
     trainer = f", signed by {short(more['trainer'])}" if "trainer" in more else ""
     console().print(
-        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {_size(exported.size)} in {files}, "
+        f"step {exported.step}, policy {exported.root.hex()}{trainer}: {size_of(exported.size)} in {files}, "
         f"{clean(str(exported.directory), 400)}",
         soft_wrap=True,
     )

@@ -52,6 +52,7 @@ from node.services.certifying import Certifying
 from node.services.chairing import Chairing
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
+from node.services.context import PoolTime, make_context
 from node.services.court.tabling import Tabling
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
@@ -75,7 +76,6 @@ from node.services.rounds.publishing import Publishing
 from node.services.rounds.seating import Seating
 from node.services.settling import Settling
 from node.services.showing import Showing
-from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
@@ -302,9 +302,9 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
-                    station = take_station(member, run, *shared, time=pool_time)
-                    self.status.work_for(station)
-                    own = (self.config, role, hardware, chain, member, station)
+                    context = make_context(member, run, *shared, time=pool_time)
+                    self.status.work_for(context)
+                    own = (self.config, role, hardware, chain, member, context)
                     doors = (front.web, self.children, front.control)
                     place = Workplace(*own, self.crew, state.path, ledger, *doors)
                     await self._serve(nursery, place)
@@ -388,7 +388,7 @@ class Daemon:
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it."""
-        run = place.station.run.spec
+        run = place.context.run.spec
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
         for kind in roles[place.role]:
             service = await kind.open(place)

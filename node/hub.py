@@ -24,6 +24,7 @@ import msgspec
 from node.config import default_home
 from node.errors import RunFileError
 from node.state.files import write_whole
+from node.units import size_of
 from protocol.errors import UNREADABLE
 
 Kind = Literal["model", "dataset"]
@@ -440,14 +441,6 @@ def fetch_from_origin(text: str, file: str, size: int) -> Path:
 def installed() -> bool:
     """Whether the hub's client is: the extra [train] brings it."""
     return find_spec("huggingface_hub") is not None
-
-
-def size_of(count: int) -> str:
-    """'1.19 GB', '12 MB', '3 kB'."""
-    for unit, letter in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {letter}"
-    return f"{count} bytes"
 
 
 def _of_origin(text: str, file: str) -> tuple[Name, str]:

@@ -206,8 +206,8 @@ class Trainer:
         adapter = self._start_adapter() if self._run.recipe.lora else None
         self._start_weights.check(learner.frozen if adapter else learner.parameters)
         learner.load_frozen(self._start_weights)
-        if learner.needs_reference:
-            learner.set_reference(self._new_model(), self._start_weights)
+        if learner.beside.needs_reference:
+            learner.beside.set_reference(self._new_model(), self._start_weights)
         if self._run.distill and not self._run.distill.tasks:
             self._place_teacher()
         learner.load_weights(adapter or self._start_weights)
@@ -221,13 +221,17 @@ class Trainer:
 
     def _teach(self, batch: Batch) -> None:
         """Have a teacher for rows that do not bring what it says: at a desk nobody does tasks."""
-        if self._run.distill and not self._learner.has_teacher and not all(row.teacher_logprobs for row in batch.rows):
+        if (
+            self._run.distill
+            and not self._learner.beside.has_teacher
+            and not all(row.teacher_logprobs for row in batch.rows)
+        ):
             self._place_teacher()
 
     def _place_teacher(self) -> None:
         teacher, weights = self._new_model(TEACHER), StartWeights(self._spool.assets / TEACHER)
         weights.check(image_names(teacher))
-        self._learner.set_teacher(teacher, weights)
+        self._learner.beside.set_teacher(teacher, weights)
 
     # From another trainer's state
 
