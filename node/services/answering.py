@@ -66,7 +66,7 @@ class Answering(Service):
     async def open(cls, place: Workplace) -> Self | None:
         if place.control is None:
             return None
-        found = cls(place.engine, place.station.shelf)
+        found = cls(place.engine, place.context.shelf)
         place.control.mount(found.routes())
         return found
 

@@ -41,9 +41,8 @@ async def node(run: RunSpec, assets: Path, folder: Path) -> AsyncIterator[Place]
     held = HeldPolicy(3, root, assets / "model" / "model.safetensors", PolicyManifest(bytes(32), 3, root, (), root, 0))
     child = EngineProcess([sys.executable, "-m", "node.inference.process"], encode_run(run), assets)
     control = ApiServer(folder / "node.sock", lambda: {})
-    shelf, station = SimpleNamespace(newest=held), SimpleNamespace()
-    station.shelf = shelf
-    place: Any = SimpleNamespace(control=control, engine=child, station=station)
+    context = SimpleNamespace(shelf=SimpleNamespace(newest=held))
+    place: Any = SimpleNamespace(control=control, engine=child, context=context)
     answering = await Answering.open(place)
     assert answering is not None
     tokenizer = LocalTokenizer(assets / "model")
