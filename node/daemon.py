@@ -101,21 +101,10 @@ ONE_SIGNAL = 0.5
 
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
+FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Answering, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (
-        *EVERYBODY,
-        Engine,
-        Following,
-        Answering,
-        Validator,
-        Auditing,
-        Certifying,
-        Tabling,
-        Paying,
-        Settling,
-        Chairing,
-    ),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
