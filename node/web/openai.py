@@ -56,6 +56,11 @@ _COMMON = frozenset(
 _OF_KIND = {True: frozenset({"messages", "max_completion_tokens"}), False: frozenset({"prompt", "echo"})}
 
 
+def fields_of(*, chat: bool) -> frozenset[str]:
+    """What a request may say that counts."""
+    return _COMMON | _OF_KIND[chat]
+
+
 class Refused(Exception):
     """param: the field that is to blame. The client is told all of it."""
 
@@ -455,7 +460,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _refuse_unserved(body: dict[str, Any], *, chat: bool) -> None:
-    known = _COMMON | _OF_KIND[chat]
+    known = fields_of(chat=chat)
     for name, value in body.items():
         if name in known or name in _SILENT or value is None:
             continue
