@@ -15,6 +15,7 @@ from node.audit.findings import Audit
 from node.blobs.http.server import Gateway
 from node.blobs.http.sources import Listing
 from node.config import program_version
+from node.services.answering import Answering, Asked
 from node.services.auditing import Auditing
 from node.services.cataloguing import Cataloguing, OwnOffer, PublishWish
 from node.services.tasking.wishes import TaskWish, routes
@@ -24,7 +25,8 @@ from node.web.front import ApiServer
 from node.web.openai import OpenAi, fields_of
 from node.web.page.page import load_assets, page_routes
 
-TEXT, BYTES, EVENTS = "text/plain", "application/octet-stream", "text/event-stream"
+TEXT, BYTES = "text/plain", "application/octet-stream"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 REF = "#/components/schemas/{name}"
 _DIGITS = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _WHOLE, _NUMBER, _FLAG, _WORDS = ({"type": kind} for kind in ("integer", "number", "boolean", "string"))
@@ -45,6 +47,7 @@ FIELDS: Mapping[str, dict[str, Any]] = {
     "stream_options": {"type": "object", "properties": {"include_usage": _FLAG}},
     "return_token_ids": _FLAG,
     "logprobs": {"type": ["boolean", "integer"]},
+    "top_logprobs": {**_WHOLE, "minimum": 0},
     "proofs": {**_FLAG, "description": "with proofs for `audit answer`; needs a seed"},
     "echo": _FLAG,
 }
@@ -140,6 +143,7 @@ SAID: Mapping[str, Mapping[str, Operation]] = {
         "POST /environments": Operation("Offer an environment package", OwnOffer, PublishWish, refuses=True),
         "GET /environments": Operation("Packages that members offer", Environments, query={"word": "part of a name"}),
         "GET /environments/{text}": Operation("Fetch a package: NAME@ROOT", EnvironmentFetched, refuses=True),
+        "POST /answer": Operation("Have the newest policy answer: a line a token, and what came of it", LINES, Asked),
         "POST /audit/step/{step}": Operation("Look again at a step of the trainer", StepAudited, refuses=True),
     },
     "page": {
@@ -175,6 +179,7 @@ def served() -> dict[str, list[BaseRoute]]:
     control.mount(routes(nobody))
     control.mount(Cataloguing.routes(nobody))
     control.mount(Auditing.routes(nobody))
+    control.mount(Answering.routes(nobody))
     return {
         "control": control.routes,
         "page": list(page_routes(load_assets(), nobody, ())),

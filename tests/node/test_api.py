@@ -27,6 +27,7 @@ KNOWN = {
     "node/services/tasking/wishes.py": "control",
     "node/services/cataloguing.py": "control",
     "node/services/auditing.py": "control",
+    "node/services/answering.py": "control",
     "node/web/page/page.py": "page",
     "node/blobs/http/server.py": "gateway",
     "node/web/openai.py": "openai",
