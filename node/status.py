@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +204,21 @@ def checked(page: dict[str, Any]) -> DaemonStatus:
     return status
 
 
+ROWS = 64
+"""Of a table that are looked at: one function made them all, and ten thousand would hold up the event loop."""
+
+
 def _lost(said: Any, kept: Any, place: str = "") -> Iterator[str]:
     """What of it is not there any more."""
     if isinstance(said, dict) and isinstance(kept, dict):
-        for name, value in said.items():
+        for name, value in islice(said.items(), ROWS):
             where = f"{place}.{name}".removeprefix(".")
             if name not in kept:
                 yield where
             else:
                 yield from _lost(value, kept[name], where)
     elif isinstance(said, list | tuple) and isinstance(kept, list | tuple):
-        for one, other in zip(said, kept, strict=True):
+        for one, other in islice(zip(said, kept, strict=True), ROWS):
             yield from _lost(one, other, place)
 
 
