@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.limits",
         "node.logs",
         "node.recent",
+        "node.status_schema",
         "node.changes",
         "node.units",
         "node.state.files",
@@ -75,7 +76,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.judging", "node.services.local", "node.services.tasking"),
     ("node.services.cataloguing", "node.services.auditing"),
     ("node.services.local_seats", "node.services.pretraining", "node.services.rounds"),
-    ("node.daemon",),
+    ("node.daemon", "node.api"),
     ("node.sdk",),
     ("cli",),
 )

@@ -409,7 +409,7 @@ class Board:
             log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
             return 0
         before = self.counts["caught_up"]
-        await self._take_missed(peer, missed)
+        await self.take_missed(peer, missed)
         return self.counts["caught_up"] - before
 
     def _unwanted(self) -> list[bytes]:
@@ -418,8 +418,8 @@ class Board:
             self._refused.popitem(last=False)
         return list(self._refused)
 
-    async def _take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
-        """What a peer hands over is charged to that peer, whoever wrote it."""
+    async def take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
+        """Envelopes from elsewhere than gossip. What a peer hands over is charged to that peer, whoever wrote it."""
         refused = 0
         for raw in missed:
             await trio.lowlevel.checkpoint()  # each one is two signatures' work
