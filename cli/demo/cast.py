@@ -198,7 +198,7 @@ def _word(name: str) -> str:
 class Casting(msgspec.Struct, frozen=True):
     """Who takes part, and the seed, where the command line does not say; what a demo began with is kept for
     `--resume`. cheats, liars, leader: typed names; worker_engine: the engine command of honest workers; seats: the
-    trainers learn in rounds, and none of them leads."""
+    trainers learn in rounds, and none of them leads; network: as in DemoOptions."""
 
     workers: int = 2
     validators: int = 1
@@ -209,6 +209,7 @@ class Casting(msgspec.Struct, frozen=True):
     trainers: int = 1
     seats: bool = False
     leader: str | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,8 @@ class DemoOptions:
     None for the run file's own; page: HOST:PORT of the trainer's page, None for no page; worker_engine: another program
     that honest workers compute with; churn: kill a worker on the way, and let another join; trainers: the first is
     killed on the way where there are others, and comes back as the last of them; seats: as in Casting; leader: how the
-    first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed."""
+    first one cheats, or the first that stands by, who then lives; kills: whether a trainer may be killed; network: the
+    profile of a local chain that runs already, None for one of its own."""
 
     directory: Path
     workers: int = 2
@@ -237,11 +239,12 @@ class DemoOptions:
     seats: bool = False
     leader: str | None = None
     kills: bool = True
+    network: Path | None = None
 
     @property
     def casting(self) -> Casting:
         who = self.workers, self.validators, self.cheats, self.liars, self.seed, self.worker_engine
-        return Casting(*who, self.trainers, self.seats, self.leader)
+        return Casting(*who, self.trainers, self.seats, self.leader, str(self.network) if self.network else None)
 
 
 def remembered(scene: Scene) -> Casting:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:  intellect-node demo   |   intellect-node demo --no-cheat --workers 3 --steps 40   |   "
     "intellect-node demo --seed 7 --json   |   intellect-node demo --run my-run.toml   |   "
-    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb   |   intellect-node demo --trainers 2"
+    "intellect-node demo --validators 3 --cheat int4 --cheat zip-bomb   |   intellect-node demo --trainers 2   |   "
+    "intellect-node demo --network my-hardhat.toml"
 )
 LIARS = {
     "false-accuser": "calls every file a fraud",
@@ -86,6 +87,12 @@ def command(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the start model and the training (0).")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train your own run file (TOML) instead.")] = None,
     sets: Sets = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            help="The profile (TOML) of a local chain that runs already, anvil's or Hardhat's. Default: its own."
+        ),
+    ] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where state, keys and report go.")] = Path("demo"),
     fresh: Annotated[
         bool,
@@ -165,6 +172,11 @@ def command(
     if led_by and (seats or pretrains):
         why = "its trainers learn in rounds, and none of them leads"
         raise CommandError("this run has no leader that could cheat", why, "leave --leader out", USAGE)
+    stage = network.resolve() if network else Path(before.network) if before.network else None
+    if stage is not None:
+        from cli.demo.chain import playground
+
+        playground(stage)
     require_training("the demo trains a model here, and torch is not installed", "demo")
     options = DemoOptions(
         directory=directory,
@@ -186,6 +198,7 @@ def command(
         trainers=several,
         seats=seats,
         leader=led_by,
+        network=stage,
     )
     with make_view(live=_can_draw() and not no_view, errors=as_json) as view:
         summary = trio.run(run_demo, options, view)

@@ -67,7 +67,7 @@ async def _story(options: DemoOptions, view: View) -> dict[str, Any]:
             await trio.to_thread.run_sync(scene.clear)
         environment = demo_environment(scene)
         # In this order: the imports of the programs run while the chain comes up.
-        async with open_zygote(environment) as spawn, open_chain(scene, environment, view) as chain:
+        async with open_zygote(environment) as spawn, open_chain(scene, environment, view, options.network) as chain:
             stage = await prepare(options, scene, chain, environment, spawn, view)
 
             async def report(last: Snapshot) -> dict[str, Any]:
