@@ -91,6 +91,7 @@ class StatusPage:
             "processes": [],
             "restarts": {},
             "services": self._crew.names,
+            "blobs": None,
             "last_error": None,
             "events": [msgspec.structs.asdict(event) for event in self._crew.progress.events],
         }

@@ -47,10 +47,10 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
-EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
+EVERYBODY_ELSE = ("tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
 SECTIONS = (
     "schema_version node network run stake pay swarm work training contributions verdicts audit trainer auditing uses "
-    "chair tasks slashed network_stats board engine processes restarts services last_error events"
+    "chair tasks slashed network_stats board engine processes restarts services blobs last_error events"
 ).split()
 WORK = {
     "files_committed": 0,
@@ -111,7 +111,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
+                "tallying mending jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
                 "settling"
             ).split(),
         ),
@@ -119,6 +119,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "validator",
             [
                 "tallying",
+                "mending",
                 "jury",
                 "tracing",
                 "heartbeat",
@@ -140,6 +141,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "trainer",
             [
                 "tallying",
+                "mending",
                 "jury",
                 "tracing",
                 "heartbeat",
@@ -176,6 +178,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         crew = await crew_of(place)
         assert crew.names == [
             "tallying",
+            "mending",
             "jury",
             "tracing",
             "gateway",

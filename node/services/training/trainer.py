@@ -42,6 +42,7 @@ from node.services.training.journeys import Journeys
 from node.services.training.stating import make, make_batch, metrics_of, word_on
 from node.services.training.values import OwnLook
 from node.services.workplace import Workplace
+from node.state.kept import cached
 from node.swarm.facts import PolicyFollowed, TermBegan, Undone, WorkId
 from node.training import adoption
 from node.training.batch import Batch, encode_batch
@@ -470,7 +471,7 @@ class Trainer(Service):
         """After a restart: the curve so far, when training began, and what was counted."""
         journal = self._station.journal
         began = await journal.do(journal.recall, "training_began")
-        self.began_at = float(began) if began else None
+        self.began_at = cached("the journal's training_began", lambda: float(began)) if began else None
         last = self._observer.newest
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             if self._spool.is_complete(step):  # it may have been skipped, or taken back by another trainer's term
