@@ -190,21 +190,22 @@ def command(
     from node.preflight.early import refuse_early
 
     # Before --detach: what is refused is said in this terminal, not in a log.
-    # It leaves no thread, so that the fork server below may still be forked.
     refuse_early(config)
     if detach:
         join_in_background(context.obj.words, config.directory, as_json=as_json)
         return
     from node.processes.launch import for_role, fork_or_launch
+    from node.processes.threads import without_pools
 
     server = fork_or_launch(for_role(config.role))  # its imports run beside ours
-    from cli.joinview import open_json_view, open_view
-    from node.daemon import import_for
-    from node.daemon import run as run_daemon
-    from node.processes.guardian import become_guarded
+    with without_pools():
+        from cli.joinview import open_json_view, open_view
+        from node.daemon import import_for
+        from node.daemon import run as run_daemon
+        from node.processes.guardian import become_guarded
 
-    # Imported before the guardian forks: a daemon that it starts again then has everything at once.
-    import_for(config.role)
+        # Imported before the guardian forks: a daemon that it starts again then has everything at once.
+        import_for(config.role)
     # A test's process must not be replaced by a guardian that forks daemons.
     if context.obj.own_process:
         become_guarded()

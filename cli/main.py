@@ -33,6 +33,7 @@ from cli import (
     leave,
     logs,
     peers,
+    push,
     report,
     run,
     sandbox,
@@ -64,7 +65,7 @@ MANY = 6
 COMMANDS = {
     "Run a node": "demo join doctor stop leave service update keys config",
     "Look": "status top peers contributions logs report answers eval audit chat serve",
-    "Train": "train get trainer run calibrate weights",
+    "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
     "Make": "env task sandbox verifiers",
 }
@@ -229,6 +230,7 @@ for name, module in (
     ("train", train),
     ("eval", evaluate),
     ("get", get),
+    ("push", push),
 ):
     app.command(name, epilog=module.EXAMPLES)(module.command)
 app.command("chat", epilog=serve.CHAT_EXAMPLES)(serve.chat)

@@ -3,9 +3,8 @@
 `python examples/watch.py NETWORK POOL DIRECTORY` follows the policies of a pool instead, without joining it.
 """
 
+import asyncio
 import sys
-
-import trio
 
 from node import sdk
 
@@ -26,6 +25,6 @@ async def follow(network: str, pool: int, directory: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        trio.run(look, sys.argv[1])
+        asyncio.run(look(sys.argv[1]))
     else:
-        trio.run(follow, sys.argv[1], int(sys.argv[2]), sys.argv[3])
+        asyncio.run(follow(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -123,7 +123,7 @@ class NodeConfig(BaseSettings):
     metrics_address: str | None = None
     """HOST:PORT where /metrics is served over TCP too (no authentication); default: the unix socket only"""
     metrics_log: str = ""
-    """where a trainer sends its metrics besides metrics.jsonl: wandb, tensorboard (comma between)"""
+    """where a trainer sends its metrics besides metrics.jsonl: wandb, trackio, tensorboard (comma between)"""
     heartbeat: float = 2.0
     trainer: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """[trainer] in config.toml: world_size, dtype, micro_batch_tokens ... (node.training.settings.TrainerSettings)"""

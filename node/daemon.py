@@ -44,6 +44,7 @@ from node.recipe.requirements import check_requirements
 from node.recipe.speed import check_speed, measured
 from node.run.assets import Run, obtain_run, offer_run
 from node.run.file import CompiledRun, compile_run
+from node.services.answering import Answering
 from node.services.auditing import Auditing
 from node.services.base import Crew, Service
 from node.services.cataloguing import Cataloguing
@@ -51,6 +52,7 @@ from node.services.certifying import Certifying
 from node.services.chairing import Chairing
 from node.services.claiming import Claiming
 from node.services.clearing import Clearing
+from node.services.context import PoolTime, make_context
 from node.services.court.tabling import Tabling
 from node.services.ending import Ending
 from node.services.engine import Engine, Following
@@ -75,7 +77,6 @@ from node.services.rounds.publishing import Publishing
 from node.services.rounds.seating import Seating
 from node.services.settling import Settling
 from node.services.showing import Showing
-from node.services.station import PoolTime, take_station
 from node.services.tallying import Tallying
 from node.services.tasking.offering import Offering
 from node.services.tasking.working import TaskWork
@@ -102,8 +103,20 @@ ONE_SIGNAL = 0.5
 Services = tuple[type[Service], ...]
 EVERYBODY: Services = (Tallying, Mending, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (*EVERYBODY, Engine, Following, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
+    "worker": (*EVERYBODY, Engine, Following, Answering, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (
+        *EVERYBODY,
+        Engine,
+        Following,
+        Answering,
+        Validator,
+        Auditing,
+        Certifying,
+        Tabling,
+        Paying,
+        Settling,
+        Chairing,
+    ),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""
@@ -301,9 +314,9 @@ class Daemon:
                     check_requirements(run.spec, role, hardware)
                     pool_time = PoolTime(pool.started_at, pool.epoch_seconds, pool.window)
                     shared = (journal, self.progress, pool.reward_per_unit)
-                    station = take_station(member, run, *shared, time=pool_time)
-                    self.status.work_for(station)
-                    own = (self.config, role, hardware, chain, member, station)
+                    context = make_context(member, run, *shared, time=pool_time)
+                    self.status.work_for(context)
+                    own = (self.config, role, hardware, chain, member, context)
                     doors = (front.web, self.children, front.control)
                     place = Workplace(*own, self.crew, state.path, ledger, *doors)
                     await self._serve(nursery, place)
@@ -387,7 +400,7 @@ class Daemon:
 
     async def _serve(self, nursery: trio.Nursery, place: Workplace) -> None:
         """Start the role's services one after the other: each may count on those before it."""
-        run = place.station.run.spec
+        run = place.context.run.spec
         roles = SEAT_ROLES if run.seats else PRETRAINING_ROLES if run.pretraining is not None else ROLES
         for kind in roles[place.role]:
             service = await kind.open(place)

@@ -18,7 +18,7 @@ from node.config import program_version
 from node.member import Member
 from node.network.interface import Network, TcpPath
 from node.services.base import Crew
-from node.services.station import Station
+from node.services.context import Context
 from node.swarm.membership import Membership
 from protocol import liveness
 from protocol.identity import Address, NodeKey
@@ -39,7 +39,7 @@ class StatusPage:
         self._pool = -1
         self._role = ""
         self._member: Member | None = None
-        self._station: Station | None = None
+        self._context: Context | None = None
 
     # filled in by the daemon
 
@@ -52,8 +52,8 @@ class StatusPage:
     def connect(self, member: Member) -> None:
         self._member = member
 
-    def work_for(self, station: Station) -> None:
-        self._station = station
+    def work_for(self, context: Context) -> None:
+        self._context = context
 
     # the page
 
@@ -127,16 +127,16 @@ class StatusPage:
         }
 
     def _run(self) -> dict[str, Any]:
-        station = self._station
-        newest = station.shelf.newest if station else None
+        context = self._context
+        newest = context.shelf.newest if context else None
         return {
-            "name": station.run.spec.name if station else "",
-            "run_root": station.run.root.hex() if station else "",
+            "name": context.run.spec.name if context else "",
+            "run_root": context.run.root.hex() if context else "",
             "step": newest.step if newest else -1,
-            "steps_total": station.run.spec.recipe.steps if station else 0,
-            "target_reward": station.run.spec.recipe.target_reward if station else None,
+            "steps_total": context.run.spec.recipe.steps if context else 0,
+            "target_reward": context.run.spec.recipe.target_reward if context else None,
             "policy_root": newest.root.hex() if newest else "",
-            "policies_held": station.shelf.count if station else 0,
+            "policies_held": context.shelf.count if context else 0,
             "over": False,
             "reward": None,
             "final_reward": None,

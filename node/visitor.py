@@ -207,7 +207,7 @@ class Visitor:
     ) -> PolicyFollower:
         return PolicyFollower(
             jury.facts,
-            jury.policies,
+            jury.state.policies,
             member.blobs,
             member.stock.store,
             shelf,

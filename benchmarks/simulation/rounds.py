@@ -42,13 +42,13 @@ from node.run.assets import Run
 from node.run.file import TEXT
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.context import make_context
 from node.services.heartbeat import Beating
 from node.services.rounds import cutting, learning
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
-from node.services.station import take_station
 from node.state.files import mapped
 from node.swarm.facts import Facts, News
 from node.swarm.membership import Membership
@@ -310,7 +310,7 @@ class Ears(Voice):
 
     def facts(self) -> Facts:
         """The host's."""
-        return self._host.station.jury.facts
+        return self._host.context.facts
 
     async def _hand_on(self, host: Any, own: Any) -> None:
         async for signed in host:
@@ -323,7 +323,7 @@ class Ears(Voice):
         own.send_nowait(signed)
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
-        return self._host.station.board.messages(kind)
+        return self._host.context.board.messages(kind)
 
     async def post_raw(self, raw: bytes) -> None:
         await trio.lowlevel.checkpoint()
@@ -334,7 +334,7 @@ class Ears(Voice):
         await trio.sleep(swarm.hop())
         await swarm.back(own)
         network = self._host.network
-        network.hand(self._host.station.board._topic, own, raw, {own})
+        network.hand(self._host.context.board._topic, own, raw, {own})
 
 
 class HeardFacts:
@@ -369,17 +369,16 @@ class Node:
             stock: Any = Stock(door, pins, pins)
             self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
-            self.station = take_station(self.member, run, InlineJournal(), clock=Clock(wall=wall))
-            self.station.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
+            self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
+            self.context.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
         else:
-            jury, ears = host.station.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
-            kept: dict[str, Any] = {"register": jury.register, "ballots": jury.ballots, "facts": HeardFacts(ears)}
-            told: Any = SimpleNamespace(**kept, learn=lambda *_, **__: None)
+            jury, ears = host.context.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
+            told: Any = SimpleNamespace(state=jury.state, facts=HeardFacts(ears), learn=lambda *_, **__: None)
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
-            self.station = msgspec.structs.replace(host.station, key=self.key, progress=ProgressRecord(), **parts)
+            self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever)
         kind = RULES[rule if role == "worker" else "the cut"]
-        self.rounds = kind(self.station, process, Spool(self.folder / "spool"))
+        self.rounds = kind(self.context, process, Spool(self.folder / "spool"))
         self.rounds.swarm = swarm
         learner: Any = Learner(swarm, self.rounds, swarm.random.uniform(*PACE), cheats=self.cheats)
         self.rounds.jobs = learner
@@ -388,11 +387,11 @@ class Node:
     @property
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.station, self.rounds, self._pins)]
-        looks: Any = Looks(self.station, self.rounds)
-        given: tuple[Any, ...] = self.station, self.rounds, looks, self.court, self.swarm.folder
-        judging = ContributionJudging(*given, certifying=Certifying(self.station))
-        return [judging, Cutting(self.station, self.rounds)]
+            return [Learning(self.context, self.rounds, self._pins)]
+        looks: Any = Looks(self.context, self.rounds)
+        given: tuple[Any, ...] = self.context, self.rounds, looks, self.court, self.swarm.folder
+        judging = ContributionJudging(*given, certifying=Certifying(self.context))
+        return [judging, Cutting(self.context, self.rounds)]
 
     async def live(self) -> None:
         with self.alive:
@@ -401,13 +400,13 @@ class Node:
                     await self.nursery.start(self.network.run)
                     self.swarm.introduce(self)
                     self.nursery.start_soon(self.member.listen)
-                    self.nursery.start_soon(self.station.jury.run)
-                self.nursery.start_soon(Beating(self.station, self.crew, self.role, tuple, BEAT, 1).run)
+                    self.nursery.start_soon(self.context.jury.run)
+                self.nursery.start_soon(Beating(self.context, self.crew, self.role, tuple, BEAT, 1).run)
                 await self.crew.start(self.rounds, self.nursery)
                 for service in self.services:
                     await self.crew.start(service, self.nursery)
                 await trio.sleep_forever()
-        self.station.journal.close()
+        self.context.journal.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -457,7 +456,7 @@ class Swarm:
         for one in full:
             for other in full:
                 if newcomer in (one, other):
-                    one.station.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
+                    one.context.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
 
     async def play(self) -> None:
         """Until the last round is over everywhere."""
@@ -493,9 +492,9 @@ class Swarm:
         self.nodes[node.key.address] = node
         for one in self.nodes.values():
             if one.host is None:
-                one.station.membership.table.admit(node.key.address)
+                one.context.membership.table.admit(node.key.address)
                 if node.host is None:
-                    node.station.membership.table.admit(one.key.address)
+                    node.context.membership.table.admit(one.key.address)
         self._nursery.start_soon(node.live)
         return node
 
@@ -539,7 +538,7 @@ class Swarm:
             await trio.sleep(LEASE)
         for one in self.nodes.values():
             if one.host is None:
-                one.station.membership.table.remove(node.key.address, MemberState.LEFT)
+                one.context.membership.table.remove(node.key.address, MemberState.LEFT)
 
 
 def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
@@ -557,7 +556,7 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
     swarm = swarms[0]
     host = swarm.hosts[0].rounds
     accepted = [one.contributions for one in host.figures.values()]
-    ballots = swarm.hosts[0].station.jury.ballots
+    ballots = swarm.hosts[0].context.state.ballots
     return {
         "adds": rule,
         "rounds": len(swarm.roots) - 1,

@@ -128,6 +128,10 @@ class RolloutPool:
         """Samples that wait."""
         return sum(len(group.rows) for group in self._groups.values())
 
+    def count_on(self, stale: int) -> None:
+        """So many rollouts were stale before a restart."""
+        self.stale_rollouts = stale
+
     def add(self, groups: Iterable[Group]) -> None:
         """A group that is there already stays as it is."""
         for group in groups:

@@ -14,7 +14,7 @@ from node.blobs.errors import StoreFailed
 from node.blobs.proof import Proof
 from node.services.base import Service
 from node.services.committing import REPEATED
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from protocol.blobs import MAX_BLOB_SIZE
@@ -39,8 +39,8 @@ class Mending(Service):
 
     name = "mending"
 
-    def __init__(self, station: Station, proof: Proof, *, every: float = ROUND, rests: float = RESTS) -> None:
-        self._station = station
+    def __init__(self, context: Context, proof: Proof, *, every: float = ROUND, rests: float = RESTS) -> None:
+        self._context = context
         self._proof = proof
         self._every, self._rests = every, rests
         self._send, self._lost = trio.open_memory_channel[tuple[bytes, int]](WAITING)
@@ -49,7 +49,7 @@ class Mending(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.member.stock.store.proof)
+        return cls(place.context, place.member.stock.store.proof)
 
     async def run(self) -> None:
         self._proof.follow(self._heed)
@@ -83,11 +83,11 @@ class Mending(Service):
             await self._fetch(root, size)
 
     async def _fetch(self, root: bytes, size: int) -> None:
-        station, why = self._station, "nobody else is here"
+        context, why = self._context, "nobody else is here"
         seconds = PATIENCE[0] + size / PATIENCE[1]
         for _ in range(TRIES):
             try:
-                await station.blobs.fetch(root, station.membership.addresses(), max_size=size, timeout=seconds)
+                await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
             except IntellectError as error:
                 why = error.why
             else:
@@ -99,7 +99,7 @@ class Mending(Service):
 
     async def _prove_own(self) -> None:
         """This node's newest files that are not judged yet: whoever has one hands it back."""
-        for root in await self._station.journal.do(_open_files, self._station.journal):
+        for root in await self._context.journal.do(_open_files, self._context.journal):
             try:
                 if root not in self._proof.sizes:
                     self._heed(root, MAX_BLOB_SIZE)

@@ -60,7 +60,7 @@ class Settling(Keeping):
     def __init__(self, books: Books, gather: float | None = None) -> None:
         super().__init__(books)
         self._gather = gather
-        self._progress = self._station.progress
+        self._progress = self._context.progress
         self._provider: Address | None = None
         self._bonded = 0
         """wei that answer for this node"""
@@ -243,7 +243,7 @@ class Settling(Keeping):
     async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
         works: dict[bytes, int] = {}
-        others = self._station.membership.addresses()
+        others = self._context.membership.addresses()
         for source in table.sources:
             if source.node == address_bytes(self._own):
                 read = partial(decode_certificates, node=self._own, epoch=source.epoch)
@@ -263,7 +263,7 @@ class Settling(Keeping):
 
     def _tell_of_certified(self, pool: PoolInfo) -> None:
         """What was certified of each epoch that is over; at the first look, all of it is old."""
-        last, before = self._station.time.epoch() - 1, self._told_certified
+        last, before = self._context.time.epoch() - 1, self._told_certified
         self._told_certified = last
         for epoch, units in sorted(self._waiting().items()):
             if before is not None and before < epoch <= last:

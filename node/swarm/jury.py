@@ -77,18 +77,9 @@ class Jury:
         """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self.facts = Facts(clock)
         self.state = PoolState(membership, run, pool, board.opened, clock)
-        self.policies, self.tasks, self.register = self.state.policies, self.state.tasks, self.state.register
-        self.ballots, self.lots, self.steps = self.state.ballots, self.state.lots, self.state.steps
-        self.seals, self.checkpoints = self.state.seals, self.state.checkpoints
-        self.validators = self.state.validators
         self._kept: tuple[object, ...] = ()
         self._judged = trio.Event()
         membership.terms.follow(lambda: self.apply(TermsChanged()))
-
-    @property
-    def distrust(self) -> bool:
-        """Whether who leads is not believed any more (`policies.fork` says why) and nobody stands by to lead."""
-        return self.state.distrust
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -127,7 +118,7 @@ class Jury:
     def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepJudged]:
         """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
         convicted itself. Those who convicted it are in the journal, the others came since the start."""
-        fork = self.policies.forks.get(term)
+        fork = self.state.policies.forks.get(term)
         if fork is None:
             return {}
         # Opening envelopes costs a signature each, and the fork of a term never changes once it is known.
@@ -136,7 +127,7 @@ class Jury:
             self._convicting[term] = fork, cached("a fork's evidence in the journal", read) or []
         said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
         for one in list(said.values())[:1]:
-            said |= {a: of.message for a, of in self.steps.judged_by(one.statement.struct_hash).items()}
+            said |= {a: of.message for a, of in self.state.steps.judged_by(one.statement.struct_hash).items()}
         return said
 
     async def _follow(self, line: trio.MemoryReceiveChannel[Signed[Any]]) -> None:
@@ -155,15 +146,15 @@ class Jury:
         kept = await self._recalled(QUARANTINE)
         if kept is not None:
             read = partial(msgspec.msgpack.decode, kept, type=list[Quarantined])
-            self.ballots.restore(cached(f"the journal's {QUARANTINE}", read) or [])
-            for one in self.ballots.quarantined.values():
+            self.state.ballots.restore(cached(f"the journal's {QUARANTINE}", read) or [])
+            for one in self.state.ballots.quarantined.values():
                 self._board.pin(one.evidence)
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         kept = await self._recalled(FORKS)
         if kept is not None:
             forks = partial(msgspec.msgpack.decode, kept, type=dict[int, Fork])
-            self.policies.forks = cached(f"the journal's {FORKS}", forks) or {}
-            for fork in self.policies.forks.values():
+            self.state.policies.forks = cached(f"the journal's {FORKS}", forks) or {}
+            for fork in self.state.policies.forks.values():
                 self._board.pin(fork.evidence)
                 self._open_again(fork.evidence)
         kept = await self._recalled(DISPUTES)
@@ -189,7 +180,7 @@ class Jury:
     def _note(self, news: Sequence[News]) -> None:
         """Whether there is something to remember or to raise."""
         held = any(isinstance(one, JudgeDisbelieved | LeaderDisbelieved) for one in news)
-        counted = self.ballots.disputes_raised, self.ballots.disputes_resolved
+        counted = self.state.ballots.disputes_raised, self.state.ballots.disputes_resolved
         if held or self.state.to_raise or counted != self._kept:
             self._kept = counted
             self._judged.set()
@@ -208,9 +199,9 @@ class Jury:
                 except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
                     log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
             kept = {
-                QUARANTINE: list(self.ballots.quarantined.values()),
-                DISPUTES: self.ballots.in_dispute(),
-                FORKS: self.policies.forks,
+                QUARANTINE: list(self.state.ballots.quarantined.values()),
+                DISPUTES: self.state.ballots.in_dispute(),
+                FORKS: self.state.policies.forks,
             }
             if (journal := self._journal) is not None:
                 for name, what in kept.items():

@@ -241,7 +241,10 @@ class Register:
         if known is not None and known.outer and task is None and self._run.diloco is not None:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
-        if late or commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
+        if late:  # the block of that term may be replaced
+            self._set_aside(node, id, early)
+            return None
+        if commitment.index >= most or (known is not None and self._may_be_said_again(known, early)):
             self.ignored += 1
             return None
         slot = self._slots.setdefault(slot_of(commitment), [])

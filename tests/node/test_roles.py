@@ -22,10 +22,10 @@ from node.member import open_member
 from node.processes.forkserver import Anew
 from node.run.assets import Run
 from node.services.base import Crew, Service
+from node.services.context import make_context
 from node.services.ending import Ending
 from node.services.heartbeat import Beating
-from node.services.station import take_station
-from node.services.training.trainer import StepMetrics
+from node.services.training.record import StepMetrics
 from node.services.workplace import Workplace
 from node.state.journal import Journal
 from node.status import StatusPage, joined
@@ -82,10 +82,10 @@ async def workplace(role: Role, directory: Path, spec: RunSpec = RUN, **config: 
     run = Run(spec, bytes(32), encode_run(spec), directory / "assets")
     journal = Journal(directory / "journal.sqlite")
     async with open_member(KEY, DOMAIN, pool, network, directory / "blobs", quota=1 << 24) as member:
-        station = take_station(member, run, journal)
+        context = make_context(member, run, journal)
         settings = NodeConfig(state_dir=directory, home=directory, **config)
         hardware = Hardware(2, 1 << 34, ())
-        own = (settings, role, hardware, chain, member, station, Crew(), directory)
+        own = (settings, role, hardware, chain, member, context, Crew(), directory)
         async with trio.open_nursery() as nursery:
             web = HttpHost()
             await nursery.start(web.run)
@@ -111,8 +111,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying mending jury tracing heartbeat ending catalogue engine policies generating tasks auditing paying "
-                "settling"
+                "tallying mending jury tracing heartbeat ending catalogue engine policies generating tasks auditing "
+                "paying settling"
             ).split(),
         ),
         (
@@ -221,7 +221,7 @@ async def test_the_status_has_the_same_sections_whatever_runs(role: Role, tmp_pa
         page = StatusPage(place.crew)
         assert list(page.render()) == SECTIONS
         page.connect(place.member)
-        page.work_for(place.station)
+        page.work_for(place.context)
         crew = await crew_of(place)
         status = page.render()
         assert list(status) == SECTIONS
@@ -261,10 +261,10 @@ async def test_a_trainer_that_is_done_says_so_in_status_and_heartbeat(tmp_path: 
         crew = await crew_of(place)
         crew.state = "working"
         trainer: Any = crew.services[-1]
-        trainer.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
+        trainer.record.metrics.extend(StepMetrics(step, eval_reward=step / 4) for step in range(4))
         assert (crew.beat()["finished"], crew.beat()["reward"]) == (False, 0.625)
         assert StatusPage(crew).render()["run"]["final_reward"] is None
-        trainer.done = True
+        trainer.record.finish()
         page = StatusPage(crew).render()
         assert page["node"]["state"] == "finished"
         assert (page["run"]["over"], page["run"]["final_reward"]) == (True, 0.625)

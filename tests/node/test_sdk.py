@@ -77,10 +77,24 @@ async def test_where_no_daemon_runs_it_says_so(tmp_path: Path) -> None:
         await sdk.Node(tmp_path).status()
 
 
-def test_another_event_loop_is_refused(tmp_path: Path) -> None:
-    for call in (sdk.Node(tmp_path).status, lambda: sdk.follow("local", pool=1, directory=tmp_path).__aenter__()):
-        with pytest.raises(NodeError, match="called from asyncio"):
-            asyncio.run(call())  # type: ignore[arg-type]
+async def test_a_program_of_asyncio_asks_a_node_and_may_stop_waiting(owner: Owner, tmp_path: Path) -> None:
+    node = sdk.Node(tmp_path / "node")
+
+    async def program() -> str:
+        task = await node.submit(TaskSpec(kind="evaluate", last=4))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(node.result(task), 0.01)
+        waiting = asyncio.create_task(node.result(task))
+        assert (await waiting)["open"] is False
+        return (await node.status())["node"]["state"]
+
+    assert await trio.to_thread.run_sync(asyncio.run, program()) == "working"
+
+
+def test_a_member_is_run_by_trio_alone(tmp_path: Path) -> None:
+    config = sdk.NodeConfig(network="nowhere", home=tmp_path, state_dir=tmp_path / "node")
+    with pytest.raises(NodeError, match="run from asyncio"):
+        asyncio.run(sdk.run_member(config).__aenter__())  # type: ignore[arg-type]
 
 
 async def test_a_follower_says_nothing_on_the_programs_standard_output(

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from node.recent import Recent
 from node.services.base import Service, wait_until
-from node.services.station import Station
+from node.services.context import Context
 from node.state.files import mapped, write_whole
 from node.swarm.ballots import FileState
 from node.swarm.facts import RoundVoted
@@ -91,10 +91,10 @@ class Rounds(Service):
 
     name = "rounds"
 
-    def __init__(self, station: Station, process: TrainerProcess, spool: Spool, *, learns: bool = True) -> None:
-        spec = station.run.spec
+    def __init__(self, context: Context, process: TrainerProcess, spool: Spool, *, learns: bool = True) -> None:
+        spec = context.run.spec
         assert spec.diloco is not None  # noqa: S101 - a run of this kind was checked for it
-        self._station, self._process, self.spool, self._learns = station, process, spool, learns
+        self._context, self._process, self.spool, self._learns = context, process, spool, learns
         self._seats, self._batch = spec.seats, spec.rollouts_per_batch
         self.rules: Diloco = spec.diloco
         self.late = 0 if spec.seats or self.rules.fragments > 1 else 1
@@ -120,7 +120,7 @@ class Rounds(Service):
         """Of contributions that this node looked at."""
         # Without its length: what was contributed before a run is lengthened stays a contribution to it.
         self._root = blake3(without_length(spec)).digest()
-        self._book = RoundBook(self._in_office(), station.key.address, self.last)
+        self._book = RoundBook(self._in_office(), context.key.address, self.last)
         self._roots: Recent[int, bytes] = Recent(REMEMBERED)
         self._moved = trio.Event()
         self.caught_up = trio.Event()
@@ -132,13 +132,13 @@ class Rounds(Service):
     async def start(self, nursery: trio.Nursery) -> None:
         """Ready once the outer state with which this node begins is here. Raises TrainingError if the spool is another
         run's."""
-        run = self._station.run
+        run = self._context.run
         await trio.to_thread.run_sync(self.spool.prepare, run.encoded, run.assets)
         await trio.to_thread.run_sync(self.jobs.prepare)
         if self._seats:
             write_whole(self.spool.peers_path, str(self._seats).encode())
         nursery.start_soon(self._process.run)
-        self._station.progress.enter("model", "the learner loads the model")
+        self._context.progress.enter("model", "the learner loads the model")
         began = await self.jobs.ask("start", Start())
         self.shapes = {name: tuple(shape) for name, shape in began["shapes"].items()}
         self.arithmetic, self.own_bytes = began["arithmetic"], began["own_bytes"]
@@ -153,7 +153,7 @@ class Rounds(Service):
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
-        self._station.progress.enter("rounds", self.doing)
+        self._context.progress.enter("rounds", self.doing)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear)
             await self._catch_up()
@@ -171,7 +171,7 @@ class Rounds(Service):
 
     def _has_heard(self) -> bool:
         """Whether the newest cut is here, going by the round in which a quorum of validators says to be."""
-        membership, own = self._station.membership, self._station.key.address
+        membership, own = self._context.membership, self._context.key.address
         members = [membership.table.get(node) for node in membership.validators if node != own]
         said = [self.newest] * (own in membership.validators)
         rounds = sorted(said + [one.beat.policy_step for one in members if one and one.beat], reverse=True)
@@ -182,7 +182,7 @@ class Rounds(Service):
     @property
     def quorum(self) -> int:
         """Words that decide a round, of those who are in office now."""
-        return quorum_of(len(self._station.membership.validators), self._station.quorum)
+        return quorum_of(len(self._context.membership.validators), self._context.quorum)
 
     @property
     def over(self) -> bool:
@@ -213,7 +213,7 @@ class Rounds(Service):
         return self._book
 
     def _in_office(self) -> Bench:
-        return Bench(self._station.membership.validators, self.quorum)
+        return Bench(self._context.membership.validators, self.quorum)
 
     def root_of(self, round_: int) -> bytes | None:
         """The outer state's root with which a round began here."""
@@ -247,7 +247,7 @@ class Rounds(Service):
 
     def has_accepted(self, work: Work) -> bool:
         """Whether the pool accepted a contribution, going by verdicts or by the cut that names it."""
-        state = self._station.jury.ballots.state(work.id)
+        state = self._context.state.ballots.state(work.id)
         return state is FileState.ACCEPTED or work.commitment.file_root in self.included
 
     def header_of(self, path: Path, round_: int) -> ContributionHeader:
@@ -263,22 +263,22 @@ class Rounds(Service):
     # what validators say
 
     async def _hear(self) -> None:
-        async for vote in self._station.jury.facts.subscribe(RoundVoted):
+        async for vote in self._context.facts.subscribe(RoundVoted):
             self.note(vote)
 
     def note(self, vote: RoundVoted) -> None:
         """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
         finds; both envelopes show it."""
-        message, author, ballots = vote.message, vote.author, self._station.jury.ballots
+        message, author, ballots = vote.message, vote.author, self._context.state.ballots
         book, word = self.book, message.word
         # Each is a recovery on the event loop: of more than there are validators nothing is looked at.
-        few = 0 < len(message.shown) <= len(self._station.membership.validators)
+        few = 0 < len(message.shown) <= len(self._context.membership.validators)
         if few and message.round <= self.last and not book.of(message.round).knows(word):
-            for opener, proof in openers(self._station.domain, message):
+            for opener, proof in openers(self._context.domain, message):
                 book.hear(opener, message.round, word._replace(closed=False), proof)
         proof = signature_of(Signed(author, message, vote.raw))
         if not book.hear(author, message.round, word, proof) and author not in ballots.quarantined:
-            others = [one for one in self._station.jury.facts.standing(RoundVoted) if one.author == author]
+            others = [one for one in self._context.facts.standing(RoundVoted) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
             ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
         if self.furthest > self.newest:
@@ -307,7 +307,7 @@ class Rounds(Service):
         except (IntellectError, OSError) as error:
             why = in_words(error)
             log.warning("round.not_applied", round=own, why=why)
-            self._station.progress.trouble(f"round {own} is not applied yet: {why}")
+            self._context.progress.trouble(f"round {own} is not applied yet: {why}")
             await trio.sleep(PAUSE)
         return True
 
@@ -325,7 +325,7 @@ class Rounds(Service):
             )
         # In the order of the cut: added in another one, float32 sums would have other bits.
         figures = await trio.to_thread.run_sync(self._added, outer, [paths[root] for root in proposal.files])
-        seconds = round(self._station.clock.monotonic() - outer.opened, 3)
+        seconds = round(self._context.clock.monotonic() - outer.opened, 3)
         self.figures[outer.round] = msgspec.structs.replace(figures, seconds=seconds)
         self.included.update(dict.fromkeys(proposal.files, outer.round))
         log.info("round.applied", round=outer.round, contributions=figures.contributions, loss=figures.loss)
@@ -338,7 +338,7 @@ class Rounds(Service):
         if figures is not None or decided is None:
             return figures.batches if figures is not None else None
         paths = dict[bytes, Path]()
-        with self._station.blobs.holding(decided.files):
+        with self._context.blobs.holding(decided.files):
             for root in decided.files:
                 await self._fetch(root, paths)
             if len(paths) < len(decided.files):
@@ -356,9 +356,9 @@ class Rounds(Service):
         return tuple(found)
 
     async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
-        members = self._station.membership.addresses()
+        members = self._context.membership.addresses()
         try:
-            paths[root] = await self._station.blobs.fetch(
+            paths[root] = await self._context.blobs.fetch(
                 root, members, max_size=self.most_bytes, timeout=FETCH_TIMEOUT
             )
         except IntellectError as error:
@@ -386,11 +386,11 @@ class Rounds(Service):
 
     async def _jump(self, round_: int, proposal: Proposal) -> None:
         """Take a round's outer state from whoever has it: it must be the one that the quorum named."""
-        members = self._station.membership.addresses()
-        path = await self._station.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
+        members = self._context.membership.addresses()
+        path = await self._context.blobs.fetch(proposal.state, members, max_size=proposal.size, timeout=FETCH_TIMEOUT)
         await trio.to_thread.run_sync(self._adopt, path, round_, proposal.outer)
         log.info("round.fetched", round=round_)
-        self._station.progress.tell("outer", f"the outer state of round {round_} came from other members")
+        self._context.progress.tell("outer", f"the outer state of round {round_} came from other members")
         await self._open(self._path(round_))
 
     def _adopt(self, path: Path, round_: int, root: bytes) -> None:
@@ -405,18 +405,18 @@ class Rounds(Service):
     async def _open(self, path: Path) -> None:
         """Begin the round of an outer state that is here: keep it for others, forget old ones."""
         found = await trio.to_thread.run_sync(StateFile, path)
-        info = await self._station.blobs.add(path)
+        info = await self._context.blobs.add(path)
         if self._seats:
             await self._hold(path)
         self.before, old = self.outer, self.outer
-        self.outer = Outer(found.round, found.root, path, info.root, info.size, self._station.clock.monotonic())
+        self.outer = Outer(found.round, found.root, path, info.root, info.size, self._context.clock.monotonic())
         # After a jump there is no state of the round before to compare late contributions with.
         if old is not None and old.round + 1 != found.round:
             self.before = None
         self._book.begin(found.round)
         self._roots[found.round] = found.root
         log.info("round.opened", round=found.round, root=found.root.hex())
-        self._station.jury.learn(found.round, found.root, outer=True)
+        self._context.jury.learn(found.round, found.root, outer=True)
         await trio.to_thread.run_sync(self._forget, found.round)
         self._move()
 
@@ -424,14 +424,14 @@ class Rounds(Service):
         """Make an outer state's image, and work with it as with any policy."""
         image = self.spool.root / "image.safetensors"
         round_, described = await trio.to_thread.run_sync(_made_policy, outer, image)
-        info = await self._station.blobs.add(image)
+        info = await self._context.blobs.add(image)
         image.unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
         # Of the own store, which nobody else need be asked for: the shelf works with the store's file.
-        path = await self._station.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
-        root, run = policy_root(round_, described.tensors), self._station.run.root
+        path = await self._context.blobs.fetch(info.root, (), max_size=info.size, timeout=FETCH_TIMEOUT)
+        root, run = policy_root(round_, described.tensors), self._context.run.root
         manifest = PolicyManifest(run, round_, root, described.tensors, info.root, info.size)
-        self._station.shelf.put(HeldPolicy(round_, root, path, manifest))
-        self._station.jury.learn(round_, root)
+        self._context.shelf.put(HeldPolicy(round_, root, path, manifest))
+        self._context.jury.learn(round_, root)
         log.info("policy.made", round=round_, root=root.hex())
 
     def _whole(self) -> list[Path]:
@@ -506,11 +506,11 @@ class Rounds(Service):
     def _peers(self) -> list[dict[str, Any]]:
         """The other members that live, as their heartbeats say. equal: whether their outer state is this node's of that
         round, None if that is not known here."""
-        station, found = self._station, list[dict[str, Any]]()
+        context, found = self._context, list[dict[str, Any]]()
         assert self.outer is not None  # noqa: S101 - as its caller
         inside = {work.node for work in self.works()}
-        for node, beat in station.membership.beats(station.clock.monotonic()).items():
-            if node == station.key.address:
+        for node, beat in context.membership.beats(context.clock.monotonic()).items():
+            if node == context.key.address:
                 continue
             own = self._roots.get(beat.policy_step)
             found.append(
@@ -528,11 +528,11 @@ class Rounds(Service):
         """The contributions to this round, and the late ones to the one before."""
         assert self.outer is not None  # noqa: S101 - `start` opened one
         counted = range(max(self.newest - self.late, 0), self.newest + 1)
-        register = self._station.jury.register
+        register = self._context.state.register
         return [
             work
             # `addresses` are the other members: this node's own works count as well.
-            for node in [*self._station.membership.addresses(), self._station.key.address]
+            for node in [*self._context.membership.addresses(), self._context.key.address]
             for work in register.of(node)
             if work.round in counted and work.commitment.file_root not in self.included
         ]

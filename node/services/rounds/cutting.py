@@ -7,8 +7,8 @@ import trio
 
 from node.recent import Recent
 from node.services.base import Service
+from node.services.context import Context
 from node.services.rounds.applying import Outer, Rounds
-from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import RoundVoted
@@ -32,8 +32,8 @@ class Cutting(Service):
 
     name = "cutting"
 
-    def __init__(self, station: Station, rounds: Rounds) -> None:
-        self._station, self._rounds = station, rounds
+    def __init__(self, context: Context, rounds: Rounds) -> None:
+        self._context, self._rounds = context, rounds
         self._accepted_at: Recent[WorkId, float] = Recent(4096)
         self._idle: Recent[Address, int] = Recent(4096, refresh=True)
         """Peers that contributed nothing since a round waited for them in vain, and which one did."""
@@ -43,7 +43,7 @@ class Cutting(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.rounds)
+        return cls(place.context, place.rounds)
 
     def status(self) -> dict[str, Any]:
         return {"pretraining": {"cuts_signed": self.said}}
@@ -60,14 +60,14 @@ class Cutting(Service):
             await trio.sleep(POLL)
 
     def _is_in_office(self) -> bool:
-        return self._station.membership.is_validator(self._station.key.address)
+        return self._context.membership.is_validator(self._context.key.address)
 
     async def _recall(self, round_: int) -> None:
         """What this node signed of a round before this start binds it, and boards may have forgotten it."""
-        station, self._recalled[round_] = self._station, None
-        for raw in await station.journal.do(station.journal.last_said, "cut", RECALLED):
+        context, self._recalled[round_] = self._context, None
+        for raw in await context.journal.do(context.journal.last_said, "cut", RECALLED):
             try:
-                signed = of_kind(open_envelope(station.domain, station.pool, raw), CutSigned)
+                signed = of_kind(open_envelope(context.domain, context.pool, raw), CutSigned)
             except ProtocolError as error:  # of another pool
                 log.info("cut.not_recalled", why=error.why)
                 continue
@@ -82,7 +82,7 @@ class Cutting(Service):
         """Say what there is to say of a round. outer: of the one that runs."""
         if round_ not in self._recalled:
             await self._recall(round_)
-        now, agreement = self._station.clock.monotonic(), self._rounds.book.of(round_)
+        now, agreement = self._context.clock.monotonic(), self._rounds.book.of(round_)
         wanted = None if outer is None or agreement.has_own else self._wanted(outer, now)
         word = agreement.next_word(wanted, now)
         for one in [word] if word is not None else agreement.again(now):
@@ -97,16 +97,16 @@ class Cutting(Service):
         return Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
 
     def _is_accepted(self, work: Work, now: float) -> bool:
-        if self._station.jury.ballots.state(work.id) is not FileState.ACCEPTED:
+        if self._context.state.ballots.state(work.id) is not FileState.ACCEPTED:
             return False
         self._accepted_at.setdefault(work.id, now)
         self._idle.pop(work.node, None)
         # Of two commitments for one slot neither is used (ADR 005).
-        return not self._station.jury.register.is_contested(work)
+        return not self._context.state.register.is_contested(work)
 
     def _is_over(self, outer: Outer, works: list[Work], accepted: list[Work], now: float) -> bool:
         """Whether the round's time is over, or everybody who is waited for has contributed."""
-        rules, states = self._rounds.rules, self._station.jury.ballots.state
+        rules, states = self._rounds.rules, self._context.state.ballots.state
         times = [self._accepted_at[work.id] for work in accepted]
         this = [work for work in works if work.round == outer.round]
         closes = closes_at(outer.opened, times, rules, tried=len(this))
@@ -126,7 +126,7 @@ class Cutting(Service):
     def _at_work(self, outer: Outer) -> set[Address]:
         """Living peers that are in this round, or were in the one before: a heartbeat may be a little old. Not those
         for which a round waited in vain lately."""
-        beats = self._station.membership.beats(self._station.clock.monotonic())
+        beats = self._context.membership.beats(self._context.clock.monotonic())
         there = {node for node, beat in beats.items() if beat.seat >= 0 and beat.policy_step >= outer.round - 1}
         return {node for node in there if outer.round - self._idle.get(node, outer.round - IDLE_ROUNDS) >= IDLE_ROUNDS}
 
@@ -144,12 +144,12 @@ class Cutting(Service):
 
     async def _say(self, round_: int, word: Word, shown: tuple[bytes, ...] = ()) -> None:
         """One word a place, for ever: the journal has it before anybody hears it. shown: what a closed one rests on."""
-        journal, board = self._station.journal, self._station.board
+        journal, board = self._context.journal, self._context.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
         raw = await journal.do(journal.said, "cut", slot)
         if raw is None:
             message = CutSigned(
-                pool=self._station.pool,
+                pool=self._context.pool,
                 round=round_,
                 ballot=word.ballot,
                 closed=word.closed,

@@ -22,11 +22,11 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request, 
 from node.recent import Recent
 from node.services.base import wait_until
 from node.services.certifying import Certifying
+from node.services.context import Context
 from node.services.generating import EngineChild
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.station import Station
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
@@ -67,14 +67,14 @@ class Looks:
 
     engine_name = "learner"
 
-    def __init__(self, station: Station, rounds: Rounds, batches: Batches | None = None) -> None:
-        self._station, self._rounds, self._batches = station, rounds, batches
+    def __init__(self, context: Context, rounds: Rounds, batches: Batches | None = None) -> None:
+        self._context, self._rounds, self._batches = context, rounds, batches
         self._seen: Recent[bytes, tuple[Place, str, int, Address]] = Recent(512)
         """Contribution -> (round, path, seat, node)."""
         self._claims: dict[Address, Recent[int, None]] = {}
 
     async def hear_seats(self) -> None:
-        async for told in self._station.jury.facts.subscribe(PeerTold):
+        async for told in self._context.facts.subscribe(PeerTold):
             if told.seat >= 0:
                 self._claims.setdefault(told.author, Recent(CLAIMS))[told.seat] = None
 
@@ -121,7 +121,7 @@ class Looks:
                     path = await self._had(bytes.fromhex(inner[which]), node, self._rounds.own_bytes)
                     paths[which] = str(path) if path else ""
             if missing := [which for which, path in paths.items() if not path]:
-                seconds = self._station.run.spec.audit.delivery_seconds
+                seconds = self._context.run.spec.audit.delivery_seconds
                 told = f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"
                 return found | {"state": told}
             if not lacks:
@@ -135,13 +135,13 @@ class Looks:
         """Files of a contribution's batches, none where no replay lacks them. Raises IntellectError where it may not
         have learnt from them, or a part cannot be had."""
         node, roots = parse_address(order.node), [bytes.fromhex(root) for root in found["batches"]]
-        known = self._station.jury.policies.find(order.policy_root)
+        known = self._context.state.policies.find(order.policy_root)
         round_ = known.step if known else -1
         paths = list[str]()
-        holders = [node, *self._station.jury.validators()]
+        holders = [node, *self._context.state.validators()]
         for number, composed in enumerate(await of.of(order.policy_root, round_, found["seat"], node, roots)):
             if make_all:
-                batch, path = await make(self._station, composed, holders), folder / f"{number}.batch"
+                batch, path = await make(self._context, composed, holders), folder / f"{number}.batch"
                 await trio.to_thread.run_sync(lambda batch=batch, path=path: path.write_bytes(encode_batch(batch)))
                 paths.append(str(path))
         return tuple(paths)
@@ -152,14 +152,14 @@ class Looks:
         # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
         if begins == state_root(round_, ()) or (round_ > 0 and not was_here):
             return ""
-        jury = self._station.jury
-        works = [work for work in jury.register.of(node) if work.round == round_ - 1]
+        state = self._context.state
+        works = [work for work in state.register.of(node) if work.round == round_ - 1]
         if self._rounds.rules.fragments > 1:
             # It holds weights, not moments alone: what nobody accepted must not come back in what is built on it.
             await self._decided(works)
             standing = [work for work in works if self._rounds.has_accepted(work)]
         else:
-            standing = [work for work in works if jury.ballots.state(work.id) is not FileState.REJECTED]
+            standing = [work for work in works if state.ballots.state(work.id) is not FileState.REJECTED]
         for work in standing:
             path = await self._had(work.commitment.file_root, node, self._rounds.most_bytes)
             try:
@@ -174,23 +174,23 @@ class Looks:
     async def _decided(self, works: list[Work]) -> None:
         """Wait until the pool has decided on works, at most `audit.delivery_seconds`; of a round that is over little
         is still to be heard."""
-        ballots, ends = self._station.jury.ballots, self._station.run.spec.audit.delivery_seconds
-        began = self._station.clock.monotonic()
+        ballots, ends = self._context.state.ballots, self._context.run.spec.audit.delivery_seconds
+        began = self._context.clock.monotonic()
         while any(ballots.state(work.id) is FileState.OPEN for work in works):
             if all(work.round < self._rounds.newest for work in works):
                 ends = min(ends, CLAIM_SECONDS)
-            if self._station.clock.monotonic() - began > ends:
+            if self._context.clock.monotonic() - began > ends:
                 break
             await trio.sleep(POLL)
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
         """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
-        station, seconds = self._station, self._station.run.spec.audit.delivery_seconds
-        others = [one for one in station.jury.validators() if one != station.key.address]
+        context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
+        others = [one for one in context.state.validators() if one != context.key.address]
         with trio.move_on_after(seconds):
             while True:
                 try:
-                    return await station.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
+                    return await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
                 except IntellectError as error:
                     log.info("state.unavailable", node=node, why=error.why)
                 await trio.sleep(PAUSE)
@@ -227,7 +227,7 @@ class Looks:
     def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, Outcome]:
         if "fault" in found:
             return Reason.MALFORMED, found["fault"], Outcome.SLASH
-        units = contribution_units(self._station.run.spec, found["tokens"])
+        units = contribution_units(self._context.run.spec, found["tokens"])
         if units != order.units:
             return Reason.UNITS, f"it says {order.units} units outside and {units} inside", Outcome.SLASH
         if "unusable" in found:
@@ -254,10 +254,10 @@ class Looks:
     def _is_anothers(self, node: Address, place: Place, seat: int) -> bool:
         """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
         the pool's trainers learn."""
-        stranger = self._batches is not None and not self._station.membership.is_trainer(node)
+        stranger = self._batches is not None and not self._context.membership.is_trainer(node)
         if stranger or seat not in self._claims.get(node, ()):
             return True
-        run = self._station.run.root
+        run = self._context.run.root
         return any(
             other != node and weight(run, seat, other) < weight(run, seat, node)
             for seen, _, at, other in self._seen.values()
@@ -288,22 +288,22 @@ class ContributionJudging(Validator):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         rounds: Rounds,
         looks: Looks,
         *given: Any,
         certifying: Certifying,
         engine: EngineChild | None = None,
     ) -> None:
-        child = looks if engine is None else BothKinds(station.jury.policies, looks, engine)
-        super().__init__(station, child, None, *given, certifying=certifying)
+        child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
+        super().__init__(context, child, None, *given, certifying=certifying)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        learns = bool(place.station.run.spec.seats)
-        looks = Looks(place.station, place.rounds, place.batches if learns else None)
-        given = place.station, place.rounds, looks, place.chain, place.scratch, place.tally
+        learns = bool(place.context.run.spec.seats)
+        looks = Looks(place.context, place.rounds, place.batches if learns else None)
+        given = place.context, place.rounds, looks, place.chain, place.scratch, place.tally
         return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
 
     async def _follow_policies(self) -> None:
@@ -323,7 +323,7 @@ class ContributionJudging(Validator):
         """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""
         root = work.commitment.policy_root
         if not work.contribution:
-            held = self._station.shelf.by_root(root)
+            held = self._context.shelf.by_root(root)
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
             return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))

@@ -8,10 +8,10 @@ import structlog
 import trio
 
 from node.recipe.pool import Group, Key, RolloutPool, Selection
+from node.services.context import Context
 from node.services.rounds.applying import Outer, Rounds
 from node.services.rounds.batches import Batches
 from node.services.rounds.learning import Learning
-from node.services.station import Station
 from node.services.training.intake import Intake
 from node.services.training.stating import make_batch
 from node.services.workplace import Workplace
@@ -32,11 +32,11 @@ class Seating(Learning):
 
     name = "seating"
 
-    def __init__(self, station: Station, rounds: Rounds, pins: Pins, batches: Batches) -> None:
-        self._spec = station.run.spec
+    def __init__(self, context: Context, rounds: Rounds, pins: Pins, batches: Batches) -> None:
+        self._spec = context.run.spec
         self._inner, self._seats = rounds.rules.inner_steps, self._spec.seats
         self.blobs_a_round = 1 + self._inner
-        super().__init__(station, rounds, pins)
+        super().__init__(context, rounds, pins)
         self._batches, self._spool = batches, rounds.spool
         self._pool = RolloutPool(self._spec)
         self._used: dict[Key, int] = {}
@@ -44,19 +44,19 @@ class Seating(Learning):
         self._dealing, self._shares = b"", dict[bytes, int]()
         self._ready = 0
         self._intake = Intake(
-            station,
+            context,
             fresh=self._is_fresh,
             taken_in=self._take_in,
             taken_back=self._pool.forget,
-            asks=lambda: station.membership.is_trainer(station.key.address),
+            asks=lambda: context.membership.is_trainer(context.key.address),
         )
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.rounds, place.member.stock.store, place.batches)
+        return cls(place.context, place.rounds, place.member.stock.store, place.batches)
 
     async def run(self) -> None:
-        journal, first = self._station.journal, self._rounds.newest - self._spec.recipe.max_staleness
+        journal, first = self._context.journal, self._rounds.newest - self._spec.recipe.max_staleness
         consumed = await journal.do(journal.consumed, max(first, 0))
         self._used = {(name[:-4], int.from_bytes(name[-4:])): at for name, at in consumed.items()}
         async with trio.open_nursery() as nursery:
@@ -89,7 +89,7 @@ class Seating(Learning):
                 self._ready += 1
             elif (selection := self._dealt(outer, seat)) is not None:
                 await self._hand_over(place, selection)
-            elif self._ready and self._station.clock.wall() >= waits:
+            elif self._ready and self._context.clock.wall() >= waits:
                 break
             else:
                 await trio.sleep(POLL)
@@ -123,9 +123,9 @@ class Seating(Learning):
         self._pool.settle(keys)
         self._used |= dict.fromkeys(keys, selection.step)
         names = [work + number.to_bytes(4, "big") for work, number in keys]
-        await self._station.journal.do(self._station.journal.consume, names, selection.step)
+        await self._context.journal.do(self._context.journal.consume, names, selection.step)
         try:
-            composed, batch = await make_batch(self._station, selection)
+            composed, batch = await make_batch(self._context, selection)
         except IntellectError as error:
             log.error("batch.not_made", place=place, why=error.why)
             return

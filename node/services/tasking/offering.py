@@ -17,7 +17,7 @@ from node.recent import Recent
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.tasking.gathering import gather
 from node.services.tasking.judges import Judges, Owned
 from node.services.tasking.teachers import Teachers
@@ -52,16 +52,16 @@ class Offering(Service):
     name = "offers"
 
     def __init__(
-        self, station: Station, directory: Path, docket: Docket | None = None, lessons: Lessons | None = None
+        self, context: Context, directory: Path, docket: Docket | None = None, lessons: Lessons | None = None
     ) -> None:
-        self._station = station
+        self._context = context
         self._directory = directory
-        run = station.run.spec
+        run = context.run.spec
         self._askers: list[Judges | Teachers] = []
         if docket is not None:
             self._askers.append(Judges(self, docket, run, directory))
         if lessons is not None and lessons.wanted:
-            self._askers.append(Teachers(self, lessons, run, station.blobs))
+            self._askers.append(Teachers(self, lessons, run, context.blobs))
         self.own: dict[TaskId, Owned] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
@@ -69,7 +69,7 @@ class Offering(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.station, place.directory / "tasks", place.docket, place.lessons)
+        service = cls(place.context, place.directory / "tasks", place.groups.docket, place.groups.lessons)
         if place.control is not None:
             place.control.mount(routes(service))
         return service
@@ -77,7 +77,7 @@ class Offering(Service):
     async def run(self) -> None:
         await self._recall()
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
-        self._station.jury.register.follow(self._hear)
+        self._context.state.register.follow(self._hear)
         async with trio.open_nursery() as nursery:
             while True:
                 for id, own in list(self.own.items()):
@@ -90,7 +90,7 @@ class Offering(Service):
 
     async def _ask_for_training(self) -> None:
         """A standby asks nobody: it reads in the leader's manifest what judges and teachers said."""
-        if self._station.membership.trainer != self._station.key.address:
+        if self._context.membership.trainer != self._context.key.address:
             return
         for asker in self._askers:
             try:
@@ -126,18 +126,18 @@ class Offering(Service):
             why = f"it has {len(encoded):,} bytes as it is told to the pool, and {MAX_SPEC_BYTES:,} are the most"
             raise WishRefused("the task is too long", why, "shorten the environment's arguments or the files' names")
         for asset in spec.assets:
-            info = await self._station.blobs.add(Path(wish.files[asset.path]))
+            info = await self._context.blobs.add(Path(wish.files[asset.path]))
             # The file may have changed since the command looked at it, and the task's id names the old bytes.
             if info.root.hex() != asset.root:
                 raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
         id = task_id(encoded)
         if id not in self.own:
-            await self._station.blobs.add(encoded)
+            await self._context.blobs.add(encoded)
             # On disk before it is said: a restart must know every task that others may be working on.
             await trio.to_thread.run_sync(folder_of(self._directory, id).create, encoded)
             self._begin(id, folder_of(self._directory, id), spec, encoded, set(), is_open=True)
         log.info("task.offered", task=id.hex()[:16], kind=spec.kind, shards=spec.shards)
-        self._station.progress.tell("task", f"{spec.kind} of {spec.problems:,} problems offered as {id.hex()[:8]}")
+        self._context.progress.tell("task", f"{spec.kind} of {spec.problems:,} problems offered as {id.hex()[:8]}")
         return id
 
     async def cancel(self, id: TaskId) -> None:
@@ -154,14 +154,14 @@ class Offering(Service):
 
     def _policy(self, wanted: str) -> HeldPolicy:
         """wanted: "newest", a step, or the beginning of a root."""
-        shelf = self._station.shelf
+        shelf = self._context.shelf
         if wanted in ("", "newest"):
             found = shelf.newest
         else:
             held = shelf.held
             named = [one for one in held if wanted.isdigit() and one.step == int(wanted)]
             found = next(iter(named or [one for one in held if one.root.hex().startswith(wanted)]), None)
-        if found is None or self._station.jury.policies.find(found.root) is None:
+        if found is None or self._context.state.policies.find(found.root) is None:
             steps = ", ".join(str(one.step) for one in shelf.held) or "none yet"
             raise WishRefused("the policy is not here", f"this node holds steps {steps}", "name one of them, or wait")
         return found
@@ -179,10 +179,10 @@ class Offering(Service):
 
     def _keep(self, policy: HeldPolicy) -> None:
         """Others may need it, and its announcement, for as long as the task is open."""
-        self._station.shelf.hold(policy.root)
-        announced = self._station.jury.policies.announcement(policy.root)
+        self._context.shelf.hold(policy.root)
+        announced = self._context.state.policies.announcement(policy.root)
         if announced is not None:
-            self._station.board.pin([announced.raw])
+            self._context.board.pin([announced.raw])
 
     # what is heard
 
@@ -201,7 +201,7 @@ class Offering(Service):
                 continue
             is_open = state.closed is None
             for root in spec.policies if is_open else ():
-                self._station.shelf.hold(bytes.fromhex(root))
+                self._context.shelf.hold(bytes.fromhex(root))
             self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=is_open)
 
     def _begin(
@@ -235,9 +235,9 @@ class Offering(Service):
         self._sequence = max(self._sequence + 1, now)
         done = pack_groups(own.done, own.spec.shards)
         message = TaskOffered(
-            pool=self._station.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open
+            pool=self._context.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open
         )
-        await self._station.board.post(message)
+        await self._context.board.post(message)
 
     async def _close(self, own: Owned, *, cancelled: bool = False) -> None:
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
@@ -246,14 +246,14 @@ class Offering(Service):
         wanted = {root for one in self.own.values() if one.open for root in one.spec.policies}
         # Another open task may still need the policy.
         for root in set(own.spec.policies) - wanted:
-            self._station.shelf.let_go(bytes.fromhex(root))
+            self._context.shelf.let_go(bytes.fromhex(root))
         await self._say(own)
         what = "cancelled" if cancelled else "done"
-        self._station.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
+        self._context.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
         log.info("task.closed", task=own.folder.path.name[:16], shards=len(own.done), cancelled=cancelled)
 
     def _gather_accepted(self, own: Owned, nursery: trio.Nursery) -> None:
-        ballots, patience = self._station.jury.ballots, self._station.run.spec.audit.verdict_seconds
+        ballots, patience = self._context.state.ballots, self._context.run.spec.audit.verdict_seconds
         for id, work in list(own.works.items()):
             shard, state = work.commitment.index, ballots.state(id)
             if state is FileState.REJECTED or shard in own.done:
@@ -270,7 +270,7 @@ class Offering(Service):
         shard = work.commitment.index
         try:
             async with self._limit:
-                await gather(self._station, own.folder, work)
+                await gather(self._context, own.folder, work)
             own.done.add(shard)
             own.works.pop(work.id, None)
         except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
@@ -280,10 +280,10 @@ class Offering(Service):
             own.busy.discard(shard)
 
     async def _ask_again(self, work: Work) -> None:
-        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+        await self._context.board.post(CheckRequested(pool=self._context.pool, commitment=work.signed.raw))
 
     def _described(self, id: TaskId, own: Owned) -> dict[str, Any]:
-        task: Task | None = self._station.jury.tasks.find(id)
+        task: Task | None = self._context.state.tasks.find(id)
         known = describe_task(task, trio.current_time()) if task else {"id": id.hex(), "kind": own.spec.kind}
         gathered = {"open": own.open, "gathered": len(own.done), "shards": own.spec.shards}
         return {**known, **gathered, "path": str(own.folder.path), "problems": own.spec.problems}

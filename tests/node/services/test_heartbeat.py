@@ -47,7 +47,7 @@ async def test_a_node_that_starts_waits_ever_longer_for_those_it_has_not_heard_a
     autojump_clock,
 ) -> None:
     board = Said()
-    station: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         board=board,
         key=KEYS[0],
         membership=SimpleNamespace(table=table()),
@@ -56,7 +56,7 @@ async def test_a_node_that_starts_waits_ever_longer_for_those_it_has_not_heard_a
         pool=1,
     )
     with trio.move_on_after(STARTING + 5.5):
-        await Beating(station, Crew(), "worker", lambda: ("best", "second"), 1.0).run()
+        await Beating(context, Crew(), "worker", lambda: ("best", "second"), 1.0).run()
     starting = [interval for at, interval in board.said if at < STARTING]
     assert starting == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]  # 200 of them, 20 a second in all
     assert [interval for at, interval in board.said if at >= STARTING] == [1.0] * 2
@@ -76,13 +76,13 @@ class Node:
         return NOON + self.error + trio.current_time()
 
     def beating(self, boot: int = 0) -> Beating:
-        station: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             **{"board": self.board, "key": self.key, "membership": self.membership, "pool": 1},
             clock=Clock(wall=self.wall),
             shelf=SimpleNamespace(newest=None),
             progress=SimpleNamespace(trouble=self.troubles.append),
         )
-        return Beating(station, Crew(), "worker", lambda: (), 1.0, boot)
+        return Beating(context, Crew(), "worker", lambda: (), 1.0, boot)
 
     async def live(self, boot: int = 0) -> None:
         """Until it is killed."""

@@ -37,7 +37,7 @@ class Home:
         self.journal = Journal(directory / "journal.sqlite")
         self.others: dict[bytes, bytes] = {}
         self.asked: list[bytes] = []
-        self.station: Any = SimpleNamespace(
+        self.context: Any = SimpleNamespace(
             blobs=self, journal=self.journal, membership=SimpleNamespace(addresses=lambda: ["0x1"])
         )
 
@@ -56,7 +56,7 @@ class Home:
         return root
 
     def mending(self, **times: float) -> Mending:
-        return Mending(self.station, self.store.proof, **times)
+        return Mending(self.context, self.store.proof, **times)
 
 
 async def run(service: Mending, seconds: float) -> dict[str, Any]:

@@ -336,7 +336,8 @@ def test_nobody_alone_moves_the_clock_by_more_than_one_step(step: int) -> None:
 def test_who_follows_nothing_and_hears_no_validator_begins_with_the_longest_row_that_its_leader_tells() -> None:
     far, row = Far(), (2**40, 70, 71, 72)
     said = [policy_announced(step, policy(step), parent=policy(step - 1)) for step in row]
-    held = [(far.clock.now, one) for one in said]
+    held = [(far.clock.now, TRAINER, one) for one in said]
+    held += [(far.clock.now, OTHER, policy_announced(step, policy(step))) for step in range(90, 99)]
     assert far.policies.anchor(held) is None, "it waits for them"
     far.clock.now += ANCHOR_SECONDS
     assert far.policies.anchor(held) == 70

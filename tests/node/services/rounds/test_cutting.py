@@ -48,7 +48,7 @@ class WithLiar(Node):
         if self.role != "validator":
             return super().services()
         kind = self.liar if self.key == self.town.judges[-1] else self.honest
-        own: Service = kind(self.station, self.rounds)
+        own: Service = kind(self.context, self.rounds)
         return [own if isinstance(one, Cutting) else one for one in super().services()]
 
 
@@ -81,7 +81,7 @@ async def test_a_validator_that_rushes_rounds_changes_nothing_in_what_they_come_
         ends[kind.__name__] = [each.contributions for each in figures], trio.current_time() - began
         roots[kind.__name__] = town.roots()
         assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 4
-        assert not one.station.jury.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
+        assert not one.context.state.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
     assert ends["NobodyLies"][0] == ends["WithLiar"][0] == [2, 2, 2], ends
     assert roots["NobodyLies"] == roots["WithLiar"], "the same run to the bit"
     assert ends["WithLiar"][1] < ends["NobodyLies"][1] + 3, ends
@@ -132,14 +132,14 @@ async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by
     for message, known in ((false, False), (closed, True)):
         away.rounds.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
         assert away.rounds.book.of(1).knows(message.word) is known
-    assert not away.station.jury.ballots.quarantined.keys() - {judges[0].address}
+    assert not away.context.state.ballots.quarantined.keys() - {judges[0].address}
 
 
 async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_path: Path) -> None:
     town = Town(tmp_path, validators=3, steps=9)
     node = town.add(7, "validator")
     node.membership.appoint([node.key.address, *(key.address for key in town.judges)], 3)
-    cutting_, journal = Cutting(node.station, node.rounds), node.station.journal
+    cutting_, journal = Cutting(node.context, node.rounds), node.context.journal
     for round_, ballot, closed in ((1, 0, False), (1, 0, True), (2, 0, False)):
         cut = CutSigned(
             pool=POOL, round=round_, ballot=ballot, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()

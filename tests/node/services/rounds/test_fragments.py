@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from node.services.rounds.applying import Rounds
+from node.training.contributing import COPY, blob_root
 from node.training.jobs import Job, Train
 from node.training.outer import StateFile, write_state
-from node.training.pretrainer import COPY, blob_root
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.messages import VerdictIssued
@@ -145,12 +145,12 @@ async def test_half_of_the_steps_false_copies_and_anothers_moments_are_found_and
     assert honest.counts() == {"accepted": 4}, honest.counts()
     slashed = {(who, why) for node in town.nodes for who, why, _ in node.court.slashed}
     assert slashed == {(liar.key.address, Reason.NOT_REPRODUCED)}
-    register, ballots = validator.station.jury.register, validator.station.jury.ballots
+    register, ballots = validator.context.state.register, validator.context.state.ballots
     found = {work.round: ballots.state(work.id).value for work in register.of(liar.key.address)}
     assert (found[0], found[1], found[3]) == ("accepted", "rejected", "rejected"), found
     # Steps that had begun with the false copy are not sent: they would be refused. Those after the verdict begin anew.
     assert 2 not in found or 2 in fresh
-    verdicts = [one.message.verdict for one in validator.station.board.messages(VerdictIssued)]
+    verdicts = [one.message.verdict for one in validator.context.board.messages(VerdictIssued)]
     for node in (silent, thief):
         assert {one.reason for one in verdicts if one.node == node.key.address} == {Reason.NONE, Reason.INNER_STATE}
         assert node.counts()["accepted"] >= 1
