@@ -6,7 +6,10 @@ A silent one is used, or handed on, as if it were what was stored. python -m ben
 import argparse
 import os
 import random
+import shutil
+import sqlite3
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,10 @@ import trio
 from node.blobs import files
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
+from node.errors import StateError
+from node.state.journal import Journal
+from protocol.identity import Address
+from protocol.statements import Accepted
 
 BLOBS = (0, 1, 900, 20_000, 300_000, 1_500_000)
 """Bytes: the run's specification, reports, tokenizers, files, images."""
@@ -56,6 +63,23 @@ class Flips:
             again.evict(root)
         return found
 
+    def pages(self, count: int, rows: int = 300) -> Found:
+        """In the pages of a closed journal, between two starts. What changes no row is neither noticed nor silent."""
+        whole, path, found = self._directory / "whole.sqlite", self._directory / "journal.sqlite", Found()
+        _write_journal(whole, self._rng, rows)
+        before = _rows(whole)
+        for _ in range(count):
+            shutil.copyfile(whole, path)
+            self.flip(path)
+            found.tried += 1
+            try:
+                Journal(path).close()
+            except StateError:
+                found.noticed += 1
+            else:
+                found.silent += _rows(path) != before
+        return found
+
     def flip(self, path: Path) -> None:
         """One bit of a file, whose times stay: a disk writes down no change."""
         stat = path.stat()
@@ -63,6 +87,33 @@ class Flips:
         data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
         path.write_bytes(bytes(data))
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def _write_journal(path: Path, rng: random.Random, rows: int) -> None:
+    """What a validator that works, too, keeps of some epochs."""
+    journal = Journal(path)
+    for row in range(rows):
+        root, node = rng.randbytes(32), Address(f"0x{row % 7:040x}")
+        journal.say("verdict", root, rng.randbytes(300), float(row))
+        journal.add_file(root, rng.randbytes(32), row, 1000 + row, float(row), b"r" * 32, row, row // 50, root)
+        journal.certify(node, Accepted(4, node, row // 50, root, 1000 + row), rng.randbytes(65))
+        journal.note_earned(row // 50, node, [(root, 1000 + row)], (rng.randbytes(32), 500), 10_000)
+        journal.remember(f"lot_pledge_{row}", b"1000 20")
+        journal.consume([root], row)
+    journal.close()
+
+
+def _rows(path: Path) -> list[object]:
+    """All that a database says, by its tables and by their indexes."""
+    told: list[object] = []
+    with closing(sqlite3.connect(path)) as db:
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = ", ".join(row[1] for row in db.execute(f"PRAGMA table_info({name})"))
+            try:
+                told.append(sorted(map(repr, db.execute(f"SELECT {columns} FROM {name}"))))  # noqa: S608 - ours
+            except sqlite3.DatabaseError as error:
+                told.append(repr(error))
+    return told
 
 
 async def _read(store: BlobStore, root: bytes) -> list[bytes]:
@@ -87,6 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         flips = Flips(Path(directory), random.Random(given.seed))  # noqa: S311 - a simulation
         print("blobs   ", trio.run(flips.blobs, 60 if given.quick else 600))
+        print("pages   ", flips.pages(24 if given.quick else 240))
         control = trio.run(lambda: flips.blobs(30, checked=False))
         print("control ", control, "(read as the files lie there)")
 
