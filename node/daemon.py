@@ -66,6 +66,7 @@ from node.services.membership.lan import Lan
 from node.services.membership.participant import Lease, ensure_participant
 from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
+from node.services.mending import Mending
 from node.services.paying import Paying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.counting import SeatTracing
@@ -100,7 +101,7 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
+EVERYBODY: Services = (Tallying, Mending, Counting, Tracing, Serving, Beating, Ending, Claiming, Cataloguing)
 FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
     "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),

@@ -558,6 +558,17 @@ class TasksPart(msgspec.Struct, frozen=True):
     own: list[TaskPart] = []
 
 
+class BlobsPart(msgspec.Struct, frozen=True):
+    """How whole the blobs on this disk are. damaged: found with other bytes than their name says, of which the pool
+    had the right ones again, or not; oldest_look_seconds: since the longest unseen one was compared, None before."""
+
+    damaged: int = 0
+    fetched_again: int = 0
+    not_fetched_again: int = 0
+    bytes_looked_at: int = 0
+    oldest_look_seconds: float | None = None
+
+
 # A part that is None belongs to another role, or the daemon has not got there.
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
@@ -588,5 +599,6 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     processes: list[ProcessPart] = []
     restarts: dict[str, int] = {}
     services: list[str] = []
+    blobs: BlobsPart | None = None
     last_error: ErrorPart | None = None
     events: list[EventPart] = []

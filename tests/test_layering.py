@@ -68,6 +68,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.settling",
         "node.services.clearing",
         "node.services.showing",
+        "node.services.mending",
         "node.services.tallying",
         "node.services.tracing",
         "node.services.court",

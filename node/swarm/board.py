@@ -191,7 +191,12 @@ class Board:
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
         # Opened like a stranger's: what is malformed here would be refused by everybody, at our cost.
-        self._take(open_envelope(self._domain, self._pool, raw), by=self._key.address)
+        try:
+            signed = open_envelope(self._domain, self._pool, raw)
+        except ProtocolError as error:  # sealed by this node, so it is its journal's disk
+            log.warning("journal.word_damaged", why=error.why, then="it is not said again")
+            return
+        self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
     def pin(self, envelopes: Sequence[bytes]) -> None:

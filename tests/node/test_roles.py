@@ -49,7 +49,7 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
-EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
+EVERYBODY_ELSE = ("tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
 WORK = {
     "files_committed": 0,
     "files_accepted": 0,
@@ -110,7 +110,8 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying jury tracing heartbeat ending catalogue engine policies answering generating tasks auditing "
+                "tallying mending jury tracing heartbeat ending catalogue engine policies answering generating tasks "
+                "auditing "
                 "paying settling"
             ).split(),
         ),
@@ -118,6 +119,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "validator",
             [
                 "tallying",
+                "mending",
                 "jury",
                 "tracing",
                 "heartbeat",
@@ -140,6 +142,7 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "trainer",
             [
                 "tallying",
+                "mending",
                 "jury",
                 "tracing",
                 "heartbeat",
@@ -176,6 +179,7 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         crew = await crew_of(place)
         assert crew.names == [
             "tallying",
+            "mending",
             "jury",
             "tracing",
             "gateway",
