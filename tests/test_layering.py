@@ -58,6 +58,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "node.services.answering",
         "node.services.claiming",
+        "node.services.continuity",
         "node.services.ending",
         "node.services.engine",
         "node.services.jury",

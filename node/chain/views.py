@@ -19,6 +19,7 @@ from contracts.bindings import (
     CaseInfo,
     ChairInfo,
     Member,
+    MemberState,
     NodeInfo,
     PoolInfo,
     PostedEarnings,
@@ -109,7 +110,10 @@ class Views(Connection):
 
     async def joined_block(self, pool: int, node: Address) -> int:
         """Where the log of a member's last joining stands; 0 of one that never joined."""
-        return (await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))).joined_block
+        return (await self.standing(pool, node)).joined_block
+
+    async def standing(self, pool: int, node: Address) -> MemberState:
+        return await self._read(f"read node {node}", lambda: self._contracts.member(pool, node))
 
     async def node_info(self, node: Address) -> NodeInfo:
         return await self._read(f"read node {node}", lambda: self._contracts.node_info(node))

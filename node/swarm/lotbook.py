@@ -211,6 +211,11 @@ class LotBook:
         known = self._pledged.get((validator, self.current_window))
         return as_share(known.pledge.steps) if known else None
 
+    def pledged_by(self, validator: Address) -> list[bytes]:
+        """The envelopes of the heartbeats in which a validator pledged, newest first."""
+        rows = reversed(self._pledged.items())
+        return list(dict.fromkeys(known.raw for (author, _), known in rows if author == validator))
+
     def _break(self, validator: Address, why: str, *evidence: bytes) -> BrokenPromise:
         self.broken += 1
         return BrokenPromise(validator, why, evidence)

@@ -92,6 +92,11 @@ class Work(msgspec.Struct):
         return min(self.signed.message.size, most)
 
     @property
+    def place(self) -> tuple[int, bytes | None]:
+        """(step, task) that it belongs to, as a fence has them (`node.state.pen`): of a contribution its round."""
+        return (-1, self.task.id) if self.task is not None else (max(self.step, self.round), None)
+
+    @property
     def title(self) -> str:
         """What the file is, in words."""
         number = self.commitment.index + 1
