@@ -68,6 +68,7 @@ from node.services.membership.lan import Lan
 from node.services.membership.participant import Lease, ensure_participant
 from node.services.membership.peers import Peers, forget, recall, remember
 from node.services.membership.reach import Reach
+from node.services.mending import Mending
 from node.services.paying import Paying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.counting import SeatTracing
@@ -104,22 +105,22 @@ ONE_SIGNAL = 0.5
 """Seconds within which a second signal is the first one again: a manager tells a whole group, and so a guardian too."""
 
 Services = tuple[type[Service], ...]
-EVERYBODY: Services = (Tallying, Counting, Beating, Continuity, Tracing, Serving, Ending, Claiming, Cataloguing)
+EVERYBODY: Services = (
+    Tallying,
+    Mending,
+    Counting,
+    Beating,
+    Continuity,
+    Tracing,
+    Serving,
+    Ending,
+    Claiming,
+    Cataloguing,
+)
+FOLLOWING: Services = (Engine, Following, Answering)
 ROLES: dict[Role, Services] = {
-    "worker": (*EVERYBODY, Engine, Following, Answering, Generating, TaskWork, Auditing, Paying, Settling),
-    "validator": (
-        *EVERYBODY,
-        Engine,
-        Following,
-        Answering,
-        Validator,
-        Auditing,
-        Certifying,
-        Tabling,
-        Paying,
-        Settling,
-        Chairing,
-    ),
+    "worker": (*EVERYBODY, *FOLLOWING, Generating, TaskWork, Auditing, Paying, Settling),
+    "validator": (*EVERYBODY, *FOLLOWING, Validator, Auditing, Certifying, Tabling, Paying, Settling, Chairing),
     "trainer": (*EVERYBODY, Paying, Settling, Clearing, Offering, Showing, Auditing, Trainer),
 }
 """What a node of each role does, in the order of starting; each is ready before the next one is made."""

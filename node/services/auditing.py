@@ -113,8 +113,14 @@ class Auditing(Service):
         lots = place.own_lots if place.role == "validator" else None
         found = cls(place.context, lots, place.directory / "audit", place.starter, place.dropped[1])
         if place.control is not None:
-            place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
+            place.control.mount(found.routes())
         return found
+
+    def routes(self) -> list[Route]:
+        async def by_hand(request: Request) -> Response:
+            return await self._by_hand(int(request.path_params["step"]))
+
+        return [Route("/audit/step/{step:int}", by_hand, methods=["POST"])]
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -280,9 +286,8 @@ class Auditing(Service):
 
     # one audit
 
-    async def _by_hand(self, request: Request) -> Response:
+    async def _by_hand(self, step: int) -> Response:
         """What `intellect-node audit step K --state-dir` asks of a running node."""
-        step = int(request.path_params["step"])
         try:
             ruled, audit = await self._audited(self._statement(step + 1))
         except IntellectError as error:

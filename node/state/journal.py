@@ -18,7 +18,7 @@ import trio
 
 from node.errors import StateError
 from node.state.pen import Fence, Pen, PenShut
-from node.state.tables import Form, open_table, refused
+from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.identity import Address
 from protocol.statements import Accepted
 
@@ -42,39 +42,71 @@ WORDS, FENCE = "words", "fence"
 """Those of how many promises were made, and of what is not signed any more (`Fence`)."""
 RUNS_COUNTED = 16
 """Runs whose counters are kept, the newest."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS said (kind TEXT, slot BLOB, raw BLOB, at REAL, PRIMARY KEY (kind, slot));
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS said (
+    kind TEXT, slot BLOB, raw BLOB, at REAL,
+    {sealed("kind, slot, raw, at")},
+    PRIMARY KEY (kind, slot)
+);
+CREATE TABLE IF NOT EXISTS facts (
+    name TEXT PRIMARY KEY, value BLOB,
+    {sealed("name, value")}
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     root BLOB PRIMARY KEY, policy BLOB, idx INTEGER, units INTEGER, made_at REAL, state TEXT, epoch INTEGER,
-    run BLOB, step INTEGER, why TEXT, work BLOB, line INTEGER
+    run BLOB, step INTEGER, why TEXT, work BLOB, line INTEGER,
+    {sealed("root, policy, idx, units, made_at, state, epoch, run, step, why, work, line")}
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS tallies (run BLOB, part TEXT, name TEXT, count INTEGER, PRIMARY KEY (run, part, name));
-CREATE TABLE IF NOT EXISTS consumed (root BLOB PRIMARY KEY, step INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    run BLOB, part TEXT, name TEXT, count INTEGER,
+    {sealed("run, part, name, count")},
+    PRIMARY KEY (run, part, name)
+);
+CREATE TABLE IF NOT EXISTS consumed (
+    root BLOB PRIMARY KEY, step INTEGER,
+    {sealed("root, step")}
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS consumed_at ON consumed (step);
 CREATE INDEX IF NOT EXISTS files_of ON files (epoch);
-CREATE TABLE IF NOT EXISTS tabled (epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER);
+CREATE TABLE IF NOT EXISTS tabled (
+    epoch INTEGER PRIMARY KEY, certified INTEGER, units INTEGER, line INTEGER,
+    {sealed("epoch, certified, units, line")}
+);
 CREATE TABLE IF NOT EXISTS certificates (
-    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB, PRIMARY KEY (work, validator)
+    work BLOB, validator TEXT, epoch INTEGER, node TEXT, units INTEGER, signature BLOB,
+    {sealed("work, validator, epoch, node, units, signature")},
+    PRIMARY KEY (work, validator)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS certificates_of ON certificates (validator, epoch);
 CREATE INDEX IF NOT EXISTS certificates_for ON certificates (node, epoch);
 CREATE TABLE IF NOT EXISTS earned (
-    epoch INTEGER, work BLOB, node TEXT, units INTEGER, PRIMARY KEY (epoch, work, units)
+    epoch INTEGER, work BLOB, node TEXT, units INTEGER,
+    {sealed("epoch, work, node, units")},
+    PRIMARY KEY (epoch, work, units)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sources (
-    epoch INTEGER, node TEXT, root BLOB, size INTEGER, PRIMARY KEY (epoch, node, root)
+    epoch INTEGER, node TEXT, root BLOB, size INTEGER,
+    {sealed("epoch, node, root, size")},
+    PRIMARY KEY (epoch, node, root)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS refused (work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS invalidated (root BLOB PRIMARY KEY, step INTEGER, why TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (
+    work BLOB PRIMARY KEY, epoch INTEGER, proof BLOB,
+    {sealed("work, epoch, proof")}
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS invalidated (
+    root BLOB PRIMARY KEY, step INTEGER, why TEXT,
+    {sealed("root, step, why")}
+) WITHOUT ROWID;
 """
 
 FORM = Form(
     "the journal",
-    1,
+    2,
     _SCHEMA,
+    {1: resealed(_SCHEMA)},
     care="it prevents double signing: with an older copy in its place, or none, the node first asks the pool what its "
     "key has signed (docs/moving.md)",
+    counts=("tallies",),
 )
 
 

@@ -125,7 +125,7 @@ class Trainer(Service):
         self.intake.take_again(await self.groups.recall())
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self.others.settle_adopted()
-        self.groups.ready.count_on(await self.record.recall())
+        self.groups.ready.recall(await self.record.recall())
         async with trio.open_nursery() as nursery:
             for story in (self._watch.run, self._learner.run, self._evaluator.run, self.intake.run, self._feeding.run):
                 nursery.start_soon(story)
