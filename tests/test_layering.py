@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.limits",
         "node.logs",
         "node.recent",
+        "node.status_schema",
         "node.changes",
         "node.units",
         "node.state.files",
@@ -57,6 +58,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "node.services.answering",
         "node.services.claiming",
+        "node.services.continuity",
         "node.services.ending",
         "node.services.engine",
         "node.services.jury",
@@ -67,6 +69,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "node.services.settling",
         "node.services.clearing",
         "node.services.showing",
+        "node.services.mending",
         "node.services.tallying",
         "node.services.tracing",
         "node.services.court",
@@ -75,7 +78,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("node.services.judging", "node.services.local", "node.services.tasking"),
     ("node.services.cataloguing", "node.services.auditing"),
     ("node.services.local_seats", "node.services.pretraining", "node.services.rounds"),
-    ("node.daemon",),
+    ("node.daemon", "node.api"),
     ("node.sdk",),
     ("cli",),
 )

@@ -372,7 +372,6 @@ class Node:
             self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
             self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
-            self.context.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
         else:
             jury, ears = host.context.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
             told: Any = SimpleNamespace(state=jury.state, facts=HeardFacts(ears), learn=lambda *_, **__: None)

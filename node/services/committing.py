@@ -4,6 +4,7 @@ becomes of it."""
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -33,10 +34,17 @@ def slot_name(root: bytes, index: int) -> bytes:
 
 
 async def commit(
-    context: Context, root: bytes, index: int, path: Path, units: int, step: int | None = None
+    context: Context,
+    root: bytes,
+    index: int,
+    path: Path,
+    units: int,
+    step: int | None = None,
+    round_: int | None = None,
 ) -> WorkCommitment:
-    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's. Raises
-    StateError where the journal holds another promise for this place."""
+    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's; round_: that
+    it is a contribution to. Raises StateError where the journal holds another promise for this place, or the place lies
+    under the fence."""
     # In the store first: whoever hears of the commitment asks for the file at once.
     info = await context.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
@@ -48,7 +56,8 @@ async def commit(
     place, file = (slot_name(root, index), raw), (info.root, root, index, units, context.clock.wall())
     of = (context.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
-    await context.journal.do(context.journal.commit_file, *place, *file, *of)
+    about: dict[str, Any] = {"task": root} if step is None else {"step": step if round_ is None else round_}
+    await context.journal.promise(context.journal.commit_file, *place, *file, *of, **about)
     await context.board.post_raw(raw)
     return commitment
 

@@ -195,10 +195,11 @@ class Generating(Service):
             fork = self._context.state.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer is not believed any more: {fork.what}"
-            more = 1 if self._signal else self._share()
+            more, most = 1 if self._signal else self._share(), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
-            if not self.finished and made < min(wanted, most_files(self._context.run.spec)) and fork is None:
+            made = most if self._journal.fence.covers(policy.step) else made
+            if not self.finished and made < min(wanted, most) and fork is None:
                 return policy
             wait = min(patience - waited % patience, self._until_quiet())
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.

@@ -142,8 +142,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
         context, share = self.context, step_share(self.context.run.spec, self.hardware)
-        own, clock = context.key.address, context.clock.monotonic
-        return OwnLots(context.run.spec, context.pool, own, context.journal, context.board, clock, share)
+        own = (context.key, context.domain, context.journal, context.board)
+        return OwnLots(context.run.spec, context.pool, *own, context.clock.monotonic, share)
 
     @cached_property
     def rounds(self) -> Rounds:

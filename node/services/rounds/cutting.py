@@ -167,6 +167,8 @@ class Cutting(Service):
         journal, board = self._context.journal, self._context.board
         slot = f"{round_}/{word.ballot}/{int(word.closed)}".encode()
         raw = await journal.do(journal.said, "cut", slot)
+        if raw is None and journal.fence.covers(round_):
+            return  # another daemon may have spoken of this round with this key
         if raw is None:
             message = CutSigned(
                 pool=self._context.pool,
@@ -177,7 +179,7 @@ class Cutting(Service):
                 **word.proposal._asdict(),
             )
             raw = board.sealed(message)
-            await journal.do(journal.say, "cut", slot, raw)
+            await journal.promise(journal.say, "cut", slot, raw, step=round_)
             self.said += 1
             log.info("cut.signed", round=round_, ballot=word.ballot, closed=word.closed, files=len(word.proposal.files))
         await board.post_raw(raw)

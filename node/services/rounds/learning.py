@@ -79,7 +79,8 @@ class Learning(Service):
                 continue  # somebody lighter took it while the round was awaited
             at, outer = begun
             journal, slot = self._context.journal, slot_name(outer.root, at - outer.round)
-            history = self._is_past(at)  # a newer state is on its way
+            # A newer state is on its way; or another daemon may have contributed with this key.
+            history = self._is_past(at) or journal.fence.covers(at)
             # Made before a restart, a second one would be a fault.
             if history or await journal.do(journal.said, "commitment", slot):
                 round_ = at
@@ -135,7 +136,7 @@ class Learning(Service):
         units = contribution_units(self._context.run.spec, learnt)
         # 0 for the state's own round. With fragments the next round's steps begin at it, too: 1.
         index = round_ - outer.round
-        await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round)
+        await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round, round_)
         # With fragments the next steps begin at once, and ask what stands; the jury hears of it as of anybody's.
         with trio.move_on_after(HEARD):
             await self._changed.until(lambda: bool(self._works(round_)))
