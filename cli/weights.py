@@ -85,6 +85,9 @@ def fetch(
     source: Annotated[
         list[str] | None, typer.Option(help="A gateway to ask first: http(s)://HOST:PORT[#sha256=..]. Repeatable.")
     ] = None,
+    only_http: Annotated[
+        bool, typer.Option("--only-http", help="Ask the gateways of --source alone, and the chain: no member.")
+    ] = False,
     shard: Shard = 5.0,
     cache: Annotated[
         Path | None, typer.Option(help="Where blobs are kept for the next time. Default: this user's cache.")
@@ -107,6 +110,9 @@ def fetch(
     if follow and step is not None:
         why = "--follow is about the newest policy, --step about one"
         raise CommandError("which policy?", why, "leave --step out, or --follow", USAGE)
+    if only_http and not source:
+        why = "--only-http asks the gateways of --source, and none was given"
+        raise CommandError("whom to ask?", why, "give --source http(s)://HOST:PORT[#sha256=..]", USAGE)
     if not follow:
         _must_not_exist(out)
     profile, number = _profile(network, pool)
@@ -114,7 +120,8 @@ def fetch(
     directory = cache or _cache() / f"{profile.name}-{number}"
     with quiet_logs(), _bars(as_json) as bars:
         view = _Transfers(bars)
-        visitor = Visitor(profile, number, directory, quota=int(quota * 1e9), sources=sources, report=view.report)
+        room = int(quota * 1e9)
+        visitor = Visitor(profile, number, directory, quota=room, sources=sources, alone=only_http, report=view.report)
 
         def fetch_to(place: "Place") -> "Fetched":
             return _fetch_to(visitor, step, place, view, int(shard * 1e9), as_json)

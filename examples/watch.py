@@ -12,8 +12,8 @@ from node import sdk
 async def look(state_dir: str) -> None:
     node = sdk.Node(state_dir)
     told = await node.status()
-    print(f"{told['node']['role']} {told['node']['state']}, step {told['run'].get('step')}")
-    for task in await node.tasks() if told["node"]["role"] == "trainer" else []:
+    print(f"{told.node.role} {told.node.state}, step {told.run.step if told.run else None}")
+    for task in await node.tasks() if told.node.role == "trainer" else []:
         print(f"task {task['id'][:8]} ({task['kind']}): {'open' if task['open'] else 'over'}")
 
 

@@ -17,7 +17,7 @@ docs/sdk.md says more. What stands here is kept from version to version; other m
 import asyncio
 import logging
 import socket as sockets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -35,13 +35,15 @@ import trio
 from node.config import NodeConfig, api_socket_of, default_home
 from node.errors import NodeError
 from node.logs import print_logs
+from node.status_schema import SCHEMA_VERSION
+from node.status_schema import DaemonStatus as Status
 from protocol.errors import IntellectError
 from protocol.tasks import TaskSpec
 
 if TYPE_CHECKING:
     from node.visitor import Visit
 
-__all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "TaskSpec", "follow", "run_member"]
+__all__ = ["IntellectError", "Node", "NodeConfig", "Policy", "Status", "TaskSpec", "follow", "run_member"]
 # Far more than a thousand members' rows; a program that is no daemon must not fill our memory.
 MAX_ANSWER = 8 << 20
 # Nothing is unpacked: a few packed bytes would make a piece of any size, before its length is known.
@@ -71,9 +73,17 @@ class Node:
         # The socket's name is made from the resolved path: a relative one would name another socket after a chdir.
         self.state_dir = Path(state_dir).resolve()
 
-    async def status(self) -> dict[str, Any]:
-        """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers."""
-        return await self._ask("GET", "/status")
+    async def status(self) -> Status:
+        """What `intellect-node status --json` is made from. Raises NodeError where no daemon answers, or one of another
+        version."""
+        try:
+            status = msgspec.convert(await self._ask("GET", "/status"), Status)
+            why = f"its status has schema {status.schema_version}, this program reads {SCHEMA_VERSION}"
+        except msgspec.ValidationError as error:
+            status, why = None, str(error)
+        if status is None or status.schema_version != SCHEMA_VERSION:
+            raise NodeError("the daemon speaks another version", why, "run daemon and program in one version")
+        return status
 
     async def submit(
         self, spec: TaskSpec, *, policy: str = "newest", files: Mapping[str, str | Path] | None = None
@@ -186,34 +196,43 @@ async def _until_over(main: Any) -> None:
 
 @asynccontextmanager
 async def follow(
-    network: str, *, pool: int | None = None, directory: str | Path, after: int = -1, quota: int = QUOTA
+    network: str,
+    *,
+    pool: int | None = None,
+    directory: str | Path,
+    after: int = -1,
+    quota: int = QUOTA,
+    gateways: Sequence[str] = (),
 ) -> AsyncIterator[AsyncIterator[Policy]]:
     """The newest policy of a pool, then each newer one until the run's last, without joining: no key, no stake.
 
     network: a name, or the path of a profile; pool: the profile's own where it is None; directory: keeps what was
-    fetched, `quota` bytes at most; after: the step that is known already. Whoever stops waiting for a policy may ask
+    fetched, `quota` bytes at most; after: the step that is known already; gateways: where there are some, only these
+    are asked, by HTTP (http(s)://HOST:PORT[#sha256=..]), and the chain. Whoever stops waiting for a policy may ask
     again. Raises IntellectError.
     """
     if not structlog.is_configured():
         # By itself structlog prints each event on standard output, which is the program's own.
         print_logs(logging.WARNING)
-    following = partial(_follow, network, pool, Path(directory), after, quota)
+    following = partial(_follow, network, pool, Path(directory), after, quota, gateways)
     async with following() if sniffio.current_async_library() == "trio" else _Portal(following) as policies:
         yield policies
 
 
 @asynccontextmanager
 async def _follow(
-    network: str, pool: int | None, directory: Path, after: int, quota: int
+    network: str, pool: int | None, directory: Path, after: int, quota: int, gateways: Sequence[str]
 ) -> AsyncIterator[AsyncIterator[Policy]]:
+    from node.blobs.http.sources import parse_source
     from node.chain.profile import load_profile
     from node.visitor import Visitor
 
+    sources = [parse_source(text, private=True) for text in gateways]
     profile = await trio.to_thread.run_sync(lambda: load_profile(network, home=default_home()))
     number = profile.pool if pool is None else pool
     if number is None:
         raise NodeError("which pool?", f"the profile of {network} names none", "give pool=NUMBER")
-    visitor = Visitor(profile, number, directory, quota=quota)
+    visitor = Visitor(profile, number, directory, quota=quota, sources=sources, alone=bool(sources))
     with _plain():
         async with visitor.following(after) as visits:
             yield _Policies(visits)

@@ -12,7 +12,6 @@ import msgspec
 import trio
 
 from cli.api import get_status_async, socket_of
-from cli.daemon_status import DaemonStatus, PretrainingPart
 from cli.demo.cast import LATECOMER, DemoOptions, Scene, cast, join_command, quorum_of, standbys
 from cli.demo.chain import DemoChain, open_chain
 from cli.demo.prepare import Stage, prepare
@@ -27,6 +26,7 @@ from cli.places import directory_lock
 from cli.top import any_key
 from node.environments.server.dial import LOCAL_SERVERS, PROGRAM
 from node.state.directory import check_space, existing
+from node.status_schema import DaemonStatus, PretrainingPart
 from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 

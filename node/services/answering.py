@@ -59,23 +59,23 @@ class Answering(Service):
     def __init__(self, engine: EngineProcess, shelf: PolicyShelf) -> None:
         self._engine = engine
         self._shelf = shelf
-        self._under_way = 0
+        self.under_way = 0
         self.count = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         if place.control is None:
             return None
-        found = cls(place.engine, place.station.shelf)
-        place.control.mount([Route("/answer", found._answer, methods=["POST"])])
+        found = cls(place.engine, place.context.shelf)
+        place.control.mount(found.routes())
         return found
+
+    def routes(self) -> list[Route]:
+        return [Route("/answer", self._answer, methods=["POST"])]
 
     async def run(self) -> None:
         """It is asked."""
         await trio.sleep_forever()
-
-    def status(self) -> dict[str, Any]:
-        return {"answers": {"under_way": self._under_way, "given": self.count}}
 
     async def _answer(self, request: Request) -> Response:
         body = bytearray()
@@ -91,16 +91,16 @@ class Answering(Service):
             return _refused(fault, 400)
         if (policy := self._shelf.newest) is None:
             return _refused("no policy is here yet", 503)
-        if self._under_way >= MOST:
+        if self.under_way >= MOST:
             return _refused(f"{MOST} answers are under way", 429)
         return _Lines(partial(self._told, asked, policy))
 
     async def _told(self, asked: Asked, policy: HeldPolicy, send: Sender) -> None:
-        self._under_way += 1
+        self.under_way += 1
         try:
             await self._ask(asked, policy, send)
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
 
     async def _ask(self, asked: Asked, policy: HeldPolicy, send: Sender) -> None:
         heard: list[int] = []

@@ -21,6 +21,7 @@ from node.network.budget import Budgets
 from node.network.interface import Network
 from node.recent import Recent
 from node.swarm.counts import Authority, may_say
+from node.swarm.ownwords import OwnEar
 from node.swarm.readers import Reader
 from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, own_budgets
 from node.swarm.shelf import MAX_MESSAGES, Shelf
@@ -116,6 +117,8 @@ class Board:
         self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
         self._readers: dict[type[Message], list[Reader[Signed[Any]]]] = {}
         self.counts: Counter[str] = Counter()
+        self.own = OwnEar(clock, wall)
+        """Words of this node's key that this process did not say."""
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._unsaid: list[tuple[float, Entry]] = []
@@ -196,6 +199,7 @@ class Board:
         except ProtocolError as error:  # sealed by this node, so it is its journal's disk
             log.warning("journal.word_damaged", why=error.why, then="it is not said again")
             return
+        self._shelf.saw(_name(raw), signed)  # kept or not: what comes back of it is no other daemon's word
         self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
@@ -350,6 +354,10 @@ class Board:
     def _take(self, signed: Signed[Message], by: Address) -> bool:
         """Keep a message and tell it to who subscribed; False if it is no news."""
         now = self._clock()
+        if signed.author == self._key.address and by != signed.author:
+            # Before the shelf, which keeps no heartbeat of a lower number: another daemon's may be one.
+            for one in with_carried(signed):
+                self.own.hear(one)
         if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
@@ -395,6 +403,13 @@ class Board:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
         return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
 
+    async def catch_up_now(self, most: int) -> None:
+        """Ask so many members at once what was missed."""
+        peers = [peer for peer in self._wire.connected() if self._authority.is_member(peer)]
+        async with trio.open_nursery() as nursery:
+            for peer in random.sample(peers, min(most, len(peers))):
+                nursery.start_soon(self._catch_up, peer)
+
     async def _catch_up(self, peer: Address) -> int:
         """How many messages that brought."""
         # What was refused is named, too, or the same peer would hand it over with every answer.
@@ -414,7 +429,7 @@ class Board:
             log.debug("board.catch_up_failed", peer=peer, why=str(error)[:200])
             return 0
         before = self.counts["caught_up"]
-        await self._take_missed(peer, missed)
+        await self.take_missed(peer, missed)
         return self.counts["caught_up"] - before
 
     def _unwanted(self) -> list[bytes]:
@@ -423,8 +438,12 @@ class Board:
             self._refused.popitem(last=False)
         return list(self._refused)
 
-    async def _take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
-        """What a peer hands over is charged to that peer, whoever wrote it."""
+    def words_of(self, author: Address) -> list[Signed[Message]]:
+        """What is kept of one author, newest first."""
+        return self._shelf.of(author)
+
+    async def take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
+        """Envelopes from elsewhere than gossip. What a peer hands over is charged to that peer, whoever wrote it."""
         refused = 0
         for raw in missed:
             await trio.lowlevel.checkpoint()  # each one is two signatures' work

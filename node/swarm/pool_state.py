@@ -287,6 +287,7 @@ class PoolState:
                 self._look_at_result(work)
         self.ballots.open_disputes()
         self._look_again()
+        self.register.forget_old()
         if self.newest >= 0:
             return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]

@@ -61,6 +61,11 @@ _OF_KIND = {
 }
 
 
+def fields_of(*, chat: bool) -> frozenset[str]:
+    """What a request may say that counts."""
+    return _COMMON | _OF_KIND[chat]
+
+
 class Refused(Exception):
     """param: the field that is to blame. The client is told all of it."""
 
@@ -478,7 +483,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _refuse_unserved(body: dict[str, Any], *, chat: bool) -> None:
-    known = _COMMON | _OF_KIND[chat]
+    known = fields_of(chat=chat)
     for name, value in body.items():
         if name in known or name in _SILENT or value is None:
             continue

@@ -99,7 +99,7 @@ class Publisher:
             with self._kept(*(patch.root for patch in manifest.patches[-1:])):
                 raw = self._board.sealed(await self._announcement(manifest, word))
             # On the disk before it is said: a restart would else sign another announcement of this step.
-            await self._journal.do(self._journal.say, JOURNAL_KIND, slot, raw)
+            await self._journal.promise(self._journal.say, JOURNAL_KIND, slot, raw)
         else:
             manifest = await self._said_before(raw, step, info, tensors)
         await self._board.post_raw(raw)

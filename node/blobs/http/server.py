@@ -168,7 +168,7 @@ class Gateway:
         self._digesting = trio.Lock()
         self.transfers = 0
         self.sent_bytes = 0
-        listener.mount(self._routes())
+        listener.mount(self.routes())
 
     def source(self, place: str | None = None) -> str:
         """How others name this gateway; place: HOST:PORT as they reach it, where that differs."""
@@ -176,7 +176,7 @@ class Gateway:
         mark = f"#sha256={self._certificate.fingerprint}" if self._certificate else ""
         return f"{scheme}://{place or self._listener.place}{mark}"
 
-    def _routes(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         paths: Mapping[str, Callable[[Request], Any]] = {
             "/": self._index,
             "/v1/policies": self._list_policies,

@@ -95,7 +95,8 @@ class TaskWork(Service):
         now = trio.current_time()
         # What cannot be done here, perhaps for good, must not keep this node from all that can.
         for task in sorted(self._book.tasks(), key=lambda task: self._failed.get(task.id, -math.inf)):
-            if not task.open or self._context.state.distrust or self._is_cut_off():
+            fenced = self._context.journal.fence.covers(-1, task.id)
+            if fenced or not task.open or self._context.state.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)

@@ -25,7 +25,7 @@ def rendered() -> dict[str, set[str]]:
     tables = {"staleness": {"1": 2}, "seconds": {"load": 0.1}, "file_seconds": {"fetch": 0.1}}
     whole = status()
     whole["training"] |= {"latest": record | tables}
-    empty = StatusPage(Crew()).render()
+    empty = StatusPage(Crew()).figures()
     whole |= {"verdicts": empty["verdicts"], "work": empty["work"]}
     whole["blobs"] = {"damaged": 1, "fetched_again": 1, "not_fetched_again": 0, "oldest_look_seconds": 1.0}
     whole["node"] |= {"state_dir": "/"}
