@@ -351,7 +351,7 @@ class Daemon:
         """The pool, and whether the chain told it. A node that was in it when it stopped goes on by what it knows
         where the chain does not answer; for all others, raises ChainError."""
         try:
-            pool = await chain.pool(number)
+            pool = await chain.pool(number, agreed=True)
             await chain.connect()
             return pool, True
         except RpcUnreachable as error:
