@@ -212,7 +212,7 @@ class Looks:
             place = order.policy_root, order.index
             self._seen[order.file_root] = (place, order.path, found["seat"], parse_address(order.node))
         if "norm" in found:
-            self._rounds.norms[order.file_root] = found["norm"]
+            self._rounds.measured(order.file_root, found["norm"])
         replayed = "equal" in found
         return Inspected(
             outcome=int(outcome),
