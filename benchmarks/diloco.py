@@ -488,8 +488,8 @@ def _count(refused: dict[str, int], spec: Any, found: dict[str, Any]) -> None:
     from protocol.identity import NodeKey
 
     node = NodeKey(bytes([2]) * 32).address
-    station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=spec))
-    looks = Looks(station, None)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=spec))
+    looks = Looks(context, None)  # type: ignore[arg-type]
     looks._claims[node] = Recent(1)
     looks._claims[node][found.get("seat", 0)] = None
     order = Inspect(

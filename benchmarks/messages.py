@@ -28,15 +28,15 @@ import trio
 
 from benchmarks.command import parser_of, run_seeded, save, silence_logs
 from contracts.bindings import PoolInfo, PostedEarnings, ValidatorsSet
-from node.chain.client import Block
 from node.chain.ledger import Ledger
+from node.chain.views import Block
 from node.clock import Clock
 from node.inference.wire import LoadPolicy, Reply, Request
 from node.services.books import Books
+from node.services.context import PoolTime
 from node.services.court.tabling import Tabling
 from node.services.judging.judge import Validator
 from node.services.paying import Paying
-from node.services.station import PoolTime
 from node.swarm.ballots import FileState
 from node.swarm.board import Board
 from node.swarm.register import Work
@@ -236,9 +236,9 @@ class Play:
         everybody = [court.trainer, *court.workers, *court.seats]
         files = Files(self._folder)
         for seat in everybody:
-            seat.station.blobs = files
-            seat.station.clock = Clock(wall=wall)
-            seat.station.time = PoolTime(START, plan.epoch_seconds, plan.window_seconds, wall)
+            seat.context.blobs = files
+            seat.context.clock = Clock(wall=wall)
+            seat.context.time = PoolTime(START, plan.epoch_seconds, plan.window_seconds, wall)
         for seat in everybody:
             seat.run, seat.beat = (partial(as_node, seat.key.address, each) for each in (seat.run, seat.beat))
         for seat, validator in zip(court.seats, court.validators, strict=True):
@@ -269,7 +269,7 @@ class Play:
     def _services(self, seat: Seat) -> Iterator[Any]:
         chain: Any = self._chain
         ledger = self._chain.ledger(seat.key.address)
-        books = Books(seat.station, chain, ledger)
+        books = Books(seat.context, chain, ledger)
         yield Paying(books)
         if seat.role == "validator":
             certifying = self._court.certifying[self._court.seats.index(seat)]
@@ -290,17 +290,17 @@ class Play:
 
     async def _announce(self, step: int) -> None:
         NODE.set(self._court.trainer.key.address)
-        epoch = self._court.trainer.station.time.epoch()
+        epoch = self._court.trainer.context.time.epoch()
         await self._court.trainer.board.post(announcement(step, policy_root(step), epoch=epoch))
 
     async def _commit(self, number: int, key: NodeKey, step: int) -> None:
         NODE.set(key.address)
         await trio.sleep(self._random.uniform(*FILE) * self._plan.step_seconds)
         seat, root = self._court.workers[number], root_of(step, key=key)
-        announced = seat.station.jury.policies.announcement(policy_root(step))
+        announced = seat.context.state.policies.announcement(policy_root(step))
         epoch = announced.message.epoch if announced else 0
         commitment = WorkCommitment(POOL, key.address, policy_root(step), 0, root, 100, epoch)
-        id, journal = work_id(commitment), seat.station.journal
+        id, journal = work_id(commitment), seat.context.journal
         await journal.do(journal.commit_file, id, b"", root, commitment.policy_root, 0, 100, wall(), b"", 0, epoch, id)
         await journal.do(journal.judge_file, root, "accepted")
         self._made[id] = trio.current_time(), seat
@@ -314,7 +314,7 @@ class Play:
             await trio.sleep(0.02)
             now = trio.current_time()
             for id, (made, seat) in self._made.items():
-                if id not in self._accepted and jury.ballots.state(id) is FileState.ACCEPTED:
+                if id not in self._accepted and jury.state.ballots.state(id) is FileState.ACCEPTED:
                     self._accepted[id] = now - made
                     self._hand_over(id)
                 if id not in self._certified and id in self._accepted and _holds(seat, id):
@@ -322,13 +322,13 @@ class Play:
 
     def _hand_over(self, id: bytes) -> None:
         for seat in [self._court.trainer, *self._court.seats]:
-            work: Work | None = seat.jury.register.get(id)
+            work: Work | None = seat.jury.state.register.get(id)
             if work is not None:
                 work.delivered = True
 
 
 def _holds(seat: Seat, id: bytes) -> bool:
-    rows = seat.station.journal._db.execute("SELECT count(*) FROM certificates WHERE work = ?", (id,))
+    rows = seat.context.journal._db.execute("SELECT count(*) FROM certificates WHERE work = ?", (id,))
     return rows.fetchone()[0] >= QUORUM
 
 

@@ -18,7 +18,7 @@ EXAMPLES = (
     "Examples:  intellect-node get Qwen/Qwen3-0.6B openai/gsm8k#main/train   |   "
     "intellect-node get my-run.toml   |   intellect-node get my-run.toml --write"
 )
-PLACES = ("model", "dataset", "file", "teacher", "data")
+PLACES = ("model", "adapter", "dataset", "file", "teacher", "data")
 """Settings of a run file that name a source."""
 
 

@@ -138,6 +138,14 @@ def command(
             "adapters of one model then share its weights.",
         ),
     ] = None,
+    vouch: Annotated[
+        bool | None,
+        typer.Option(
+            "--vouch",
+            help="After a reboot or a move, where no member can tell: your word that no other daemon has this key, and "
+            "that this journal is the newest. If it is not so, the stake is lost.",
+        ),
+    ] = None,
     auto_setup: Annotated[
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),
@@ -151,7 +159,9 @@ def command(
     ] = None,
     metrics_log: Annotated[
         str | None,
-        typer.Option("--metrics-log", help="Trainer: also send metrics to wandb, tensorboard (comma between)."),
+        typer.Option(
+            "--metrics-log", help="Trainer: send metrics to wandb, trackio, tensorboard, too (comma between)."
+        ),
     ] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Where stake or gas is missing: wait for it. Default: wait.")
@@ -247,7 +257,7 @@ def _rehearse(config: "NodeConfig", *, as_json: bool) -> int:
 
 
 if TYPE_CHECKING:
-    from cli.daemon_status import DaemonStatus
+    from node.status_schema import DaemonStatus
 
 LONGEST_START, SETTLING = 120.0, 20.0
 """Seconds until its socket must answer, and from then on until it is left to itself, under way or not yet."""

@@ -21,6 +21,7 @@ PHASES = (
     "joining",
     "peers",
     "run",
+    "continuity",
     "engine",
     "policy",
     "first-contribution",
@@ -67,10 +68,15 @@ class Event(msgspec.Struct, frozen=True):
 class ProgressRecord:
     """clock: monotonic seconds; wall: unix seconds. told: events so far, the forgotten ones included.
 
-    doing: what the node does once it has a policy, in words; set by the service that does it.
+    doing: what the node does once it has a policy, in words.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        doing: Text = "working",
+    ) -> None:
         self._clock, self._wall = clock, wall
         self._name, self._fraction = PHASES[0], _unknown
         self._text: Callable[[], str] = _text("opening the node's directory and its key")
@@ -79,7 +85,7 @@ class ProgressRecord:
         self._troubles: Recent[str, float] = Recent(MOST_EVENTS)
         self.phases: list[Finished] = []
         self.told = 0
-        self.doing = _text("working")
+        self.doing = _text(doing)
 
     @property
     def name(self) -> str:

@@ -201,7 +201,7 @@ def _gossip(swarm: Swarm) -> Row:
 
 
 def _kinds(seat: Seat) -> Counter[str]:
-    counts = seat.station.board.counts
+    counts = seat.context.board.counts
     return Counter({kind: count for kind, count in counts.items() if kind[0].isupper()})
 
 
@@ -209,20 +209,20 @@ def _catching_up(swarm: Swarm) -> Row:
     """Of the nodes that have a board."""
     ether, seats = swarm.ether, swarm.seats
     everybody = swarm.scenario.seconds * max(len(seats), 1)
-    boards = [seat.station.board for seat in seats]
+    boards = [seat.context.board for seat in seats]
     return {
         "requests": round(ether.asked["requests"] / everybody, 2),
         "kB": round(ether.asked["bytes"] / everybody / 1e3, 1),
         "messages that gossip had not brought": sum(board.counts["caught_up"] for board in boards),
         "kept on a board": round(fmean(len(board._shelf) for board in boards)),
         "kB kept": round(fmean(_bytes_kept(seat) for seat in seats) / 1e3),
-        "works known": round(fmean(len(seat.station.jury.register._works) for seat in seats)),
+        "works known": round(fmean(len(seat.context.state.register._works) for seat in seats)),
         "muted members": sum(board.counts["muted"] for board in boards),
     }
 
 
 def _bytes_kept(seat: Seat) -> int:
-    return sum(len(one.signed.raw) for one in seat.station.board._shelf._kept.values())
+    return sum(len(one.signed.raw) for one in seat.context.board._shelf._kept.values())
 
 
 def _training(swarm: Swarm) -> Row:
@@ -256,7 +256,7 @@ def _training(swarm: Swarm) -> Row:
 
 def _decided(swarm: Swarm) -> float:
     """Files of which a quorum has spoken, by the trainer's ballots, a minute from the first to the last."""
-    ballots = swarm.seats[0].station.jury.ballots
+    ballots = swarm.seats[0].context.state.ballots
     heard = sorted(case.heard for case in ballots._cases.values() if len(case.votes) >= swarm.rules.quorum)
     return round(60 * len(heard) / max(heard[-1] - heard[0], 1.0), 1) if heard else 0.0
 
@@ -272,9 +272,9 @@ def _exchange(swarm: Swarm) -> Row:
 
 def _recomputed(swarm: Swarm) -> float | None:
     """Share of the groups that at least one validator put through the model."""
-    lots, jury = [], swarm.seats[0].station.jury
-    for window in range(jury.lots.last_full_window() + 1):
-        lots += jury.lots.powers(window)
+    lots, jury = [], swarm.seats[0].context.jury
+    for window in range(jury.state.lots.last_full_window() + 1):
+        lots += jury.state.lots.powers(window)
     groups = sum(row.groups for row in lots)
     return round(100 * sum(row.checked for row in lots) / groups, 1) if groups else None
 
@@ -298,7 +298,7 @@ def _cheats(swarm: Swarm) -> Row:
         "  of them rejections": counts["rejected"],
         "files that validators skipped": counts["skipped"],
         "cheated groups trained on": sum(batch.cheated for batch in learning.batches),
-        "validators quarantined": len(swarm.seats[0].station.jury.ballots.quarantined),
+        "validators quarantined": len(swarm.seats[0].context.state.ballots.quarantined),
     }
 
 

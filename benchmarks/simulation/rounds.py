@@ -42,13 +42,12 @@ from node.run.assets import Run
 from node.run.file import TEXT
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.context import make_context
 from node.services.heartbeat import Beating
-from node.services.rounds import cutting, learning
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
-from node.services.station import take_station
 from node.state.files import mapped
 from node.swarm.facts import Facts, News
 from node.swarm.membership import Membership
@@ -81,8 +80,6 @@ HOP = 0.08
 SPREAD = 0.8
 ASKED_FOR = (2.0, 30.0)
 """Seconds until a board has got by asking what gossip had lost."""
-POLLS = (1.0, 0.5)
-"""Seconds between two looks of a worker and of a validator at what it waits for, in place of a few tenths."""
 LAST = 120.0
 """Seconds, at most, from the last state's being at one node until it is at all."""
 LEASE = 45.0
@@ -178,22 +175,27 @@ class Learner:
     """One node's learner: it does a job in the seconds that its machine takes. cheats: whether what it sends is not
     what it computed."""
 
-    def __init__(self, swarm: "Swarm", rounds: Rounds, pace: float, *, cheats: bool) -> None:
-        self._swarm, self._rounds, self._pace, self._cheats = swarm, rounds, pace, cheats
+    def __init__(self, swarm: "Swarm", spool: Spool, pace: float, *, cheats: bool) -> None:
+        assert swarm.run.diloco is not None  # noqa: S101 - a run of this kind
+        self._swarm, self._spool, self._rules = swarm, spool, swarm.run.diloco
+        self._pace, self._cheats = pace, cheats
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
 
     def prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def _folder(self) -> Path:
-        return self._rounds.spool.root / "rounds"
+        return self._spool.root / "rounds"
 
     async def ask(self, name: str, job: Job) -> dict[str, Any]:
         match job:
             case Start():
                 await trio.lowlevel.checkpoint()
                 path = self._folder / "outer-000000.safetensors"
-                held = outer_shapes(SHAPES, self._rounds.rules)
+                held = outer_shapes(SHAPES, self._rules)
                 write_state(path, 0, held, ((key, np.zeros(held[key], np.float32)) for key in sorted(held)))
                 shapes = {key: list(shape) for key, shape in SHAPES.items()}
                 return {"shapes": shapes, "arithmetic": "simulated", "own_bytes": 0}
@@ -205,7 +207,7 @@ class Learner:
         return StateFile(self._folder / f"outer-{round_:06d}.safetensors")
 
     async def _train(self, job: Train) -> dict[str, Any]:
-        rules, own = self._rounds.rules, self._swarm.random
+        rules, own = self._rules, self._swarm.random
         steps = min(max(int((job.until - wall()) / self._pace), 1), rules.inner_steps)
         late = own.random() < LATE
         await trio.sleep(steps * self._pace + late * own.uniform(0, 2 * rules.round_seconds))
@@ -219,7 +221,7 @@ class Learner:
     async def _check(self, path: Path, round_: int) -> dict[str, Any]:
         """As a validator finds it that makes the steps again."""
         await trio.sleep(0.05)
-        rules, outer = self._rounds.rules, self._outer(round_)
+        rules, outer = self._rules, self._outer(round_)
         data = mapped(path)
         expected = expected_of(rules, self._swarm.root, {round_: outer.root})
         one = decode_contribution(data, SHAPES, form_of(rules), expected)
@@ -310,7 +312,7 @@ class Ears(Voice):
 
     def facts(self) -> Facts:
         """The host's."""
-        return self._host.station.jury.facts
+        return self._host.context.facts
 
     async def _hand_on(self, host: Any, own: Any) -> None:
         async for signed in host:
@@ -323,7 +325,7 @@ class Ears(Voice):
         own.send_nowait(signed)
 
     def messages(self, kind: type[M]) -> list[Signed[M]]:
-        return self._host.station.board.messages(kind)
+        return self._host.context.board.messages(kind)
 
     async def post_raw(self, raw: bytes) -> None:
         await trio.lowlevel.checkpoint()
@@ -334,7 +336,7 @@ class Ears(Voice):
         await trio.sleep(swarm.hop())
         await swarm.back(own)
         network = self._host.network
-        network.hand(self._host.station.board._topic, own, raw, {own})
+        network.hand(self._host.context.board._topic, own, raw, {own})
 
 
 class HeardFacts:
@@ -369,30 +371,28 @@ class Node:
             stock: Any = Stock(door, pins, pins)
             self.member = Member(self.key, swarm.domain, POOL, self.network, own, stock, wall=wall)
             run = Run(swarm.run, blake3(b"run").digest(), b"run", swarm.folder)
-            self.station = take_station(self.member, run, InlineJournal(), clock=Clock(wall=wall))
-            self.station.journal.remember("lot_master", blake3(self.key.address.encode()).digest())
+            self.context = make_context(self.member, run, InlineJournal(), clock=Clock(wall=wall))
         else:
-            jury, ears = host.station.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
-            kept: dict[str, Any] = {"register": jury.register, "ballots": jury.ballots, "facts": HeardFacts(ears)}
-            told: Any = SimpleNamespace(**kept, learn=lambda *_, **__: None)
+            jury, ears = host.context.jury, Ears(self, host, swarm.domain)  # type: ignore[arg-type] - as a seat
+            told: Any = SimpleNamespace(state=jury.state, facts=HeardFacts(ears), learn=lambda *_, **__: None)
             parts: dict[str, Any] = {"board": ears, "blobs": door, "journal": InlineJournal(), "jury": told}
-            self.station = msgspec.structs.replace(host.station, key=self.key, progress=ProgressRecord(), **parts)
+            self.context = msgspec.structs.replace(host.context, key=self.key, progress=ProgressRecord(), **parts)
         process: Any = SimpleNamespace(name="learner", pid=0, restarts=0, run=trio.sleep_forever)
         kind = RULES[rule if role == "worker" else "the cut"]
-        self.rounds = kind(self.station, process, Spool(self.folder / "spool"))
+        spool = Spool(self.folder / "spool")
+        learner: Any = Learner(swarm, spool, swarm.random.uniform(*PACE), cheats=self.cheats)
+        self.rounds = kind(self.context, process, spool, learner)
         self.rounds.swarm = swarm
-        learner: Any = Learner(swarm, self.rounds, swarm.random.uniform(*PACE), cheats=self.cheats)
-        self.rounds.jobs = learner
         self._pins = pins
 
     @property
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.station, self.rounds, self._pins)]
-        looks: Any = Looks(self.station, self.rounds)
-        given: tuple[Any, ...] = self.station, self.rounds, looks, self.court, self.swarm.folder
-        judging = ContributionJudging(*given, certifying=Certifying(self.station))
-        return [judging, Cutting(self.station, self.rounds)]
+            return [Learning(self.context, self.rounds, self._pins)]
+        looks: Any = Looks(self.context, self.rounds)
+        given: tuple[Any, ...] = self.context, self.rounds, looks, self.court, self.swarm.folder
+        judging = ContributionJudging(*given, certifying=Certifying(self.context))
+        return [judging, Cutting(self.context, self.rounds)]
 
     async def live(self) -> None:
         with self.alive:
@@ -401,13 +401,13 @@ class Node:
                     await self.nursery.start(self.network.run)
                     self.swarm.introduce(self)
                     self.nursery.start_soon(self.member.listen)
-                    self.nursery.start_soon(self.station.jury.run)
-                self.nursery.start_soon(Beating(self.station, self.crew, self.role, tuple, BEAT, 1).run)
+                    self.nursery.start_soon(self.context.jury.run)
+                self.nursery.start_soon(Beating(self.context, self.crew, self.role, tuple, BEAT, 1).run)
                 await self.crew.start(self.rounds, self.nursery)
                 for service in self.services:
                     await self.crew.start(service, self.nursery)
                 await trio.sleep_forever()
-        self.station.journal.close()
+        self.context.journal.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -457,7 +457,7 @@ class Swarm:
         for one in full:
             for other in full:
                 if newcomer in (one, other):
-                    one.station.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
+                    one.context.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
 
     async def play(self) -> None:
         """Until the last round is over everywhere."""
@@ -493,9 +493,9 @@ class Swarm:
         self.nodes[node.key.address] = node
         for one in self.nodes.values():
             if one.host is None:
-                one.station.membership.table.admit(node.key.address)
+                one.context.membership.table.admit(node.key.address)
                 if node.host is None:
-                    node.station.membership.table.admit(one.key.address)
+                    node.context.membership.table.admit(one.key.address)
         self._nursery.start_soon(node.live)
         return node
 
@@ -539,7 +539,7 @@ class Swarm:
             await trio.sleep(LEASE)
         for one in self.nodes.values():
             if one.host is None:
-                one.station.membership.table.remove(node.key.address, MemberState.LEFT)
+                one.context.membership.table.remove(node.key.address, MemberState.LEFT)
 
 
 def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
@@ -549,15 +549,14 @@ def played(scenario: Scenario, rule: str, folder: Path) -> dict[str, Any]:
     async def live() -> None:
         swarms.append(Swarm(scenario, rule, folder))
         threads = patch.object(trio.to_thread, "run_sync", inline)
-        polls = [patch.object(module, "POLL", each) for module, each in zip((learning, cutting), POLLS, strict=True)]
-        with threads, patch.object(os, "fsync", lambda _: None), polls[0], polls[1]:
+        with threads, patch.object(os, "fsync", lambda _: None):
             await swarms[0].play()
 
     deterministic(scenario.seed, live)
     swarm = swarms[0]
     host = swarm.hosts[0].rounds
     accepted = [one.contributions for one in host.figures.values()]
-    ballots = swarm.hosts[0].station.jury.ballots
+    ballots = swarm.hosts[0].context.state.ballots
     return {
         "adds": rule,
         "rounds": len(swarm.roots) - 1,

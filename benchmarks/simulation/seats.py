@@ -16,10 +16,10 @@ from node.recipe.capacity import CapacityGauge, Machine
 from node.run.assets import Run
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.context import Context, make_context
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
 from node.services.judging.judge import Validator
-from node.services.station import Station, take_station
 from node.swarm.membership import Membership
 from node.weights.keeper import PolicyShelf
 from protocol.identity import Address, NodeKey
@@ -67,7 +67,7 @@ class Node:
         self.cheat: str | None = None
         self.idle = False
         self.worker: Generating | None = None
-        self.station: Station
+        self.context: Context
         self.crew = Crew()
         self.crew.state = "working"
         self.came = trio.current_time()
@@ -78,16 +78,16 @@ class Node:
         return self.key.address
 
     async def beat(self) -> None:
-        await Beating(self.station, self.crew, self.role, tuple, SHORTEST_BEAT).run()
+        await Beating(self.context, self.crew, self.role, tuple, SHORTEST_BEAT).run()
 
     async def follow_policies(self) -> None:
         """Each announced policy is here after `fetch` seconds; whoever is behind fetches the newest only."""
-        newest = self.station.board.subscribe(PolicyAnnounced)
+        newest = self.context.board.subscribe(PolicyAnnounced)
         async for signed in newest:
             message = signed.message
             await trio.sleep(self.fetch)
             if newest.statistics().current_buffer_used == 0:
-                self.station.shelf.put(held_policy(message.step, message.policy_root))
+                self.context.shelf.put(held_policy(message.step, message.policy_root))
                 self.first_policy = self.first_policy or trio.current_time()
 
 
@@ -104,12 +104,11 @@ class Seat(Node):
         self.member = Member(self.key, rules.domain, POOL, port, self.membership, Stock(blobs, pins, pins), wall)
         run = Run(rules.run, bytes(32), b"", Path("/"))
         journal = InlineJournal()
-        journal.remember("lot_master", blake3(self.address.encode()).digest())
-        self.station = take_station(self.member, run, journal, clock=Clock(wall=wall))
+        self.context = make_context(self.member, run, journal, clock=Clock(wall=wall))
 
     async def listen(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.member.listen)
-        nursery.start_soon(self.station.jury.run)
+        nursery.start_soon(self.context.jury.run)
 
     def make_worker(self, seconds: float, folder: Path) -> Generating:
         return _worker(Generating, self, seconds, folder)
@@ -117,7 +116,7 @@ class Seat(Node):
     def make_validator(self, rules: Rules, chain: Chain, seconds: float) -> Validator:
         engine, policies = Checker(rules.truth, rules.run, seconds), Policies()
         parts: Any = (engine, policies, chain, Path("/nonexistent"))
-        validator = Validator(self.station, *parts, certifying=Certifying(self.station))
+        validator = Validator(self.context, *parts, certifying=Certifying(self.context))
         self.crew.services.append(validator)  # type: ignore[arg-type] - it has `beat`
         return validator
 
@@ -132,12 +131,12 @@ class Lodger(Node):
         self.cheat = cheat
         pins: Any = Pins()
         voice: Any = Voice(self, host, rules.domain)
-        self.station = msgspec.structs.replace(
-            host.station,
+        self.context = msgspec.structs.replace(
+            host.context,
             key=self.key,
             board=voice,
             blobs=Blobs(rules.truth, rules.run, self.address, cheat, number),
-            journal=InlineJournal() if works else host.station.journal,  # 94 kB each
+            journal=InlineJournal() if works else host.context.journal,  # 94 kB each
             shelf=PolicyShelf(KEPT_POLICIES, pins),
             progress=ProgressRecord(),
         )
@@ -166,10 +165,10 @@ class Voice:
 
     @property
     def heard(self) -> dict[Address, float]:
-        return self._host.station.board.heard
+        return self._host.context.board.heard
 
     def subscribe(self, kind: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
-        return self._host.station.board.subscribe(kind)
+        return self._host.context.board.subscribe(kind)
 
     def sealed(self, message: Message) -> bytes:
         return seal(self._node.key, self._domain, message)
@@ -182,7 +181,7 @@ class Voice:
 
 
 def _worker(kind: type[Generating], node: Node, seconds: float, folder: Path) -> Generating:
-    gauge = CapacityGauge(node.station.run.spec, Machine(1, 0))
-    node.worker = kind(node.station, Generator(seconds, node.number), folder, gauge)
+    gauge = CapacityGauge(node.context.run.spec, Machine(1, 0))
+    node.worker = kind(node.context, Generator(seconds, node.number), folder, gauge)
     node.crew.services.append(node.worker)
     return node.worker

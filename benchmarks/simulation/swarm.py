@@ -16,11 +16,11 @@ from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
 from node.recipe.pool import Group, RolloutPool, Sample, Selection
+from node.services.context import Context
 from node.services.judging.judge import Validator
-from node.services.station import Station
+from node.services.training.feeding import AHEAD
 from node.services.training.intake import Intake
 from node.services.training.journeys import Journeys
-from node.services.training.trainer import AHEAD, POLL
 from node.swarm.membership import SlashRecord
 from node.swarm.register import Work
 from protocol.identity import Address
@@ -44,6 +44,8 @@ GLANCE = 2.0
 """Swarm seconds between two looks at the wall."""
 LOOKED_AT = 4
 """Newcomers that have everything of their own, at once."""
+LOOK_EVERY = 0.5
+"""Seconds between two looks of the trainer at what waits for a batch."""
 
 
 class Newcomer(msgspec.Struct):
@@ -149,7 +151,7 @@ class Swarm:
 
     def _work(self, node: Node, nursery: trio.Nursery) -> None:
         if node.role == "trainer" and isinstance(node, Seat):
-            self.learning = Learning(node.station, self.truth, self.scenario.learner_seconds)
+            self.learning = Learning(node.context, self.truth, self.scenario.learner_seconds)
             nursery.start_soon(self.learning.run)
         elif node.role == "validator" and isinstance(node, Seat):
             validator = node.make_validator(self.rules, Chain(self._on_slash), self.scenario.group_seconds)
@@ -247,7 +249,7 @@ class Swarm:
         self.healed = trio.current_time() - self.cut[1]
 
     def _is_up_to_date(self, host: Seat) -> bool:
-        known = host.station.jury.policies.newest_step
+        known = host.context.state.policies.newest_step
         return self.learning is None or known >= self.learning.step
 
     async def _look(self) -> None:
@@ -295,7 +297,7 @@ class Taking(Intake):
             return [], None, False
         await trio.sleep(2 * FETCH_SECONDS)
         work.delivered = True
-        votes = self._station.jury.ballots.accepting(work.id).values()
+        votes = self._context.state.ballots.accepting(work.id).values()
         groups = self._spec.rollout.prompts_per_file
         covered = {group for vote in votes for group in unpack_groups(vote.checked, groups) or ()}
         return [self._group(work, group) for group in sorted(covered)], None, False
@@ -309,14 +311,14 @@ class Taking(Intake):
 class Learning:
     """One learner. seconds: per step."""
 
-    def __init__(self, station: Station, truth: Truth, seconds: float) -> None:
-        self._station = station
+    def __init__(self, context: Context, truth: Truth, seconds: float) -> None:
+        self._context = context
         self._truth = truth
         self._seconds = seconds
-        self._pool = RolloutPool(station.run.spec)
-        self._journeys = Journeys(station.clock.monotonic)
+        self._pool = RolloutPool(context.run.spec)
+        self._journeys = Journeys(context.clock.monotonic)
         self._intake = Taking(
-            station, fresh=self._fresh, taken_in=self._pool.add, taken_back=self._pool.forget, journeys=self._journeys
+            context, fresh=self._fresh, taken_in=self._pool.add, taken_back=self._pool.forget, journeys=self._journeys
         )
         self._next = 0
         self._send, self._batches = trio.open_memory_channel[int](AHEAD)
@@ -327,7 +329,7 @@ class Learning:
     @property
     def dropped(self) -> int:
         """Groups that were too old when their turn came."""
-        return self._pool.stale_rollouts // self._station.run.spec.rollout.group_size
+        return self._pool.stale_rollouts // self._context.run.spec.rollout.group_size
 
     @property
     def waiting(self) -> int:
@@ -343,39 +345,39 @@ class Learning:
                 await self._publish(step + 1)
 
     def _fresh(self, policy_step: int) -> bool:
-        return self._next - policy_step <= self._station.run.spec.recipe.max_staleness
+        return self._next - policy_step <= self._context.run.spec.recipe.max_staleness
 
     async def _publish(self, step: int) -> None:
         self.step = step
         self.published.append(trio.current_time())
         self._journeys.published(step)
         root = policy_root(step)
-        self._station.shelf.put(held_policy(step, root))
-        station = self._station
-        statement = PolicyStatement(station.pool, 0, step, 0, bytes(32), root, bytes(32), root)
-        word = sign(station.key, station.domain, statement.commitment(station.key.address))
+        self._context.shelf.put(held_policy(step, root))
+        context = self._context
+        statement = PolicyStatement(context.pool, 0, step, 0, bytes(32), root, bytes(32), root)
+        word = sign(context.key, context.domain, statement.commitment(context.key.address))
         message = PolicyAnnounced(
-            pool=station.pool,
+            pool=context.pool,
             statement=statement,
             signature=word,
             manifest_root=bytes(32),
             manifest_size=1,
         )
-        await self._station.board.post(message)
+        await self._context.board.post(message)
 
     async def _feed(self) -> None:
         """As the product's trainer does: a batch as soon as its policy is there, or about to be."""
         while True:
             selection = self._pool.take(self._next) if self._next <= self.step + AHEAD else None
             if selection is None:
-                await trio.sleep(10 * POLL)
+                await trio.sleep(LOOK_EVERY)
                 continue
             self.batches.append(self._described(selection))
             self._next += 1
             await self._send.send(selection.step)
 
     def _described(self, selection: Selection) -> Batch:
-        register = self._station.jury.register
+        register = self._context.state.register
         works = {group.key[0]: register.get(group.key[0]) for group in selection.groups}
         cheated = sum(
             group.key[1] in self._truth.cheated.get(work.commitment.file_root, ())

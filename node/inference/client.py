@@ -17,7 +17,7 @@ import trio
 
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
 from node.inference.link import Link, Told
-from node.inference.wire import MOST_REQUESTS, Answer, Asked, LoadPolicy, Prepare, Ready
+from node.inference.wire import MOST_REQUESTS, Asked, LoadPolicy, Prepare, R, Ready
 from node.processes.forkserver import Anew, Child, Starter
 from protocol.run import VerificationSpec
 
@@ -43,8 +43,8 @@ class EngineChild(Protocol):
     """The part of an `EngineProcess` that those drive who have work for it."""
 
     async def ask(
-        self, request: Asked[Answer], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Answer: ...
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R: ...
 
 
 class EngineProcess:
@@ -134,8 +134,8 @@ class EngineProcess:
             await trio.sleep(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE))
 
     async def ask(
-        self, request: Asked[Answer], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Answer:
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
         """The reply to `request` from a child that holds `policy`; any number of
         requests may be asked at a time. told: hears how far it is.
 
@@ -152,7 +152,7 @@ class EngineProcess:
         finally:
             self._asking -= 1
 
-    async def _repeated(self, request: Asked[Answer], policy: LoadPolicy | None, told: Told | None) -> Answer:
+    async def _repeated(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
         blamed, ends = 0, 0
         while True:
             try:
@@ -163,7 +163,7 @@ class EngineProcess:
                     raise
                 log.info("engine.repeats", request=type(request).__name__, why=crash.why)
 
-    async def _asked(self, request: Asked[Answer], policy: LoadPolicy | None, told: Told | None) -> Answer:
+    async def _asked(self, request: Asked[R], policy: LoadPolicy | None, told: Told | None) -> R:
         while (link := self._link) is None or link.ended.is_set():
             await self._ready.wait()
         # The policy goes with the request, whoever answers it: a caller that counted the child's starts could miss one,

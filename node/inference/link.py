@@ -18,7 +18,6 @@ from node.inference.wire import (
     HEADER,
     MOST_REQUESTS,
     REPLY_TO,
-    Answer,
     Asked,
     Cancel,
     Ending,
@@ -29,7 +28,9 @@ from node.inference.wire import (
     Pong,
     Produce,
     Progress,
+    R,
     Reply,
+    Said,
     WireError,
     answer_to,
     body_length,
@@ -45,7 +46,7 @@ CANCEL_GRACE = 120.0
 LAST_WORD = 0.5
 """Seconds in which what a child said before it ended may still be read, and its end be known."""
 _REMEDY = "the node restarts it"
-Told = Callable[[Progress], None]
+Told = Callable[[Progress | Said], None]
 
 
 class _Awaited:
@@ -102,7 +103,7 @@ class Link:
 
     # requests
 
-    async def exchange(self, request: Asked[Answer], told: Told | None = None) -> Answer:
+    async def exchange(self, request: Asked[R], told: Told | None = None) -> R:
         """The reply to one request. Raises EngineError if the engine refuses, EngineCrashed if the child ends.
 
         Cancelling it cancels the request.
@@ -175,7 +176,7 @@ class Link:
         elif isinstance(reply, Ending):
             self._during = reply.during
             self._break(reply.what, reply.why, reply.remedy)
-        elif isinstance(reply, Progress):
+        elif isinstance(reply, Progress | Said):
             awaited = self._awaited.get(reply.id)
             # Of a request that was cancelled some may still be on the way.
             if awaited is not None and awaited.told is not None:

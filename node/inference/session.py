@@ -20,7 +20,7 @@ from node.inference.guarded import Guarded
 from node.inference.owner import EnginePolicy
 from node.inference.tasks import Shard, Shards, Tasks, deal
 from node.inference.turns import Bounds, Generate, bounds_of
-from node.inference.wire import Inspect, Produce, ShardOrder, Teach, kept_policies
+from node.inference.wire import Answer, Inspect, Produce, ShardOrder, Teach, kept_policies
 from protocol import freshness
 from protocol.budgets import draw_targets
 from protocol.draw import draw_problems, sample_seed
@@ -118,6 +118,8 @@ class Session:
         self.policies = KeptPolicies(self.engine.read, kept_policies(run))
         self._teacher: list[EnginePolicy] = []  # one, once it was asked; views share it
         self._shards = Shards(run, assets, self.environment, self._tokenizer)
+        self.policy = b""
+        """Root of the one that a view is about."""
         self._about: Submission | None = None
         self._found: KeptPolicy | None = None
         self._shard: Shard | None = None
@@ -129,7 +131,7 @@ class Session:
     def _load(self, environment: EnvironmentSettings) -> Environment:
         return Guarded(load_environment(environment, self._assets, self._tokenizer))
 
-    def at(self, order: Produce | Inspect | Teach, computing: Computing | None = None) -> Self:
+    def at(self, order: Produce | Inspect | Teach | Answer, computing: Computing | None = None) -> Self:
         """The same engine and weights at what an order is about, and by way of somebody who computes.
 
         Raises EngineError for a node or a task that is none.
@@ -139,11 +141,14 @@ class Session:
         view._computing = computing or self._computing
         if isinstance(order, Teach):
             return view
-        view._about = Submission.of(order)
-        if order.task is not None:
-            with self._making:
-                view._shard = self._shards.open(order.task, order.index)
-            view.run, view.environment = view._shard.run, view._shard.environment
+        view.policy = order.policy_root
+        if not isinstance(order, Answer):
+            view._about = Submission.of(order)
+            if order.task is not None:
+                with self._making:
+                    view._shard = self._shards.open(order.task, order.index)
+                view.run, view.environment = view._shard.run, view._shard.environment
+                view.policy = view._shard.policy_root  # a task names its own
         # Found once; one that is loaded later is looked for when it is wanted.
         view._found = self.policies.find(view.policy)
         return view
@@ -153,11 +158,6 @@ class Session:
         """What a view is at."""
         assert self._about is not None  # noqa: S101 - whoever makes a file or looks at one has a view
         return self._about
-
-    @property
-    def policy(self) -> bytes:
-        """Root of the one that a view is about: a task names its own."""
-        return self._shard.policy_root if self._shard is not None else self.submission.policy_root
 
     def keep(self, policy_root: bytes, path: str) -> None:
         """Read a policy's weights; the oldest ones are forgotten. Raises EngineError."""
@@ -171,9 +171,11 @@ class Session:
         """How answers are drawn under the policy."""
         return partial(self._computing.draw, self._in(self.engine))
 
-    def prefill(self, engine: Engine, sequences: Sequence[Finished]) -> list[Prefill]:
-        """What an engine, the own one or a sibling, recomputes of finished sequences under the policy."""
-        return self._computing.look(self._in(engine), sequences, self.run.rollout.temperature)
+    def prefill(self, engine: Engine, sequences: Sequence[Finished], temperature: float | None = None) -> list[Prefill]:
+        """What an engine, the own one or a sibling, recomputes of finished sequences under the policy; at the run's
+        temperature if no other is given."""
+        at = self.run.rollout.temperature if temperature is None else temperature
+        return self._computing.look(self._in(engine), sequences, at)
 
     def ask_teacher(self, sequences: Sequence[Finished]) -> list[Prefill]:
         """What the run's teacher finds of finished sequences. Raises EngineError."""

@@ -42,10 +42,10 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     id: int = 0
 
 
-Answer = TypeVar("Answer")
+R = TypeVar("R")
 
 
-class Asked(_Message, Generic[Answer], frozen=True):
+class Asked(_Message, Generic[R], frozen=True):
     """A request that is asked for an answer of this type."""
 
 
@@ -194,6 +194,36 @@ class Taught(_Message, frozen=True):
     seconds: float
 
 
+class Answer(Asked["Answered"], frozen=True):
+    """Draw an answer to a prompt under a loaded policy, by the numbers of seed and number, and say each token as it
+    comes; or, where there is an `output`, look what its tokens are worth, beside the `top` likeliest. Token ids."""
+
+    policy_root: bytes
+    prompt: list[int]
+    most: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+    number: int = 0
+    output: list[int] = []
+    top: int = 0
+
+
+class Said(_Message, frozen=True):
+    """Token `place` of the answer that the request `id` asks for."""
+
+    place: int
+    token: int
+
+
+class Answered(_Message, frozen=True):
+    """output: what was drawn, of which some engines say no tokens before; logprobs, top: of the tokens that were to be
+    looked at and of the likeliest there, by token, at temperature 1."""
+
+    output: list[int] = []
+    logprobs: list[float] = []
+    top: list[dict[int, float]] = []
+
+
 class Cancel(_Message, frozen=True):
     """Give up the request `which`: what was sampled of it is thrown away."""
 
@@ -242,8 +272,8 @@ class Ending(_Message, frozen=True):
     during: tuple[int, ...] = ()
 
 
-Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Cancel | Ping
-Reply = Ready | Loaded | Produced | Inspected | Taught | Pong | Progress | Failed | Ending
+Request = Prepare | LoadPolicy | Produce | Inspect | Teach | Answer | Cancel | Ping
+Reply = Ready | Loaded | Produced | Inspected | Taught | Answered | Pong | Progress | Said | Failed | Ending
 
 REPLY_TO: dict[type, type[Any]] = {
     Prepare: Ready,
@@ -251,6 +281,7 @@ REPLY_TO: dict[type, type[Any]] = {
     Produce: Produced,
     Inspect: Inspected,
     Teach: Taught,
+    Answer: Answered,
 }
 """What each request that is asked for is answered with."""
 
@@ -271,7 +302,7 @@ def body_length(header: bytes) -> int:
     return length
 
 
-def answer_to(request: Asked[Answer], reply: Reply) -> Answer:
+def answer_to(request: Asked[R], reply: Reply) -> R:
     """The reply as what such a request is answered with. Raises WireError for another."""
     answer: Any = reply
     if not isinstance(answer, REPLY_TO[type(request)]):

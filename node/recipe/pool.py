@@ -128,6 +128,10 @@ class RolloutPool:
         """Samples that wait."""
         return sum(len(group.rows) for group in self._groups.values())
 
+    def recall(self, stale_rollouts: int) -> None:
+        """So many were counted before a restart."""
+        self.stale_rollouts = stale_rollouts
+
     def add(self, groups: Iterable[Group]) -> None:
         """A group that is there already stays as it is."""
         for group in groups:

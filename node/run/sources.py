@@ -36,6 +36,7 @@ def with_sources(run: "RunFile", change: Change) -> "RunFile":
     return replace(
         run,
         model=run.model if warm else change(run.model, "model"),
+        adapter=change(run.adapter, "model") if run.adapter is not None else None,
         dataset=change(run.dataset, "dataset") if run.dataset is not None else None,
         environments=tuple(data(one) for one in run.environments),
         evaluation=replace(run.evaluation, environments=evaluated),

@@ -27,8 +27,8 @@ from node.processes.forkserver import Starter, end_child
 from node.recent import Recent
 from node.run.assets import image_limit
 from node.services.base import Service
+from node.services.context import Context
 from node.services.judging.lots import OwnLots
-from node.services.station import Station
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Dropped, Workplace
 from node.state.files import write_whole
@@ -87,14 +87,14 @@ class Auditing(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         lots: OwnLots | None,
         directory: Path,
         starter: Starter,
         dropped: trio.MemoryReceiveChannel[Dropped] | None = None,
     ) -> None:
         self._dropped = dropped
-        self._station = station
+        self._context = context
         self._lots = lots
         self._spool = Spool(directory)
         self._replaying = trio.Lock()
@@ -111,10 +111,16 @@ class Auditing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         lots = place.own_lots if place.role == "validator" else None
-        found = cls(place.station, lots, place.directory / "audit", place.starter, place.dropped[1])
+        found = cls(place.context, lots, place.directory / "audit", place.starter, place.dropped[1])
         if place.control is not None:
-            place.control.mount([Route("/audit/step/{step:int}", found._by_hand, methods=["POST"])])
+            place.control.mount(found.routes())
         return found
+
+    def routes(self) -> list[Route]:
+        async def by_hand(request: Request) -> Response:
+            return await self._by_hand(int(request.path_params["step"]))
+
+        return [Route("/audit/step/{step:int}", by_hand, methods=["POST"])]
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -128,7 +134,7 @@ class Auditing(Service):
                 await self._judge(wanted)
 
     def status(self) -> dict[str, Any]:
-        rate = self._station.jury.lots.steps_rate(self._station.key.address) if self._lots else None
+        rate = self._context.state.lots.steps_rate(self._context.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
         return {"auditing": {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}}
@@ -139,7 +145,7 @@ class Auditing(Service):
             return ""
         if rate == 0:
             return "not enough free memory to replay a step"
-        last, newest = max(self._offered(), default=0), self._station.jury.policies.newest_step
+        last, newest = max(self._offered(), default=0), self._context.state.policies.newest_step
         if newest - last <= MOST_REPLAYED:
             return ""
         return f"the newest checkpoint, of step {last}, is {newest - last} back: over {MOST_REPLAYED} are not replayed"
@@ -148,7 +154,7 @@ class Auditing(Service):
 
     async def _draw(self, lots: OwnLots) -> None:
         # A policy that is taken back is not audited any more: `_tried` finds that it is not announced here.
-        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+        async for policy in self._context.facts.subscribe(PolicyFollowed):
             await lots.prepared.wait()
             if policy.step < 1:
                 continue
@@ -159,24 +165,24 @@ class Auditing(Service):
     def _is_severed(self, policy: PolicyFollowed) -> bool:
         """Whether it goes on from another policy than the one that is followed before it. Its manifest breaks a rule
         then, which one lot in eight would tell; every step after it is as its own parent and state say."""
-        before = self._station.jury.policies.of_step(policy.step - 1)
+        before = self._context.state.policies.of_step(policy.step - 1)
         return before is not None and before.root != policy.message.parent
 
     async def _hear_objections(self) -> None:
-        async for one in self._station.jury.facts.subscribe(ObjectionRaised):
-            announced = self._station.jury.policies.of_step(one.message.step)
+        async for one in self._context.facts.subscribe(ObjectionRaised):
+            announced = self._context.state.policies.of_step(one.message.step)
             if announced is not None and announced.author != one.author:
                 self._look_into(announced.statement, one.author)
 
     async def _hear_accusations(self) -> None:
         """Another validator found a step bad: a quorum needs others who look, wherever their lots fell."""
-        async for one in self._station.jury.facts.subscribe(StepAccused):
+        async for one in self._context.facts.subscribe(StepAccused):
             if one.message.reason != Reason.LEFT_OUT:  # no replay tells that: each validator counts for itself
                 self._look_into(one.message.statement, one.author)
 
     def _look_into(self, statement: PolicyStatement, accuser: Address) -> None:
         """One that accuses in vain is heeded a few times."""
-        pledged = self._station.jury.lots.steps_rate(self._station.key.address)
+        pledged = self._context.state.lots.steps_rate(self._context.key.address)
         if self._lots is not None and pledged and self._refuted[accuser] < REFUTED:
             self._want(_Wanted(statement, accuser=accuser))
 
@@ -184,10 +190,10 @@ class Auditing(Service):
         """The trainer drops a worker, as far as this validator counts. It says so where another one stands by to lead:
         in a pool with one trainer that would end the run."""
         async for statement, how in dropped:
-            alone = len(self._station.membership.terms.trainers) < 2
-            if alone or not self._station.membership.may_validate(self._station.key.address):
+            alone = len(self._context.membership.terms.trainers) < 2
+            if alone or not self._context.membership.may_validate(self._context.key.address):
                 continue
-            announced = self._station.jury.policies.of_step(statement.step)
+            announced = self._context.state.policies.of_step(statement.step)
             if announced is not None and announced.message.statement == statement:
                 ruled = Ruling(Outcome.REJECT, Reason.LEFT_OUT, how[:MAX_DETAIL])
                 await self._say(_Wanted(statement), ruled, "")
@@ -211,17 +217,19 @@ class Auditing(Service):
 
     async def _judge(self, wanted: _Wanted) -> None:
         """Say what an audit finds, once and for ever."""
-        journal, slot = self._station.journal, wanted.statement.struct_hash
+        journal, slot = self._context.journal, wanted.statement.struct_hash
         known = await journal.do(journal.said, KIND, slot)
         # The same signed word again: it may have been lost, and a new one could differ.
         if known is not None:
-            return await self._station.board.post_raw(known)
+            return await self._context.board.post_raw(known)
+        if self._context.journal.fence.covers(wanted.statement.step):
+            return None  # another daemon may have judged it with this key
         found = await self._tried(wanted.statement)
         return await self._conclude(wanted, *found) if found is not None else None
 
     async def _tried(self, statement: PolicyStatement) -> _Found | None:
         """What an audit finds; None, and why, where it cannot be made."""
-        if self._station.jury.distrust or not self._station.membership.may_validate(self._station.key.address):
+        if self._context.state.distrust or not self._context.membership.may_validate(self._context.key.address):
             return None
         try:
             # An accuser names the statement. What is replayed must be the one that was announced here.
@@ -248,15 +256,15 @@ class Auditing(Service):
     async def _say(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
         """Unless something is said of the step already: two words on one are two lies."""
         async with self._speaking:
-            journal, slot = self._station.journal, wanted.statement.struct_hash
+            journal, slot = self._context.journal, wanted.statement.struct_hash
             if await journal.do(journal.said, KIND, slot) is None:
                 await self._say_first(wanted, ruled, arithmetic)
 
     async def _say_first(self, wanted: _Wanted, ruled: Ruling, arithmetic: str) -> None:
-        station, statement = self._station, wanted.statement
+        context, statement = self._context, wanted.statement
         announced = self._announced(statement.step)
         draft = StepJudged(
-            pool=station.pool,
+            pool=context.pool,
             statement=statement,
             trainer=announced.author,
             word=announced.message.signature,
@@ -268,18 +276,18 @@ class Auditing(Service):
             rate=wanted.pledge.steps if wanted.pledge else 0,
             arithmetic=arithmetic,
         )
-        signature = sign(station.key, station.domain, draft.verdict)
-        raw = station.board.sealed(msgspec.structs.replace(draft, signature=signature))
-        await station.journal.do(station.journal.say, KIND, statement.struct_hash, raw)
+        signature = sign(context.key, context.domain, draft.verdict)
+        raw = context.board.sealed(msgspec.structs.replace(draft, signature=signature))
+        slot = statement.struct_hash
+        await context.journal.promise(context.journal.say, KIND, slot, raw, step=statement.step)
         level = log.info if ruled.outcome == Outcome.ACCEPT else log.warning
         level("step.judged", step=statement.step - 1, outcome=ruled.outcome.name, why=ruled.detail)
-        await station.board.post_raw(raw)
+        await context.board.post_raw(raw)
 
     # one audit
 
-    async def _by_hand(self, request: Request) -> Response:
+    async def _by_hand(self, step: int) -> Response:
         """What `intellect-node audit step K --state-dir` asks of a running node."""
-        step = int(request.path_params["step"])
         try:
             ruled, audit = await self._audited(self._statement(step + 1))
         except IntellectError as error:
@@ -304,7 +312,7 @@ class Auditing(Service):
     async def _until(self, offered: Callable[[], bool], seconds: float) -> None:
         """Wait for a checkpoint, so many seconds at most."""
         with trio.move_on_after(seconds):
-            async for _ in self._station.jury.facts.subscribe(CheckpointOf):
+            async for _ in self._context.facts.subscribe(CheckpointOf):
                 if offered():
                     return
 
@@ -320,7 +328,7 @@ class Auditing(Service):
 
     async def _replay(self, order: StepOrder) -> Audit:
         """In a child that is alone in its directory. Raises Unavailable where it does not end well, or in time."""
-        run, spool = self._station.run, self._spool
+        run, spool = self._context.run, self._spool
         await trio.to_thread.run_sync(spool.prepare, run.encoded, run.assets)
         # The directory is used again: an older result would be read where this child writes none.
         (spool.root / RESULT).unlink(missing_ok=True)  # noqa: ASYNC240 - one local file
@@ -350,7 +358,7 @@ class Auditing(Service):
     # what an audit takes
 
     def _announced(self, step: int) -> PolicyFollowed:
-        found = self._station.jury.policies.of_step(step)
+        found = self._context.state.policies.of_step(step)
         if found is None:
             raise Unavailable(f"this node has not heard of policy {step}, or has forgotten it")
         return found
@@ -360,19 +368,19 @@ class Auditing(Service):
 
     def _offered(self) -> dict[int, list[Signed[CheckpointOffered]]]:
         """By step, the leader's first. Whoever else has a state offers it too; the bytes say whether it is that."""
-        return self._station.jury.checkpoints.of(self._station.membership.trainer)
+        return self._context.state.checkpoints.of(self._context.membership.trainer)
 
     def _offers(self, step: int) -> bool:
         """Whether the leader offers the state of a step: nobody else's word ends the wait for it."""
-        leader = self._station.membership.trainer
+        leader = self._context.membership.trainer
         return any(one.author == leader for one in self._offered().get(step, ()))
 
     async def _fetch(self, root: bytes, size: int, held: ExitStack, first: Iterable[Address] = ()) -> Path:
         # Before it is fetched: the store may make room at any moment.
-        held.enter_context(self._station.blobs.holding([root]))
-        membership = self._station.membership
+        held.enter_context(self._context.blobs.holding([root]))
+        membership = self._context.membership
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
-        return await self._station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+        return await self._context.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
 
     async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
@@ -388,7 +396,7 @@ class Auditing(Service):
             if at and (state := await self._fetch_state(at, held)) is not None:
                 states[at] = state
         claims = {at: self._claim(at, named[at]) for at in named}
-        clock, (run_root, pool) = self._station.jury.policies, (self._station.run.root, self._station.pool)
+        clock, (run_root, pool) = self._context.state.policies, (self._context.run.root, self._context.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self._announced(at).message)}
         where = (run_root, pool, step, base)
         order = StepOrder(*where, claims, policies, manifests, blobs, states, 2 * self._memory, beyond)
@@ -396,7 +404,7 @@ class Auditing(Service):
 
     @property
     def _memory(self) -> int:
-        spec = self._station.run.spec
+        spec = self._context.run.spec
         return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
 
     async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[str, BatchManifest]:
@@ -406,7 +414,7 @@ class Auditing(Service):
     async def _fetch_blobs(self, manifests: list[BatchManifest], held: ExitStack) -> dict[str, str]:
         """Files and reports, from those who made them."""
         wanted: dict[bytes, tuple[int, Address]] = {}
-        trainer = self._station.membership.trainer
+        trainer = self._context.membership.trainer
         for root, size, author in (blob for one in manifests for work in one.batch.works for blob in work.blobs()):
             wanted[root] = size, address_from_bytes(author) if author else trainer
         # Sizes are the manifest's word; the bound is ours, before the first byte.
@@ -443,7 +451,7 @@ class Auditing(Service):
 
     async def _fetch_state(self, step: int, held: ExitStack) -> State | None:
         """Of a step, from the first of those who offer it that has it; None where nobody has."""
-        spec = self._station.run.spec
+        spec = self._context.run.spec
         for offer in self._offered().get(step, ()):
             try:
                 path, _, files = await fetch_checkpoint(
@@ -462,7 +470,7 @@ class Auditing(Service):
 
     def _misnamed(self, manifest: BatchManifest) -> str | None:
         """A report that is not the one that its author's verdict names, as far as this node heard that."""
-        ballots, pool = self._station.jury.ballots, self._station.pool
+        ballots, pool = self._context.state.ballots, self._context.pool
         for work in manifest.batch.works:
             named = [(work.name(pool), work.file_root, one.author, one.root) for one in work.reports]
             for task in work.judged:

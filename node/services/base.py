@@ -4,7 +4,8 @@ Every service has the same shape, so that the daemon is a list of them, the stat
 and the heartbeat what they say of themselves.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self
 
 import trio
@@ -38,6 +39,40 @@ class Service:
         """The fields of this node's heartbeat that this fills."""
         return {}
 
+    def doing(self) -> str:
+        """What the node does now, in words, where this is what it came for."""
+        return ""
+
+
+async def every(seconds: float | Callable[[], float], do: Callable[[], Awaitable[object]]) -> None:
+    """Do it now, and again so many seconds after it was done, until cancelled."""
+    while True:
+        await do()
+        await trio.sleep(seconds() if callable(seconds) else seconds)
+
+
+class Bell:
+    """Wakes the one who waits when something has changed. What rang before the wait is not lost."""
+
+    def __init__(self) -> None:
+        self._rang = trio.Event()
+
+    def ring(self, *_: object) -> None:
+        self._rang.set()
+
+    async def wait(self, seconds: float = math.inf) -> None:
+        """Until it rings, or so many seconds have passed."""
+        with trio.move_on_after(seconds):
+            await self._rang.wait()
+        self._rang = trio.Event()
+
+    async def until(self, so: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Whether it comes to be so in so many seconds; looked at again with each ring."""
+        with trio.move_on_after(seconds):
+            while not so():
+                await self.wait()
+        return so()
+
 
 async def wait_until(true: Callable[[], bool], seconds: float, poll: float) -> None:
     """Return once it is so, or so many seconds have passed: of things that have no event, looked at again and again."""
@@ -54,7 +89,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.state = "starting"
-        self.progress = ProgressRecord()
+        self.progress = ProgressRecord(doing=self.doing)
         self.services: list[Service] = []
 
     @property
@@ -66,6 +101,10 @@ class Crew:
         await service.start(nursery)
         # After its start: a service that is not ready has no part in status and heartbeat.
         self.services.append(service)
+
+    def doing(self) -> str:
+        """What the node does, by the last of its services that says so: it builds on those before it."""
+        return next((words for service in reversed(self.services) if (words := service.doing())), "working")
 
     def beat(self) -> dict[str, Any]:
         """What all of them have for the heartbeat."""

@@ -17,7 +17,7 @@ from node.chain.client import ChainClient
 from node.chain.ledger import Ledger
 from node.recent import Recent
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.state.journal import TABLE
 from node.swarm.facts import TableSigned
 from protocol.earnings import MAX_TABLE_BYTES, Table, checked_table, encode_table
@@ -66,11 +66,11 @@ class Seen(msgspec.Struct, frozen=True):
 class Books:
     """A pool's contract, its events, and its tables by root, found among what validators signed. One per node."""
 
-    def __init__(self, station: Station, chain: ChainClient, ledger: Ledger) -> None:
-        self.station = station
+    def __init__(self, context: Context, chain: ChainClient, ledger: Ledger) -> None:
+        self.context = context
         self.chain = chain
         self.ledger = ledger
-        self._journal = station.journal
+        self._journal = context.journal
         self._signed: dict[Address, Recent[bytes, EarningsSigned]] = {}
         self._read: dict[bytes, Table] = {}
         """The table that was posted last, by its root."""
@@ -85,22 +85,22 @@ class Books:
         # Several services look at the same time. Those that wait here get the first one's answer.
         async with self._turn:
             # Read before the chain is asked: an event that comes meanwhile has the terms read again.
-            now, told, seen = self.station.clock.monotonic(), self.ledger.told, self._seen
+            now, told, seen = self.context.clock.monotonic(), self.ledger.told, self._seen
             if seen is not None and now < self._looked_at + SHARED_SECONDS:
                 return seen
-            posted, block = await self.chain.earnings(self.station.pool), await self.chain.block()
+            posted, block = await self.chain.earnings(self.context.pool), await self.chain.block()
             # Epochs go by the chain's time: a clock that is off would certify for the wrong one.
-            self.station.time.saw(block.timestamp)
+            self.context.time.saw(block.timestamp)
             same = told == self._told and now < self._terms_at + TERMS_SECONDS
             if seen is not None and same and seen.posted == posted:
                 pool = seen.pool
             else:
-                pool, self._terms_at, self._told = await self.chain.pool(self.station.pool), now, told
+                pool, self._terms_at, self._told = await self.chain.pool(self.context.pool), now, told
             self._seen, self._looked_at = Seen(pool, block.timestamp, posted), now
             return self._seen
 
     async def listen(self) -> None:
-        async for signed in self.station.jury.facts.subscribe(TableSigned):
+        async for signed in self.context.facts.subscribe(TableSigned):
             said = self._signed.setdefault(signed.author, Recent(HEARD, refresh=True))
             # Several, since the table on chain may be an older one than the last that was signed.
             said[signed.message.earnings.root] = signed.message
@@ -113,7 +113,7 @@ class Books:
     async def of(self, posted: PostedEarnings) -> Table | None:
         """The table that stands on chain; None before the first, and while nobody shows it."""
         if posted.total and posted.root not in self._read:
-            read = partial(checked_table, pool=self.station.pool, root=posted.root)
+            read = partial(checked_table, pool=self.context.pool, root=posted.root)
             if (table := await self._kept(read) or await self._shown(posted.root, read)) is not None:
                 self._read = {posted.root: table}
         return self._read.get(posted.root) if posted.total else None
@@ -129,7 +129,7 @@ class Books:
             try:
                 size = min(message.size, MAX_TABLE_BYTES)
                 # Whoever signed it has it. Anybody else may, and the root says whether it is the one.
-                table = await self.fetch(message.table, size, [author, *self.station.membership.addresses()], read)
+                table = await self.fetch(message.table, size, [author, *self.context.membership.addresses()], read)
             except (IntellectError, OSError) as error:
                 log.info("table.unusable", validator=author, why=str(error))
                 continue
@@ -140,8 +140,8 @@ class Books:
 
     async def fetch(self, root: bytes, size: int, holders: Sequence[Address], read: Callable[[bytes], T]) -> T:
         """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""
-        others = list(dict.fromkeys(one for one in holders if one != self.station.key.address))
-        path = await self.station.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
+        others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
+        path = await self.context.blobs.fetch(root, others, max_size=size, timeout=FETCH_TIMEOUT)
         return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
 
 
@@ -151,10 +151,10 @@ class Keeping(Service):
     trouble: ClassVar[str]
 
     def __init__(self, books: Books) -> None:
-        self._books, self._station = books, books.station
+        self._books, self._context = books, books.context
         self._chain, self._ledger = books.chain, books.ledger
-        self._pool, self._own = books.station.pool, books.station.key.address
-        self._journal = books.station.journal
+        self._pool, self._own = books.context.pool, books.context.key.address
+        self._journal = books.context.journal
 
     @classmethod
     async def open(cls, place: Any) -> Self | None:

@@ -5,6 +5,7 @@ which fetches the package and says whether it is what its offer says.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -19,10 +20,11 @@ from node.environments.package.archive import MAX_BYTES, unpack
 from node.environments.package.manifest import Manifest, read_manifest
 from node.errors import NodeError
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.tasking.wishes import read_body, refusal, told
 from node.services.workplace import Workplace
 from node.state.files import write_whole
+from node.state.kept import cached
 from node.swarm.catalogue import Entry, ReviewBook, entries
 from node.swarm.register import Work
 from protocol.errors import UNREADABLE, IntellectError
@@ -40,13 +42,13 @@ class NotOffered(NodeError):
     """A package that nobody offers, or that nobody hands over."""
 
 
-class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """file: an archive on this machine."""
 
     file: str
 
 
-class _Own(msgspec.Struct, frozen=True):
+class OwnOffer(msgspec.Struct, frozen=True):
     """What this node publishes, as it is kept over a restart."""
 
     name: str
@@ -62,41 +64,42 @@ class Cataloguing(Service):
 
     name = "catalogue"
 
-    def __init__(self, station: Station, kept: Path) -> None:
-        self._station, self._kept = station, kept
-        self.own: dict[str, _Own] = {}
+    def __init__(self, context: Context, kept: Path) -> None:
+        self._context, self._kept = context, kept
+        self.own: dict[str, OwnOffer] = {}
         self.reviews = ReviewBook()
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.station, place.directory / "published.json")
+        service = cls(place.context, place.directory / "published.json")
         if place.control is not None:
             place.control.mount(service.routes())
         return service
 
     async def run(self) -> None:
         if await trio.Path(self._kept).is_file():
-            found = msgspec.json.decode(await trio.Path(self._kept).read_bytes(), type=list[_Own])
-            self.own = {one.root: one for one in found[:MOST_OWN]}
-        self._station.jury.register.follow(self._hear)
+            read = partial(msgspec.json.decode, await trio.Path(self._kept).read_bytes(), type=list[OwnOffer])
+            # An offer that is lost can be made again; a daemon that ends for it does nothing else either.
+            self.own = {one.root: one for one in (cached(self._kept, read) or [])[:MOST_OWN]}
+        self._context.state.register.follow(self._hear)
         while True:
             for one in list(self.own.values()):
                 await self._say(one)
             await trio.sleep(REPEAT_EVERY)
 
     def entries(self) -> list[Entry]:
-        return entries(self._station.board.messages(EnvironmentPublished), self.reviews)
+        return entries(self._context.board.messages(EnvironmentPublished), self.reviews)
 
-    async def publish(self, file: Path) -> _Own:
+    async def publish(self, file: Path) -> OwnOffer:
         """Hold an archive, and offer it. Raises IntellectError, OSError."""
         if len(self.own) >= MOST_OWN:
             raise NotOffered("too many packages", f"this node offers {MOST_OWN} already", "publish at another node")
         # Unpacking a stranger's archive takes time in proportion to its size: in a thread.
         manifest = await trio.to_thread.run_sync(_read, file)
-        blob = await self._station.blobs.add(file)
+        blob = await self._context.blobs.add(file)
         # It is printed in others' terminals, where a control character could rewrite what stands there.
         about = "".join(c if c.isprintable() else " " for c in manifest.about)[:MAX_ABOUT]
-        own = _Own(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
+        own = OwnOffer(manifest.name, blob.root.hex(), blob.size, manifest.determinism, manifest.turns, about)
         self.own[own.root] = own
         encoded = msgspec.json.encode(list(self.own.values()))
         # Before the offer is said: after a restart it is said again.
@@ -107,7 +110,7 @@ class Cataloguing(Service):
     async def fetched(self, entry: Entry) -> tuple[Path, list[str]]:
         """The archive, and what its offer says otherwise. Raises NotOffered where nobody hands it over."""
         try:
-            path = await self._station.blobs.fetch(
+            path = await self._context.blobs.fetch(
                 bytes.fromhex(entry.root), list(entry.publishers), max_size=MAX_BYTES, timeout=FETCH_SECONDS
             )
         except IntellectError as error:
@@ -140,7 +143,7 @@ class Cataloguing(Service):
     def routes(self) -> list[BaseRoute]:
         async def publish(request: Request) -> Response:
             try:
-                wish = msgspec.json.decode(await read_body(request), type=_Wish)
+                wish = msgspec.json.decode(await read_body(request), type=PublishWish)
                 return JSONResponse(msgspec.to_builtins(await self.publish(Path(wish.file))))
             except UNREADABLE as error:
                 return refusal("the request cannot be read", str(error), "use: intellect-node env publish")
@@ -166,11 +169,11 @@ class Cataloguing(Service):
             Route("/environments/{text}", show, methods=["GET"]),
         ]
 
-    async def _say(self, own: _Own) -> None:
+    async def _say(self, own: OwnOffer) -> None:
         # Milliseconds, as of every message that replaces an older one by its author.
         sequence = time.time_ns() // 1_000_000
         fields = {**msgspec.structs.asdict(own), "root": bytes.fromhex(own.root)}
-        await self._station.board.post(EnvironmentPublished(pool=self._station.pool, sequence=sequence, **fields))
+        await self._context.board.post(EnvironmentPublished(pool=self._context.pool, sequence=sequence, **fields))
 
     def _hear(self, work: Work) -> None:
         """A review's result is its reviewer's signed word, so a badge rests on nobody else's."""

@@ -18,7 +18,7 @@ import trio
 
 from node.recent import Recent
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.swarm.ballots import FileState
 from node.swarm.facts import PolicyFollowed, VerdictKnown
 from node.swarm.register import BACKLOG_SECONDS, Work, WorkId
@@ -68,11 +68,11 @@ class Certifying(Service):
 
     name = "certifying"
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._own = station.key.address
-        self._journal = station.journal
-        self._run = station.run.spec
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._own = context.key.address
+        self._journal = context.journal
+        self._run = context.run.spec
         self._files: dict[Address, Recent[WorkId, Work]] = {}
         self._verdicts: dict[Address, Recent[WorkId, tuple[bool, Accepted]]] = {}
         self._claims: Claims = {}
@@ -83,10 +83,10 @@ class Certifying(Service):
         # A budget of policies: accepted files fill it, announced policies draw on it. So a trainer is not paid for
         # steps that there was no work for.
         self._steps = self._most_steps
-        self._opened = station.clock.monotonic()  # nobody here knows what was accepted before
+        self._opened = context.clock.monotonic()  # nobody here knows what was accepted before
         self._to_say: OrderedDict[Address, Recent[WorkId, Certificate]] = OrderedDict()
         self.certified = 0
-        station.jury.register.follow(self._wait_for)
+        context.state.register.follow(self._wait_for)
 
     @classmethod
     async def open(cls, place: Any) -> Self:
@@ -101,8 +101,8 @@ class Certifying(Service):
             nursery.start_soon(self._hear_policies)
             while True:
                 await self.decide()
-                pause = min(POLL, self._station.time.epoch_seconds / 10)
-                self._station.board.say(self._next(), within=2 * pause)
+                pause = min(POLL, self._context.time.epoch_seconds / 10)
+                self._context.board.say(self._next(), within=2 * pause)
                 await trio.sleep(pause)
 
     async def decide(self) -> None:
@@ -129,7 +129,7 @@ class Certifying(Service):
         restart."""
         # Asked for all at once: a node shows hundreds, and each visit to the journal's thread costs a turn.
         kept = await self._journal.do(
-            lambda: [self._journal.certificate(self._own, self._station.pool, one.work) for one in lacking]
+            lambda: [self._journal.certificate(self._own, self._context.pool, one.work) for one in lacking]
         )
         for statement, before in zip(lacking, kept, strict=True):
             if before is not None:
@@ -144,7 +144,7 @@ class Certifying(Service):
 
     async def _hear_verdicts(self) -> None:
         """The first word counts; another one is evidence, and no work."""
-        async for said in self._station.jury.facts.subscribe(VerdictKnown):
+        async for said in self._context.facts.subscribe(VerdictKnown):
             message, author = said.message, said.author
             groups = len(message.rewards) // DIGEST or self._run.groups_per_file
             checked = len(unpack_groups(message.checked, groups) or ())
@@ -157,28 +157,28 @@ class Certifying(Service):
     async def _hear_policies(self) -> None:
         """All but the first, which is what the run began with."""
         # One that is taken back is found an orphan when its turn comes (`_trained`).
-        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+        async for policy in self._context.facts.subscribe(PolicyFollowed):
             step, root, author = policy.step, policy.root, policy.author
             if step > 0 and policy_units(self._run):
                 waiting = self._policies.setdefault(author, Recent(WAITING))
-                waiting[root] = of_policy(self._run, self._station.pool, author, step, root, policy.message.epoch)
+                waiting[root] = of_policy(self._run, self._context.pool, author, step, root, policy.message.epoch)
 
     # what counts
 
     def _decided_files(self, waiting: Recent[WorkId, Work]) -> list[Accepted]:
-        jury, found = self._station.jury, list[Accepted]()
+        state, found = self._context.state, list[Accepted]()
         for id, work in list(waiting.items()):
             # Too old to be judged; so it will never be decided.
-            if jury.register.get(id) is None:
+            if state.register.get(id) is None:
                 del waiting[id]
-            elif jury.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
+            elif state.ballots.state(id) is FileState.ACCEPTED and self._is_decided(id):
                 del waiting[id]
                 rollout = self._run.rollout
                 if work.task is None:
                     share = rollout.prompts_per_file / rollout.prompts_per_step
                     self._steps = min(self._steps + share, self._most_steps)
                 # Signed only for what this validator saw itself: others' votes decide, but do not make it a witness.
-                own = jury.ballots.verdict_of(id, self._own)
+                own = state.ballots.verdict_of(id, self._own)
                 if own is not None and own.message.verdict.outcome == Outcome.ACCEPT:
                     found.append(of_file(work.commitment))
         return found
@@ -186,46 +186,46 @@ class Certifying(Service):
     def _decided_as_said(self, validator: Address, verdicts: Recent[WorkId, tuple[bool, Accepted]]) -> None:
         """Verdicts that the pool has decided likewise. What rests on a report is paid when somebody has looked at it:
         not a rejection, the own word, or what everybody makes again to the byte."""
-        ballots = self._station.jury.ballots
+        ballots = self._context.state.ballots
         for id, (accepts, statement) in list(verdicts.items()):
-            state, work = ballots.state(id), self._station.jury.register.get(id)
+            state, work = ballots.state(id), self._context.state.register.get(id)
             if state in (FileState.ACCEPTED, FileState.REJECTED) and self._is_decided(id):
                 del verdicts[id]
-                sealed = self._station.jury.seals.was_sealed(id, validator)
+                sealed = self._context.state.seals.was_sealed(id, validator)
                 if (state is FileState.ACCEPTED) == accepts and work and sealed:
                     reported = accepts and validator != self._own and work.task is None
                     waiting = self._claims if reported else self._shown
-                    claim = Claim(validator, work, statement, self._station.time.now())
+                    claim = Claim(validator, work, statement, self._context.time.now())
                     waiting.setdefault(validator, Recent(WAITING))[id] = claim
 
     def _to_be_paid(self) -> list[Claim]:
         """Of validators that are believed; not what they judged in a window in which they said what is not so. One that
         took a verdict back unasked waits until a dispute is told that asked it; one that is behind with showing what it
         sealed, until it is not."""
-        jury, found = self._station.jury, list[Claim]()
+        state, found = self._context.state, list[Claim]()
         for validator, shown in self._shown.items():
             # A seal that stays closed tells nobody anything, so its verdict earns nothing.
-            if validator in jury.ballots.quarantined or jury.seals.leaves_unopened(validator):
+            if validator in state.ballots.quarantined or state.seals.leaves_unopened(validator):
                 shown.clear()
-            if not shown or jury.seals.is_behind(validator):
+            if not shown or state.seals.is_behind(validator):
                 continue
-            turned = jury.seals.turned(validator)
+            turned = state.seals.turned(validator)
             for id, claim in list(shown.items()):
-                if jury.lots.window_of(claim.work) not in turned:
+                if state.lots.window_of(claim.work) not in turned:
                     del shown[id]
-                    if not jury.seals.is_withheld(validator, claim.work):
+                    if not state.seals.is_withheld(validator, claim.work):
                         found.append(claim)
         return found
 
     def _is_decided(self, id: WorkId) -> bool:
         """A silent validator is waited for as long as the pool's window allows: the pay of the others is due in it."""
-        return self._station.jury.ballots.undisputed(id, self._station.time.certified_after)
+        return self._context.state.ballots.undisputed(id, self._context.time.certified_after)
 
     def _trained(self) -> list[Accepted]:
         """Policies that the clock knows as this trainer's and that enough was accepted for; none of a trainer that
         contradicts itself, nor one that a later term took back, nor one that another trainer announced before: a
         standby knows all roots."""
-        clock, found = self._station.jury.policies, list[Accepted]()
+        clock, found = self._context.state.policies, list[Accepted]()
         if clock.fork is not None:
             # Of a trainer that signed two things that cannot both be true nothing is certified, the earlier policies
             # included.
@@ -239,7 +239,7 @@ class Certifying(Service):
                 if said is None or said.author != trainer or clock.is_orphan(root):
                     del waiting[root]
                     continue
-                if self._steps < 1.0 and self._station.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
+                if self._steps < 1.0 and self._context.clock.monotonic() >= self._opened + BACKLOG_SECONDS:
                     return found
                 self._steps = max(self._steps - 1.0, 0.0)
                 found.append(waiting.pop(root))
@@ -249,11 +249,11 @@ class Certifying(Service):
         """Whether this validator accepted just this work, as its journal remembers."""
         raw = await self._journal.do(self._journal.said, "verdict", statement.work)
         again = await self._journal.do(self._journal.said, "recheck", statement.work)
-        if raw is None or self._station.jury.ballots.state(statement.work) in (FileState.REJECTED, FileState.DISPUTED):
+        if raw is None or self._context.state.ballots.state(statement.work) in (FileState.REJECTED, FileState.DISPUTED):
             return False
         try:
-            verdict = self._station.board.opened(raw, VerdictIssued).message.verdict
-            found = self._station.board.opened(again, VerdictRechecked).message.verdict if again else verdict
+            verdict = self._context.board.opened(raw, VerdictIssued).message.verdict
+            found = self._context.board.opened(again, VerdictRechecked).message.verdict if again else verdict
         except ProtocolError as error:
             log.warning("verdict.unreadable", why=error.why)
             return False
@@ -266,11 +266,11 @@ class Certifying(Service):
     async def _sign(self, wanted: Sequence[tuple[Accepted, float | None]]) -> None:
         """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more. With each:
         when it was found so, None for what the journal knows."""
-        members = self._station.membership
+        members = self._context.membership
         known = [each for each in wanted if members.is_member(each[0].node) or members.is_trainer(each[0].node)]
         fit = [each for each in known if not members.is_evicted(each[0].node)]
         for start in range(0, len(fit), AT_ONCE):
-            for statement, signature in await self._journal.do(self._signed, fit[start : start + AT_ONCE]):
+            for statement, signature in await self._journal.promise(self._signed, fit[start : start + AT_ONCE]):
                 self.certified += 1
                 self._queue(statement, signature)
 
@@ -280,13 +280,13 @@ class Certifying(Service):
         with journal.at_once():
             for one, at in wanted:
                 found_at = journal.said_at("verdict", one.work) if at is None else at
-                if not self._station.time.may_certify(one.epoch, found_at) or not one.units:
+                if not self._context.time.may_certify(one.epoch, found_at) or not one.units:
                     log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")
                 # An own rejection stands in the journal, though the quorum said otherwise.
                 elif not journal.is_refused(one.work):
                     # The journal has the last word: there are never two different statements of this validator for one
                     # work.
-                    kept = journal.certify(self._own, one, sign(self._station.key, self._station.domain, one))
+                    kept = journal.certify(self._own, one, sign(self._context.key, self._context.domain, one))
                     if kept is None:
                         log.warning("work.certified_otherwise", work=one.work.hex()[:16])
                     else:

@@ -15,7 +15,7 @@ import trio
 
 from node.chain.errors import Reverted
 from node.services.base import Service, wait_until
-from node.services.station import Station
+from node.services.context import Context
 from node.swarm.ballots import FileState
 from node.swarm.facts import SilenceTold, WorkTouched
 from node.swarm.register import WorkId
@@ -73,17 +73,21 @@ class Candidate(Protocol):
         """How far it has led: step and root of the newest policy."""
         ...
 
+    def holds(self) -> bool:
+        """Whether its term is to go on."""
+        ...
+
 
 class Chairing(Service):
     """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear."""
 
     name = "chair"
 
-    def __init__(self, station: Station, chain: OnChain, candidate: Candidate | None = None) -> None:
+    def __init__(self, context: Context, chain: OnChain, candidate: Candidate | None = None) -> None:
         self._candidate = candidate
-        self._station = station
+        self._context = context
         self._chain = chain
-        self._terms = station.membership.terms
+        self._terms = context.membership.terms
         self._words: dict[Address, SilenceSigned] = {}
         """Each validator's word about the latest lease that it spoke of: nobody crowds out another one's."""
         self._complete: tuple[Lease, float] | None = None
@@ -96,7 +100,7 @@ class Chairing(Service):
 
     @classmethod
     async def open(cls, place: Any) -> "Chairing":
-        return cls(place.station, place.chain)
+        return cls(place.context, place.chain)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -113,15 +117,15 @@ class Chairing(Service):
         the chain is silent a leader goes on until its lease is over by its own clock."""
         term = self._terms.of(step)
         # The contract alone says who leads; no trainer goes by what it hears (ADR 031).
-        if term.holder != self._station.key.address:
+        if term.holder != self._context.key.address:
             return False
         return term is not self._terms.now or self._in_force(term)
 
     def _in_force(self, term: Term) -> bool:
-        return not term.ended and self._station.time.now() < term.until
+        return not term.ended and self._context.time.now() < term.until
 
     def status(self) -> dict[str, Any]:
-        term, own = self._terms.now, self._station.key.address
+        term, own = self._terms.now, self._context.key.address
         if not self._terms.seated:
             return {}
         # In the order in which the contract lets them take the chair.
@@ -144,7 +148,7 @@ class Chairing(Service):
     async def _sign_always(self) -> None:
         while True:
             await trio.sleep(POLL)
-            members, term = self._station.membership, self._terms.now
+            members, term = self._context.membership, self._terms.now
             if self._terms.seated and members.may_validate(members.own) and self._is_gone(term):
                 await self._say_silent(term)
 
@@ -153,18 +157,18 @@ class Chairing(Service):
 
     def _is_silent(self, term: Term) -> bool:
         """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
-        now, members = self._station.clock.monotonic(), self._station.membership.table
+        now, members = self._context.clock.monotonic(), self._context.membership.table
         member = members.get(term.holder)
         seen = member.seen_at if member is not None else None
         patience = max(
-            self._station.run.spec.chair.silence_seconds,
+            self._context.run.spec.chair.silence_seconds,
             MISSED_UNHEALTHY * heartbeat_interval(members.present()),  # in a large pool everybody speaks seldom
         )
         return not term.ended and seen is not None and now - max(seen, term.at) > patience
 
     def _is_stalled(self, term: Term) -> bool:
         """It speaks, and makes no policy of what is accepted. How long a step takes its last ones say."""
-        policies, spec = self._station.jury.policies, self._station.run.spec
+        policies, spec = self._context.state.policies, self._context.run.spec
         newest, accepted = self._unused
         # Files that were counted for an older policy say nothing of a leader that made one since.
         if term.ended or newest != policies.newest_step or len(accepted) < self._enough:
@@ -173,20 +177,20 @@ class Chairing(Service):
             return False
         longest = max((after - before for before, after in pairwise(heard)), default=0.0)
         patience = max(spec.chair.stall_seconds, STALL_STEPS * longest)
-        return self._station.clock.monotonic() - max(heard[-1], term.at) > patience
+        return self._context.clock.monotonic() - max(heard[-1], term.at) > patience
 
     @property
     def _enough(self) -> int:
-        return STALL_BATCHES * self._station.run.spec.rollout.files_per_step
+        return STALL_BATCHES * self._context.run.spec.rollout.files_per_step
 
     async def _count_accepted(self) -> None:
-        jury = self._station.jury
-        async for touched in jury.facts.subscribe(WorkTouched):
+        state = self._context.state
+        async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
-            work, newest = jury.register.get(id), jury.policies.newest_step
+            work, newest = state.register.get(id), state.policies.newest_step
             if self._unused[0] != newest:
                 self._unused = newest, set()
-            accepted = work is not None and work.task is None and jury.ballots.state(id) is FileState.ACCEPTED
+            accepted = work is not None and work.task is None and state.ballots.state(id) is FileState.ACCEPTED
             if accepted and len(self._unused[1]) < self._enough:
                 self._unused[1].add(id)
 
@@ -196,16 +200,16 @@ class Chairing(Service):
         if key == self._signed:
             return
         self._signed = key
-        station = self._station
-        silent = TermSilent(station.pool, *key, max(station.jury.policies.newest_step, 0))
-        signature = sign(station.key, station.domain, silent)
+        context = self._context
+        silent = TermSilent(context.pool, *key, max(context.state.policies.newest_step, 0))
+        signature = sign(context.key, context.domain, silent)
         what = "is not heard" if self._is_silent(term) else "makes no policy of what is accepted"
         log.warning("leader.silent", holder=term.holder, term=term.number, what=what)
-        station.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
-        await station.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
+        context.progress.tell("chair", f"the trainer {term.holder} {what}: this validator says so")
+        await context.board.post(SilenceSigned(**msgspec.structs.asdict(silent), signature=signature))
 
     async def _listen(self) -> None:
-        async for told in self._station.jury.facts.subscribe(SilenceTold):
+        async for told in self._context.facts.subscribe(SilenceTold):
             self._hear(told)
 
     def _hear(self, told: SilenceTold) -> None:
@@ -216,14 +220,14 @@ class Chairing(Service):
     async def _act_always(self, candidate: Candidate) -> None:
         while True:
             await trio.sleep(POLL)
-            if not self._terms.seated or self._station.key.address not in self._terms.trainers:
+            if not self._terms.seated or self._context.key.address not in self._terms.trainers:
                 continue
             try:
                 await self._act(candidate)
             except Reverted as error:  # another one was first, or the chain's clock is a little behind
                 self.lost += 1
                 if error.name == "ValidatorUnfit":  # one spoils the others' signatures
-                    self._unfit |= {one for one in self._station.membership.validators if one in error.args_.values()}
+                    self._unfit |= {one for one in self._context.membership.validators if one in error.args_.values()}
                 log.info("chair.refused", why=error.why)
                 await trio.sleep(PAUSE)
             except IntellectError as error:
@@ -231,14 +235,15 @@ class Chairing(Service):
                 await trio.sleep(PAUSE)
 
     async def _act(self, candidate: Candidate) -> None:
-        term, now = self._terms.now, self._station.time.now()
-        if term.holder == self._station.key.address and not term.ended:
+        term, now = self._terms.now, self._context.time.now()
+        if term.holder == self._context.key.address and not term.ended:
             # Half of a lease is left for a chain that is slow, before a standby may take the chair.
-            if now > term.until - self._terms.lease / 2:
-                await self._chain.hold_chair(self._station.pool, *candidate.at())
+            if now > term.until - self._terms.lease / 2 and candidate.holds():
+                await self._chain.hold_chair(self._context.pool, *candidate.at())
                 await self._until_changed(term)
-            return
-        ready, turn = candidate.ready(), self._terms.turn(self._station.key.address)
+            if candidate.holds():
+                return
+        ready, turn = candidate.ready(), self._terms.turn(self._context.key.address)
         if turn is None:
             return
         if now < turn:
@@ -248,10 +253,10 @@ class Chairing(Service):
 
     async def _take(self, term: Term, ready: Ready) -> None:
         log.info("chair.taking", term=term.number + 1, from_step=ready.from_step)
-        await self._chain.take_chair(self._station.pool, term.number + 1, ready.from_step, ready.parent)
+        await self._chain.take_chair(self._context.pool, term.number + 1, ready.from_step, ready.parent)
         await self._until_changed(term)
         said = f"this trainer leads from policy {ready.from_step} on, in term {term.number + 1}"
-        self._station.progress.tell("chair", said)
+        self._context.progress.tell("chair", said)
 
     async def _end(self, term: Term, ready: Ready | None, place: int) -> None:
         """What ends a term before its lease does, once there is such a thing; the next standby first."""
@@ -259,27 +264,27 @@ class Chairing(Service):
         if act is None:
             return
         if self._complete is None or self._complete[0] != key:
-            self._complete = key, self._station.clock.monotonic()
-        if self._station.clock.monotonic() - self._complete[1] >= place * TURN:
+            self._complete = key, self._context.clock.monotonic()
+        if self._context.clock.monotonic() - self._complete[1] >= place * TURN:
             await act()
             await self._until_changed(term)
 
     def _what_ends(self, term: Term, ready: Ready | None) -> Callable[[], Awaitable[object]] | None:
         """Of a holder that was thrown out the chair is free at once. A quorum's verdicts against a step of its end its
         term whoever could lead then; its silence only where somebody can."""
-        if ready is not None and self._station.membership.is_evicted(term.holder):
+        if ready is not None and self._context.membership.is_evicted(term.holder):
             return partial(self._take, term, ready)
         if term.ended:
             return None
-        said = self._station.jury.step_verdicts(self._station.domain, term.number)
+        said = self._context.jury.step_verdicts(self._context.domain, term.number)
         # The contract refuses all signatures if one is by a validator without a stake.
-        quorum, fit = self._station.membership.quorum, set(self._station.membership.validators) - self._unfit
+        quorum, fit = self._context.membership.quorum, set(self._context.membership.validators) - self._unfit
         against = [one for author, one in said.items() if one.outcome != Outcome.ACCEPT and author in fit][:quorum]
         if len(against) == quorum and against[0].trainer == term.holder:
             bad = against[0].statement.commitment(term.holder)
             verdicts, signatures = [one.verdict for one in against], [one.signature for one in against]
             return partial(self._chain.end_term_by_verdicts, term.number, bad, verdicts, signatures)
-        key, most = (term.number, term.until), self._station.jury.policies.newest_step + AHEAD
+        key, most = (term.number, term.until), self._context.state.policies.newest_step + AHEAD
         words = [
             word
             for author, word in self._words.items()

@@ -50,7 +50,7 @@ class Clearing(Keeping):
     async def expel(self, seen: Seen) -> None:
         """Members whose provider's stake, after a slash, no longer covers its nodes."""
         # Sorted, as `addresses` changes its order with each heartbeat: some members would never have their turn.
-        members = sorted(self._station.membership.addresses())
+        members = sorted(self._context.membership.addresses())
         # Some at each look, in turn: two questions to the chain for each member.
         turn = [members[(self._next + i) % len(members)] for i in range(min(LOOKED_AT, len(members)))]
         self._next += LOOKED_AT

@@ -2,20 +2,30 @@
 becomes of it."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
+import trio
 
 from node.chain.errors import tokens
-from node.services.station import Station
+from node.recent import Recent
+from node.services.context import Context
 from node.state.journal import WorkDone
-from node.swarm.register import Work
+from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
+from node.swarm.register import Work, WorkId
 from protocol.checks import reason_name
 from protocol.messages import RolloutCommitted
 from protocol.statements import WorkCommitment, sign, work_id
 
 log = structlog.get_logger()
 REPEATED = 16
+REMEMBERED = 256
+"""Own files whose state is looked at again."""
+VERDICT_SECONDS = 5.0
+"""Seconds until they are looked at though nobody spoke."""
 
 
 def slot_name(root: bytes, index: int) -> bytes:
@@ -24,58 +34,84 @@ def slot_name(root: bytes, index: int) -> bytes:
 
 
 async def commit(
-    station: Station, root: bytes, index: int, path: Path, units: int, step: int | None = None
+    context: Context,
+    root: bytes,
+    index: int,
+    path: Path,
+    units: int,
+    step: int | None = None,
+    round_: int | None = None,
 ) -> WorkCommitment:
-    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's. Raises
-    StateError where the journal holds another promise for this place."""
+    """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's; round_: that
+    it is a contribution to. Raises StateError where the journal holds another promise for this place, or the place lies
+    under the fence."""
     # In the store first: whoever hears of the commitment asks for the file at once.
-    info = await station.blobs.add(path)
+    info = await context.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
-    epoch = station.time.epoch()
-    commitment = WorkCommitment(station.pool, station.key.address, root, index, info.root, units, epoch)
-    signature = sign(station.key, station.domain, commitment)
-    message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=info.size)
-    raw = station.board.sealed(message)
-    place, file = (slot_name(root, index), raw), (info.root, root, index, units, station.clock.wall())
-    of = (station.run.root, step, epoch, work_id(commitment))
+    epoch = context.time.epoch()
+    commitment = WorkCommitment(context.pool, context.key.address, root, index, info.root, units, epoch)
+    signature = sign(context.key, context.domain, commitment)
+    message = RolloutCommitted(pool=context.pool, commitment=commitment, signature=signature, size=info.size)
+    raw = context.board.sealed(message)
+    place, file = (slot_name(root, index), raw), (info.root, root, index, units, context.clock.wall())
+    of = (context.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
-    await station.journal.do(station.journal.commit_file, *place, *file, *of)
-    await station.board.post_raw(raw)
+    about: dict[str, Any] = {"task": root} if step is None else {"step": step if round_ is None else round_}
+    await context.journal.promise(context.journal.commit_file, *place, *file, *of, **about)
+    await context.board.post_raw(raw)
     return commitment
 
 
 class OwnWorks:
     """What this node committed to, and what became of it: done, as its journal has it for the whole run."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._journal = station.journal
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._journal = context.journal
         self.done = WorkDone({}, Counter(), 0)
 
     async def count(self) -> None:
-        self.done = await self._journal.do(self._journal.work_done, self._station.run.root)
+        self.done = await self._journal.do(self._journal.work_done, self._context.run.root)
 
     async def repeat(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
         # The crash may have come between the journal and the gossip; who has them already drops them.
         for raw in await self._journal.do(self._journal.last_said, "commitment", REPEATED):
-            await self._station.board.post_raw(raw)
+            await self._context.board.post_raw(raw)
 
-    async def judged(self, work: Work, title: str, accepted: bool) -> None:
+    async def follow(self, state: Callable[[WorkId], FileState]) -> None:
+        """Tell of each verdict on a work of ours until cancelled; a dispute may change one once more. state: what the
+        pool thinks of a work."""
+        register, own = self._context.state.register, self._context.key.address
+        told = self._context.facts.subscribe(WorkTouched)
+        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
+        while True:
+            with trio.move_on_after(VERDICT_SECONDS):  # some things only time decides
+                work = register.get((await told.receive()).work)
+                if work is not None and work.node == own:
+                    work.delivered = True  # it lies in our own store
+                    known.setdefault(work.id, FileState.OPEN)
+            for id, before in list(known.items()):
+                work, now = register.get(id), state(id)
+                if work and now is not before and now in (FileState.ACCEPTED, FileState.REJECTED):
+                    known[id] = now
+                    await self._judged(work, now is FileState.ACCEPTED)
+
+    async def _judged(self, work: Work, accepted: bool) -> None:
         """The pool has decided on a work of ours, or otherwise than before: its owner is told, with the reasons that
         validators gave."""
-        root, units, progress = work.commitment.file_root, work.commitment.units, self._station.progress
+        root, units, progress = work.commitment.file_root, work.commitment.units, self._context.progress
         if accepted:
-            price = self._station.price
+            price = self._context.price
             worth = f", worth {tokens(units * price)} tokens" if price else ""
-            progress.contributed("accepted", f"{title} was accepted: {units:,} units{worth}")
+            progress.contributed("accepted", f"{work.title} was accepted: {units:,} units{worth}")
         else:
-            votes = self._station.jury.ballots.rejecting(work.id).values()
+            votes = self._context.state.ballots.rejecting(work.id).values()
             reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
             details = sorted({vote.detail for vote in votes if vote.detail})
             await self._journal.do(self._journal.note_reasons, root, ", ".join(reasons))
             why = ", ".join(reasons) + (f" ({details[0]})" if details else "")
-            progress.tell("refused", f"{title}: {why}")
+            progress.tell("refused", f"{work.title}: {why}")
             log.warning("work.refused", root=root.hex(), reasons=reasons, details=details[:3])
         await self._journal.do(self._journal.judge_file, root, "accepted" if accepted else "rejected")
         await self.count()

@@ -8,7 +8,7 @@ from typing import Any, Self
 import structlog
 
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.swarm.facts import RunTold
 
@@ -20,17 +20,17 @@ class Ending(Service):
 
     name = "ending"
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.over = False
         self.reward: float | None = None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station)
+        return cls(place.context)
 
     async def run(self) -> None:
-        async for told in self._station.jury.facts.subscribe(RunTold):
+        async for told in self._context.facts.subscribe(RunTold):
             self._hear(told)
 
     def _hear(self, told: RunTold) -> None:
@@ -42,7 +42,7 @@ class Ending(Service):
                 remedy="intellect-node weights fetch gets the trained model; this node may leave",
             )
             reward = "" if told.reward is None else f", with a mean reward of {told.reward:.3f}"
-            self._station.progress.tell("over", f"the run is over at step {told.step}{reward}")
+            self._context.progress.tell("over", f"the run is over at step {told.step}{reward}")
         # The newest word, also where it takes an earlier one back: a run may be lengthened.
         self.over, self.reward = told.over, told.reward
 

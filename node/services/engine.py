@@ -10,7 +10,7 @@ from node.config import Role
 from node.inference.client import EngineProcess
 from node.progress import ProgressRecord
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
@@ -27,7 +27,7 @@ class Engine(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.engine, place.station.progress, place.station.run.spec.verification, place.role)
+        return cls(place.engine, place.context.progress, place.context.run.spec.verification, place.role)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Raises EngineError if no child becomes ready, or the run does not admit how it computes."""
@@ -50,14 +50,14 @@ class Engine(Service):
 class Following(Service):
     name = "policies"
 
-    def __init__(self, follower: PolicyFollower, station: Station, exchange: BlobExchange) -> None:
+    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange) -> None:
         self._follower = follower
-        self._station = station
+        self._context = context
         self._exchange = exchange
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.station, place.member.stock.exchange)
+        return cls(place.policies, place.context, place.member.stock.exchange)
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyClock`)."""
@@ -68,14 +68,14 @@ class Following(Service):
 
     async def _hear_of_undone(self) -> None:
         """Policies that a term takes back are none to work with."""
-        async for undone in self._station.jury.facts.subscribe(Undone):
+        async for undone in self._context.facts.subscribe(Undone):
             if isinstance(undone.fact, PolicyFollowed):
-                self._station.shelf.orphan(undone.fact.root)
+                self._context.shelf.orphan(undone.fact.root)
 
     async def _tell_of_the_first(self) -> None:
-        progress = self._station.progress
+        progress = self._context.progress
         progress.enter("policy", self._waits_for, lambda: fraction(self._exchange.under_way()))
-        policy = await self._station.shelf.newer_than(-1)
+        policy = await self._context.shelf.newer_than(-1)
         progress.tell("policy", f"policy {policy.step} is here and verified")
         progress.enter("first-contribution", progress.doing)
 
@@ -83,5 +83,5 @@ class Following(Service):
         step = self._follower.newest_step
         if step < 0:
             return "waiting for the trainer's first policy: none has been announced yet"
-        members = len(self._station.membership.addresses())
+        members = len(self._context.membership.addresses())
         return f"fetching policy {step}: {describe(self._exchange.under_way(), members)}"

@@ -32,10 +32,10 @@ class Serving(Service):
         certificate = tls = None
         if config.gateway_tls:
             # Its own: its fingerprint stands in the signed heartbeat, so no authority has to vouch for it.
-            certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.station.key)
+            certificate = await trio.to_thread.run_sync(own_certificate, place.directory, place.context.key)
             tls = await trio.to_thread.run_sync(server_context, certificate)
         listener = place.web.at(config.gateway, WHAT, FLAG, tls)
-        store, shelf = place.member.stock.store, place.station.shelf
+        store, shelf = place.member.stock.store, place.context.shelf
         gateway = Gateway(listener, store, lambda: served(shelf), certificate)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
@@ -50,6 +50,6 @@ class Serving(Service):
 def served(shelf: PolicyShelf) -> list[ServedPolicy]:
     """The policies that are held, oldest first."""
     return [
-        ServedPolicy(held.step, held.root, held.manifest.image_root, held.manifest.image_size, held.path)
-        for held in shelf.held
+        ServedPolicy(one.step, one.root, one.manifest.image_root, one.manifest.image_size, one.path, one.announcement)
+        for one in shelf.held
     ]

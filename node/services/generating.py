@@ -13,15 +13,14 @@ import trio
 
 from node.inference.client import EngineChild
 from node.inference.wire import LoadPolicy, Produce, Produced, Progress
-from node.recent import Recent
 from node.recipe.capacity import CapacityGauge, measure
 from node.recipe.speed import measured
 from node.services.base import Service
 from node.services.committing import OwnWorks, commit
-from node.services.station import Rate, Station
+from node.services.context import Context, Rate
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import RunTold, WorkTouched
+from node.swarm.facts import RunTold
 from node.swarm.leftovers import Leftovers, Makers
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import Work, WorkId
@@ -40,12 +39,9 @@ FILES_OF_QUIET = 2
 share."""
 INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
-VERDICT_POLL = 5.0
-HEARING_POLL = 0.25
+HEARING_EVERY = 1.0
 CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
-REMEMBERED = 256
-"""Own files whose state is looked at again."""
 MAKES_NOTHING = 2
 """Steps after which a worker that made nothing has no share in the work. Who takes longer for a file makes so little
 that the others come closer to what a step needs without it."""
@@ -62,24 +58,24 @@ class Generating(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         engine: EngineChild,
         scratch: Path,
         gauge: CapacityGauge,
     ) -> None:
-        self._station = station
-        self._journal = station.journal
+        self._context = context
+        self._journal = context.journal
         self._engine = engine
         self._scratch = scratch
         self._gauge = gauge
         self._informative, self._signal = 1.0, False
         self._makers = Makers(MAKES_NOTHING)
         self._leftovers = Leftovers()
-        self.rate = Rate(clock=station.clock.monotonic)
+        self.rate = Rate(clock=context.clock.monotonic)
         self.last_reward: float | None = None
         self.waiting: str | None = None
         self.finished = False
-        self.works = OwnWorks(station)
+        self.works = OwnWorks(context)
         self.generate_seconds = 0.0
         self._first_step = -1
         self._arrived_step = -1
@@ -92,18 +88,17 @@ class Generating(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        run = place.station.run
+        run = place.context.run
         machine = await trio.to_thread.run_sync(measure, run.assets, place.hardware.gpus, abandon_on_cancel=True)
         gauge = CapacityGauge(run.spec, machine, await _expected_speed(place), lambda: place.member.claims.believed)
-        return cls(place.station, place.engine, place.scratch, gauge)
+        return cls(place.context, place.engine, place.scratch, gauge)
 
     async def run(self) -> None:
-        self._station.progress.doing = self.doing
         await self.works.count()
         await self.works.repeat()
-        self._station.jury.register.follow(self._note_work)
+        self._context.state.register.follow(self._note_work)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self.works.follow, self._verdict)
             nursery.start_soon(self._watch_trainer)
             await self._generate()
 
@@ -123,7 +118,7 @@ class Generating(Service):
         """What this worker does now, in words."""
         if self.waiting or self.finished:
             return self.waiting or "the run is over: nothing is left to generate"
-        newest = self._station.shelf.newest
+        newest = self._context.shelf.newest
         about = f"policy {newest.step}" if newest else "the first policy"
         if self._producing:
             sampled = f" ({self._progress.done} of {self._progress.of} answers)" if self._progress else ""
@@ -147,30 +142,30 @@ class Generating(Service):
                 await self._commit(policy, index, produced)
             except IntellectError as error:
                 log.warning("rollout.failed", step=policy.step, why=error.why)
-                self._station.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
+                self._context.progress.trouble(f"a file for policy {policy.step} was not made: {error.why}")
                 await trio.sleep(1.0)
             finally:
                 self._producing, self._progress = 0, None
 
     def _is_cut_off(self) -> bool:
-        return is_cut_off(voices(self._station.board, self._station.membership), self._station.clock.monotonic())
+        return is_cut_off(voices(self._context.board, self._context.membership), self._context.clock.monotonic())
 
     async def _wait_for_a_voice(self, policy: HeldPolicy) -> None:
         """While neither the trainer nor a validator is heard nothing more is made: it would be stale once they are.
 
         Then what was missed comes first; and the time that passed unheard is nobody's lack of rollouts.
         """
-        began = self._station.clock.monotonic()
-        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._station.clock.wall()))
+        began = self._context.clock.monotonic()
+        self.waiting = time.strftime("hears nobody since %H:%M:%S UTC", time.gmtime(self._context.clock.wall()))
         log.warning("worker.cut_off", step=policy.step)
-        self._station.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
+        self._context.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
-            await trio.sleep(HEARING_POLL)
-        log.warning("worker.reconnected", seconds=round(self._station.clock.monotonic() - began, 1))
+            await trio.sleep(HEARING_EVERY)
+        log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
         self.waiting = None
         with trio.move_on_after(CATCHING_UP):
-            await self._station.shelf.newer_than(policy.step)
-        now = self._station.clock.monotonic()
+            await self._context.shelf.newer_than(policy.step)
+        now = self._context.clock.monotonic()
         # Time without a voice is no sign that the trainer lacks rollouts.
         self._arrived_at += now - began
         self._leftovers.began(policy.step, now)
@@ -184,23 +179,24 @@ class Generating(Service):
         a worker whose own files had none makes its share again.
         """
         while True:
-            policy = self._station.shelf.newest or await self._station.shelf.newer_than(-1)
+            policy = self._context.shelf.newest or await self._context.shelf.newer_than(-1)
             self._note_arrival(policy)
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
             patience = self._patience()
-            waited = self._station.clock.monotonic() - self._arrived_at
-            fork = self._station.jury.policies.fork
+            waited = self._context.clock.monotonic() - self._arrived_at
+            fork = self._context.state.policies.fork
             if fork is not None:
                 self.waiting = f"the trainer is not believed any more: {fork.what}"
-            more = 1 if self._signal else self._share()
+            more, most = 1 if self._signal else self._share(), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
             wanted += self._left_over() if made >= wanted else 0
-            if not self.finished and made < min(wanted, most_files(self._station.run.spec)) and fork is None:
+            made = most if self._journal.fence.covers(policy.step) else made
+            if not self.finished and made < min(wanted, most) and fork is None:
                 return policy
             wait = min(patience - waited % patience, self._until_quiet())
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
             with trio.move_on_after(30.0 if self.finished else wait + 0.01):
-                await self._station.shelf.newer_than(policy.step)
+                await self._context.shelf.newer_than(policy.step)
 
     def _patience(self) -> float:
         """Seconds without a new policy after which the trainer seems to lack rollouts."""
@@ -210,8 +206,8 @@ class Generating(Service):
 
     def _left_over(self) -> int:
         """Files that others made too few of: this worker's part of them, once nobody makes any."""
-        needed = math.ceil(self._station.run.spec.files_per_policy * self._refill())
-        return self._leftovers.taken(needed, self._quiet(), self._station.clock.monotonic())
+        needed = math.ceil(self._context.run.spec.files_per_policy * self._refill())
+        return self._leftovers.taken(needed, self._quiet(), self._context.clock.monotonic())
 
     def _quiet(self) -> float:
         """Seconds without a file of anybody's after which none is to be expected."""
@@ -220,7 +216,7 @@ class Generating(Service):
 
     def _until_quiet(self) -> float:
         quiet = self._quiet()
-        return quiet - self._leftovers.quiet_for(self._station.clock.monotonic()) % quiet
+        return quiet - self._leftovers.quiet_for(self._context.clock.monotonic()) % quiet
 
     def _note_arrival(self, policy: HeldPolicy) -> None:
         """Remember when a policy came, and how long policies usually take."""
@@ -228,7 +224,7 @@ class Generating(Service):
             return
         if self._first_step < 0:
             self._first_step = policy.step
-        now = self._station.clock.monotonic()
+        now = self._context.clock.monotonic()
         if self._arrived_step >= 0:
             # Policies that were passed over took their part of the time.
             took = (now - self._arrived_at) / (policy.step - self._arrived_step)
@@ -239,7 +235,7 @@ class Generating(Service):
     def _note_work(self, work: Work) -> None:
         if work.is_sampled:
             self._makers.made(work.node, work.step)
-            self._leftovers.made(work.node, work.step, self._station.clock.monotonic())
+            self._leftovers.made(work.node, work.step, self._context.clock.monotonic())
 
     def _share(self) -> int:
         """Files per policy so that all live workers that make any together make what a step needs.
@@ -247,10 +243,10 @@ class Generating(Service):
         Of the first policy that a worker meets it makes twice that, if the run allows staleness: from then on the
         trainer has one batch in hand while the next is being made, and neither waits for the other.
         """
-        run = self._station.run.spec
-        living = self._station.membership.table.live(self._station.clock.monotonic(), "worker")
+        run = self._context.run.spec
+        living = self._context.membership.table.live(self._context.clock.monotonic(), "worker")
         # Oneself counts as a maker from the start, or the first share would be divided among the others alone.
-        self._makers.made(self._station.key.address, self._arrived_step)
+        self._makers.made(self._context.key.address, self._arrived_step)
         workers = max(1, self._makers.count(living, self._arrived_step))
         share = math.ceil(run.files_per_policy * self._refill() / workers)
         ahead = run.recipe.max_staleness > 0 and self._arrived_step == self._first_step
@@ -258,7 +254,7 @@ class Generating(Service):
 
     def _refill(self) -> float:
         """Files to make for each that a batch needs: with the online filter, groups without signal do not count."""
-        filters = self._station.run.spec.filters
+        filters = self._context.run.spec.filters
         # Bounded as the trainer's own refilling: a model that solves everything would ask for files without end.
         return min(1 / max(self._informative, 1 / filters.refill), filters.refill) if filters.online else 1.0
 
@@ -267,8 +263,8 @@ class Generating(Service):
         out = self._scratch / f"rollout-{policy.step}-{index}.arrow"
         order = Produce(
             policy_root=policy.root,
-            node=self._station.key.address,
-            pool=self._station.pool,
+            node=self._context.key.address,
+            pool=self._context.pool,
             index=index,
             out_path=str(out),
             capacity=self._gauge.capacity,
@@ -286,7 +282,7 @@ class Generating(Service):
         self._progress = progress
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
-        commitment = await commit(self._station, policy.root, index, Path(produced.path), produced.units, policy.step)
+        commitment = await commit(self._context, policy.root, index, Path(produced.path), produced.units, policy.step)
         await self.works.count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
@@ -294,41 +290,23 @@ class Generating(Service):
             "rollout.committed", step=policy.step, index=index, root=commitment.file_root.hex(), units=produced.units
         )
 
-    async def _follow_verdicts(self) -> None:
-        """What becomes of this worker's files, as the pool's jury decides; a dispute may change it once more."""
-        told = self._station.jury.facts.subscribe(WorkTouched)
-        known: Recent[WorkId, FileState] = Recent(REMEMBERED)
-        while True:
-            with trio.move_on_after(VERDICT_POLL):  # some things only time decides
-                id = (await told.receive()).work
-                work = self._station.jury.register.get(id)
-                if work is not None and work.node == self._station.key.address:
-                    work.delivered = True  # it lies in our own store
-                    known.setdefault(id, FileState.OPEN)
-            for id, before in list(known.items()):
-                state = self._verdict(id)
-                work = self._station.jury.register.get(id)
-                if work and state is not before and state in (FileState.ACCEPTED, FileState.REJECTED):
-                    known[id] = state
-                    await self.works.judged(work, work.title, state is FileState.ACCEPTED)
-
     def _verdict(self, id: WorkId) -> FileState:
         """What the pool thinks of a file of ours. While validators are away fewer than the quorum are enough to train
         on a file, but not to put it on chain: there a quorum that never heard of it would take it for invented."""
-        ballots = self._station.jury.ballots
+        ballots = self._context.state.ballots
         state = ballots.state(id)
-        enough = len(ballots.accepting(id)) >= self._station.quorum
+        enough = len(ballots.accepting(id)) >= self._context.quorum
         return FileState.OPEN if state is FileState.ACCEPTED and not enough else state
 
     async def _watch_trainer(self) -> None:
-        async for told in self._station.jury.facts.subscribe(RunTold):
+        async for told in self._context.facts.subscribe(RunTold):
             self.finished = told.over
 
 
 async def _expected_speed(place: Workplace) -> float | None:
     """Tokens per second before the first file is made, where lengths are dealt by it: so that a fast node need not
     begin with the shortest."""
-    run = place.station.run
+    run = place.context.run
     if not run.spec.length_budget.targets:
         return None
     speed = await measured(place.config.home, place.hardware, place.config.engine_options, starter=place.starter)

@@ -5,12 +5,12 @@ from typing import Any, Self
 import trio
 
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.swarm.contributions import Contributions
 from node.swarm.facts import WorkTouched
-from node.swarm.jury import Jury
 from node.swarm.membership import Membership
+from node.swarm.pool_state import PoolState
 from node.swarm.taskbook import describe_task
 from protocol.audit import AuditSpec, detection_power
 
@@ -21,29 +21,29 @@ LOOK_AGAIN = 5.0
 class Counting(Service):
     name = "jury"
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._contributions = Contributions(station.jury.register, station.jury.ballots, station.clock.wall)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._contributions = Contributions(context.state.register, context.state.ballots, context.clock.wall)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station)
+        return cls(place.context)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._count)
             # Some states change without a message: a silent validator is gone without after a while.
             nursery.start_soon(self._count_by_the_clock)
-            await self._station.jury.run()
+            await self._context.jury.run()
 
     def status(self) -> dict[str, Any]:
-        station = self._station
-        audit = describe_audit(station.jury, station.membership, station.run.spec.audit)
-        tasks = [describe_task(task, station.clock.monotonic()) for task in station.jury.tasks.tasks()]
+        context = self._context
+        audit = describe_audit(context.state, context.membership, context.run.spec.audit)
+        tasks = [describe_task(task, context.clock.monotonic()) for task in context.state.tasks.tasks()]
         return {"audit": audit, "contributions": self._contributions.status(), "tasks": {"known": tasks}}
 
     async def _count(self) -> None:
-        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+        async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             self._contributions.look(id)
 
@@ -53,13 +53,13 @@ class Counting(Service):
             self._contributions.look_again()
 
 
-def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict[str, Any]:
+def describe_audit(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:
     """power: chance that a cheat in `cheated_share` of a worker's groups was seen in `window`, for the worker that was
     checked least; pledged: the share of groups that the validators promise to recompute in the newest window."""
-    lots, ballots = jury.lots, jury.ballots
+    lots, ballots = state.lots, state.ballots
     window = lots.last_full_window()
     powers = [row for row in lots.powers(window) if membership.is_member(row.node)]
-    live = jury.validators()
+    live = state.validators()
     pledged = lots.pledged_share(lots.current_window, set(ballots.electorate()))
     committed = sum(row.groups for row in powers)
     groups = round(committed / len(powers)) if powers else 0
@@ -85,15 +85,15 @@ def describe_audit(jury: Jury, membership: Membership, audit: AuditSpec) -> dict
             "raised": ballots.disputes_raised,
             "resolved": ballots.disputes_resolved,
             "open": len(ballots.open_disputes()),
-            "prompts_differ": jury.state.prompts_differ,
+            "prompts_differ": state.prompts_differ,
         },
-        "trainer": describe_trust(jury),
+        "trainer": describe_trust(state),
         "lots": {"kept": lots.kept, "early": lots.early, "broken": lots.broken},
     }
 
 
-def describe_trust(jury: Jury) -> dict[str, Any]:
+def describe_trust(state: PoolState) -> dict[str, Any]:
     """Whether the trainer's word is taken here; if not, what it signed that cannot both be true."""
-    fork = jury.policies.fork
+    fork = state.policies.fork
     said = {"trusted": fork is None, "why": fork.what if fork else "", "evidence": len(fork.evidence) if fork else 0}
-    return said | {"refused": dict(jury.state.refused), "audited": jury.steps.status()}
+    return said | {"refused": dict(state.refused), "audited": state.steps.status()}

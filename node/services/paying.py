@@ -42,11 +42,11 @@ class Paying(Keeping):
     async def _hear(self) -> None:
         """Of all certificates of a pool only a node's own are worth the check of a signature to it. More than a
         quorum's are kept: if a validator loses its seat just before a table is made, others are too late."""
-        async for said in self._station.jury.facts.subscribe(Certified):
+        async for said in self._context.facts.subscribe(Certified):
             for one in said.certificates:
                 if one.node == self._own and said.author != self._own:
                     statement = one.statement(self._pool)
-                    if is_signed_by(said.author, self._station.domain, statement, one.signature):
+                    if is_signed_by(said.author, self._context.domain, statement, one.signature):
                         self._heard.append((said.author, statement, one.signature))
                         self._news.set()
 
@@ -62,8 +62,8 @@ class Paying(Keeping):
     async def look(self, seen: Seen) -> float:
         """Show what is due to be shown."""
         await self._forget()
-        first, now = seen.first, self._station.clock.monotonic()
-        last = self._station.time.epoch() - 1
+        first, now = seen.first, self._context.clock.monotonic()
+        last = self._context.time.epoch() - 1
         self._shown = {epoch: known for epoch, known in self._shown.items() if epoch >= first}
         due: list[EpochShown] = []
         for epoch in await self._journal.do(self._journal.own_epochs, self._own, first):
@@ -73,14 +73,14 @@ class Paying(Keeping):
             blob = await self._journal.do(self._blob, epoch)
             before, at = self._shown.get(epoch, (b"", 0.0))
             # Again after a while without a change: the board forgets, and validators come and go.
-            if blob != before or now - at >= self._station.time.shown_every:
-                info = await self._station.blobs.add(blob)
+            if blob != before or now - at >= self._context.time.shown_every:
+                info = await self._context.blobs.add(blob)
                 self._shown[epoch] = (blob, now)
                 due.append(EpochShown(epoch, info.root, info.size))
         for start in range(0, len(due), MAX_SHOWN):
             message = CertificatesShown(pool=self._pool, shown=tuple(due[start : start + MAX_SHOWN]))
-            self._station.board.say([message], within=SAID_WITHIN)
-        return min(seen.pause, self._station.time.shown_every)
+            self._context.board.say([message], within=SAID_WITHIN)
+        return min(seen.pause, self._context.time.shown_every)
 
     async def _forget(self) -> None:
         """What the last table but one covers: the newest may still be in a block that is replaced."""

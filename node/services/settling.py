@@ -20,6 +20,7 @@ from node.progress import TROUBLE
 from node.services.books import Books, Keeping, Seen
 from node.services.workplace import Workplace
 from node.state.journal import PAY, UNCLEAR, PayRecord, Tabled
+from node.state.kept import cached
 from protocol.earnings import Table, decode_certificates
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_bytes
@@ -59,7 +60,7 @@ class Settling(Keeping):
     def __init__(self, books: Books, gather: float | None = None) -> None:
         super().__init__(books)
         self._gather = gather
-        self._progress = self._station.progress
+        self._progress = self._context.progress
         self._provider: Address | None = None
         self._bonded = 0
         """wei that answer for this node"""
@@ -171,7 +172,12 @@ class Settling(Keeping):
         kept = await self._journal.do(self._journal.recall, SENDING)
         if not kept:
             return
-        units, proof = msgspec.msgpack.decode(kept, type=tuple[int, tuple[bytes, ...]])
+        # What cannot be read is claimed anew: the contract pays a difference.
+        read = partial(msgspec.msgpack.decode, kept, type=tuple[int, tuple[bytes, ...]])
+        claim = cached(f"the journal's {SENDING}", read)
+        if claim is None:
+            return await self._journal.do(self._journal.remember, SENDING, b"")
+        units, proof = claim
         try:
             await self._chain.claim(self._pool, self._own, units, proof)
             log.info("pay.claimed", units=units)
@@ -186,7 +192,8 @@ class Settling(Keeping):
         self._certified, kept = await journal.do(
             lambda: (journal.certified_units(self._own, pool.threshold), journal.recall(PAY))
         )
-        self._record = msgspec.msgpack.decode(kept, type=PayRecord) if kept else None
+        read = partial(msgspec.msgpack.decode, kept or b"", type=PayRecord)
+        self._record = cached(f"the journal's {PAY}", read) if kept else None
         if table is not None or not seen.posted.total:
             await self._note(seen, table, line, claimed)
         self._tabled, missed = await journal.do(lambda: (journal.tabled(EPOCHS_TOLD), journal.missed_units()))
@@ -236,7 +243,7 @@ class Settling(Keeping):
     async def _works_in(self, table: Table, quorum: int) -> dict[bytes, int]:
         """Work -> units of this node that a table counts. Raises IntellectError where a blob of them cannot be had."""
         works: dict[bytes, int] = {}
-        others = self._station.membership.addresses()
+        others = self._context.membership.addresses()
         for source in table.sources:
             if source.node == address_bytes(self._own):
                 read = partial(decode_certificates, node=self._own, epoch=source.epoch)
@@ -256,7 +263,7 @@ class Settling(Keeping):
 
     def _tell_of_certified(self, pool: PoolInfo) -> None:
         """What was certified of each epoch that is over; at the first look, all of it is old."""
-        last, before = self._station.time.epoch() - 1, self._told_certified
+        last, before = self._context.time.epoch() - 1, self._told_certified
         self._told_certified = last
         for epoch, units in sorted(self._waiting().items()):
             if before is not None and before < epoch <= last:

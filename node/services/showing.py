@@ -14,7 +14,7 @@ import trio
 from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
 from node.services.base import Service
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.state.files import link_or_copy
 from node.training.spool import Spool
@@ -45,8 +45,8 @@ class Showing(Service):
 
     name = "showing"
 
-    def __init__(self, station: Station, store: BlobStore, spool: Spool, workshop: Path) -> None:
-        self._station = station
+    def __init__(self, context: Context, store: BlobStore, spool: Spool, workshop: Path) -> None:
+        self._context = context
         self._store = store
         self._spool = spool
         self._workshop = workshop
@@ -60,7 +60,7 @@ class Showing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         spool = Spool(place.directory / "spool")
-        return cls(place.station, place.member.stock.store, spool, place.directory / "weights" / "offering")
+        return cls(place.context, place.member.stock.store, spool, place.directory / "weights" / "offering")
 
     async def run(self) -> None:
         while True:
@@ -70,7 +70,7 @@ class Showing(Service):
     async def look(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
         kept = await trio.to_thread.run_sync(self._spool.checkpoint_steps)
-        newest = self._station.jury.policies.newest_step
+        newest = self._context.state.policies.newest_step
         for step in self._gone & set(kept):
             self._let_go(step)  # made anew, in a later term
         self._gone |= self._offered.keys() - set(kept)
@@ -96,20 +96,20 @@ class Showing(Service):
         try:
             written, size = await trio.to_thread.run_sync(self._read, step)
             self._make_room(size)
-            if size + sum(self._offered.values()) > self._store.quota // SHARE:
+            if size + sum(self._offered.values()) > self._store.room.quota // SHARE:
                 raise StoreFull(f"checkpoints may have a {SHARE}nd part of the store, {size} bytes more do not fit")
             files = [await self._add(step, name) for name in sorted(written.files)]
             consumed = tuple(sorted(written.consumed.items()))
             card = CheckpointCard(
                 step, written.updates, consumed, tuple(StateFile(one.root, one.size) for one in files)
             )
-            named = await self._station.blobs.add(encode_manifest(card))
+            named = await self._context.blobs.add(encode_manifest(card))
         except FileNotFoundError:
             return  # the learner has deleted it meanwhile
         except (StoreFull, OSError) as error:  # where nothing is linked the copy may fill the disk
             self._offered[step] = 0
             why = error.why if isinstance(error, StoreFull) else str(error)
-            self._station.progress.trouble(f"checkpoint {step} is not offered to auditors: {why}")
+            self._context.progress.trouble(f"checkpoint {step} is not offered to auditors: {why}")
             return
         self._pin("checkpoint", step, (named.root, *(one.root for one in files)))
         self._offered[step] = size
@@ -122,18 +122,18 @@ class Showing(Service):
 
     def _make_room(self, size: int) -> None:
         """For a new one. What audits of the past may need goes first, the oldest of it."""
-        while self._gone and size + sum(self._offered.values()) > self._store.quota // SHARE:
+        while self._gone and size + sum(self._offered.values()) > self._store.room.quota // SHARE:
             step = min(self._gone)
             self._let_go(step)
             if not self._told_of_room:
                 self._told_of_room = True
                 why = f"a {SHARE}nd part of the store has no room for the checkpoints that audits may need"
-                self._station.progress.trouble(f"checkpoint {step} is let go: {why}: give it more disk, or write fewer")
+                self._context.progress.trouble(f"checkpoint {step} is let go: {why}: give it more disk, or write fewer")
 
     async def _say(self, step: int, named: BlobInfo) -> None:
-        term = self._station.membership.terms.of(step).number
-        said = CheckpointOffered(pool=self._station.pool, term=term, step=step, root=named.root, size=named.size)
-        await self._station.board.post(said)
+        term = self._context.membership.terms.of(step).number
+        said = CheckpointOffered(pool=self._context.pool, term=term, step=step, root=named.root, size=named.size)
+        await self._context.board.post(said)
         log.info("checkpoint.offered", step=step, bytes=self._offered[step])
 
     def _read(self, step: int) -> tuple[_Written, int]:
@@ -157,7 +157,7 @@ class Showing(Service):
 
     async def _keep_what_replays(self, oldest: int) -> None:
         """Pin the manifests of the announced steps from the oldest checkpoint on, and all that they name."""
-        clock = self._station.jury.policies
+        clock = self._context.state.policies
         for kind, step in list(self._pinned):
             if kind == "manifest" and step < oldest:
                 self._unpin(kind, step)

@@ -32,7 +32,7 @@ class Tallying(Service):
         starts = place.tally.part("starts")
         starts["daemon"] += 1
         place.tally.part("restarts")["daemon"] = starts["daemon"] - 1
-        journal, run = place.station.journal, place.station.run.root
+        journal, run = place.context.journal, place.context.run.root
         return cls(place.tally, place.crew, await journal.do(journal.work_done, run))
 
     async def run(self) -> None:

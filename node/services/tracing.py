@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from node.services.base import Service
-from node.services.station import Station, manifest_of
+from node.services.context import Context, manifest_of
 from node.services.workplace import Dropped, Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import DueTold, PolicyFollowed, WorkTouched
@@ -35,17 +35,17 @@ class Tracing(Service):
 
     name = "tracing"
 
-    def __init__(self, station: Station, dropped: trio.MemorySendChannel[Dropped] | None = None) -> None:
-        self._station = station
+    def __init__(self, context: Context, dropped: trio.MemorySendChannel[Dropped] | None = None) -> None:
+        self._context = context
         self._dropped = dropped
-        spec = station.run.spec
+        spec = context.run.spec
         self.book = UseBook(
-            station.jury.policies,
+            context.state.policies,
             spec.recipe.max_staleness,
-            station.clock.monotonic,
-            station.membership.is_member,
-            lambda: station.membership.quorum,
-            station.membership.may_validate,
+            context.clock.monotonic,
+            context.membership.is_member,
+            lambda: context.membership.quorum,
+            context.membership.may_validate,
             self._is_usable,
             keep_surplus=spec.filters.keep_surplus,
         )
@@ -57,46 +57,46 @@ class Tracing(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         # A round's contributions name their batches themselves (`rounds/batches.py`).
-        return None if place.station.run.spec.diloco is not None else cls(place.station, place.dropped[0])
+        return None if place.context.run.spec.diloco is not None else cls(place.context, place.dropped[0])
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_policies)
             nursery.start_soon(self._read)
             nursery.start_soon(self._hear_cuts)
-            async for touched in self._station.jury.facts.subscribe(WorkTouched):
+            async for touched in self._context.facts.subscribe(WorkTouched):
                 id = touched.work
-                work = self._station.jury.register.get(id)
+                work = self._context.state.register.get(id)
                 # Accepted is what this node's ballots say: no trainer is asked what was due.
-                if work is not None and self._station.jury.ballots.state(id) is FileState.ACCEPTED:
+                if work is not None and self._context.state.ballots.state(id) is FileState.ACCEPTED:
                     self.book.accepted(work)
 
     def status(self) -> dict[str, Any]:
         return {"uses": {**self.book.status(), "unread_manifests": self.unread}}
 
     def _is_usable(self, id: WorkId) -> bool:
-        jury = self._station.jury
-        work = jury.register.get(id)
-        if work is None or jury.register.is_contested(work) or jury.ballots.state(id) is FileState.REJECTED:
+        state = self._context.state
+        work = state.register.get(id)
+        if work is None or state.register.is_contested(work) or state.ballots.state(id) is FileState.REJECTED:
             return False
-        return not jury.policies.is_orphan(work.commitment.policy_root)
+        return not state.policies.is_orphan(work.commitment.policy_root)
 
     async def _hear_cuts(self) -> None:
-        async for told in self._station.jury.facts.subscribe(DueTold):
+        async for told in self._context.facts.subscribe(DueTold):
             self.book.heard(told.author, told.message)
 
     def _cut(self, step: int) -> None:
         """A validator's cut at a policy. Only in office: a cut of somebody else counts for nothing."""
-        members = self._station.membership
+        members = self._context.membership
         works = self.book.cut(step) if members.may_validate(members.own) else ()
         for first in range(0, len(works), MAX_CUT):
-            said = DueSigned(pool=self._station.pool, step=step, works=works[first : first + MAX_CUT])
-            self._station.board.say([said], within=SAID_WITHIN)
+            said = DueSigned(pool=self._context.pool, step=step, works=works[first : first + MAX_CUT])
+            self._context.board.say([said], within=SAID_WITHIN)
 
     async def _hear_policies(self) -> None:
         # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
-        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
-            if policy.step == self._station.jury.policies.newest_step:
+        async for policy in self._context.facts.subscribe(PolicyFollowed):
+            if policy.step == self._context.state.policies.newest_step:
                 self._cut(policy.step)
             # Step 0 was not trained, so nothing can have been left out of it.
             if policy.step > 0:
@@ -111,7 +111,7 @@ class Tracing(Service):
             while self._announced:
                 author, message = self._announced.popleft()
                 try:
-                    manifest = await manifest_of(self._station, author, message, FETCH_TIMEOUT)
+                    manifest = await manifest_of(self._context, author, message, FETCH_TIMEOUT)
                 except IntellectError as error:
                     # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
                     self.unread += 1
@@ -123,10 +123,10 @@ class Tracing(Service):
         if message.term != self._term:
             self._term = message.term
             self.book.begin_term()
-        self.book.trained(self._station.pool, manifest.batch)
+        self.book.trained(self._context.pool, manifest.batch)
         statement, dropped = message.statement, self.book.dropped()
         # Where judges give rewards, or a teacher speaks, fresh files wait for that while older ones are used.
-        if not dropped or self._station.run.spec.waits_for_tasks:
+        if not dropped or self._context.run.spec.waits_for_tasks:
             return
         named = ", ".join(list(dropped.values())[:3])
         if self._dropped is not None:

@@ -1,4 +1,4 @@
-"""Where the services of a node are made: its station, and what some of them share.
+"""Where the services of a node are made: its context, and what some of them share.
 
 What only some need is made when the first of them asks for it: a trainer has no engine, a worker no learner.
 """
@@ -19,21 +19,22 @@ from node.hardware import Hardware
 from node.inference.client import EngineProcess
 from node.member import Member
 from node.processes.forkserver import Starter
-from node.recipe.docket import Docket
-from node.recipe.lessons import Lessons
 from node.run.assets import image_limit
 from node.services.base import Crew
 from node.services.books import Books
 from node.services.certifying import Certifying
+from node.services.context import Context
 from node.services.judging.lots import OwnLots, step_share
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.station import Station
+from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
+from node.training.jobs import Jobs
 from node.training.settings import read_settings
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from node.web.host import HttpHost
 from node.weights.fetch import PolicyFollower
 from node.weights.records import PolicyRecords
@@ -63,7 +64,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     hardware: Hardware
     chain: ChainClient
     member: Member
-    station: Station
+    context: Context
     crew: Crew
     directory: Path
     ledger: Ledger
@@ -79,53 +80,58 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def engine(self) -> EngineProcess:
         """The child process that computes."""
-        run = self.station.run
+        run = self.context.run
         return EngineProcess(self.config.engine_argv, run.encoded, run.assets, starter=self.starter)
 
     @cached_property
     def policies(self) -> PolicyFollower:
         """The trainer's policies, fetched and verified."""
-        station, stock = self.station, self.member.stock
+        context, stock = self.context, self.member.stock
         return PolicyFollower(
-            station.jury.facts,
-            station.jury.policies,
-            station.blobs,
+            context.facts,
+            context.state.policies,
+            context.blobs,
             stock.store,
-            station.shelf,
-            station.run.root,
-            lambda author: [author, *station.membership.addresses()],
-            image_limit(station.run.spec),
+            context.shelf,
+            context.run.root,
+            lambda author: [author, *context.membership.addresses()],
+            image_limit(context.run.spec),
             workshop=self.workshop,
             records=self.records,
-            repeat=station.board.post_raw,
+            repeat=context.board.post_raw,
             blame=lambda author, _why: stock.exchange.reputation.lied(author, trio.current_time()),
         )
 
     @cached_property
     def stock(self) -> TaskStock:
         """What the engine needs for tasks."""
-        station = self.station
-        members = station.membership.addresses
+        context = self.context
+        members = context.membership.addresses
         place = self.directory / "tmp" / "tasks"
-        stock = TaskStock(station.run, station.blobs, self.policies, station.shelf, members, place)
+        stock = TaskStock(context.run, context.blobs, self.policies, context.shelf, members, place)
         # So that the files of a task that is over make room for those of others.
-        station.jury.tasks.follow(stock.heed)
+        context.state.tasks.follow(stock.heed)
         return stock
 
     @cached_property
-    def docket(self) -> Docket:
-        """What waits for judges at the trainer."""
-        return Docket(self.station.run.spec)
+    def spool(self) -> Spool:
+        """Through which this node and its learner meet. Raises TrainingError for settings that are none."""
+        return Spool(self.directory / "spool", read_settings(self.config.trainer).milestones)
 
     @cached_property
-    def lessons(self) -> Lessons:
-        """What waits for the run's teacher there."""
-        return Lessons(self.station.run.spec)
+    def watch(self) -> SpoolWatch:
+        """What is new in it."""
+        return SpoolWatch(self.spool)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The trainer's: what waits for judges, for the run's teacher, and for a batch."""
+        return Groups(self.context, self.spool.next_batch, self.watch.tell)
 
     @cached_property
     def certifying(self) -> Certifying:
         """What this validator certifies; asked by what reads what nodes show."""
-        return Certifying(self.station)
+        return Certifying(self.context)
 
     @cached_property
     def dropped(self) -> tuple[trio.MemorySendChannel[Dropped], trio.MemoryReceiveChannel[Dropped]]:
@@ -135,35 +141,34 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
-        station, share = self.station, step_share(self.station.run.spec, self.hardware)
-        own, clock = station.key.address, station.clock.monotonic
-        return OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock, share)
+        context, share = self.context, step_share(self.context.run.spec, self.hardware)
+        own = (context.key, context.domain, context.journal, context.board)
+        return OwnLots(context.run.spec, context.pool, *own, context.clock.monotonic, share)
 
     @cached_property
     def rounds(self) -> Rounds:
         """Of a run with rounds: its outer states, and the learner's process, which a worker that samples needs for the
         model's shapes only. Raises TrainingError for settings that are none."""
         settings = read_settings(self.config.trainer)
-        spool = Spool(self.directory / "spool", settings.milestones)
         # Such a worker keeps no outer state: it only turns one into an image.
-        samples = bool(self.station.run.spec.seats) and self.role == "worker"
-        process = TrainerProcess(spool, settings=settings, starter=self.starter)
-        return Rounds(self.station, process, spool, learns=not samples)
+        samples = bool(self.context.run.spec.seats) and self.role == "worker"
+        process = TrainerProcess(self.spool, settings=settings, starter=self.starter)
+        return Rounds(self.context, process, self.spool, Jobs(self.spool, self.watch), learns=not samples)
 
     @cached_property
     def batches(self) -> Batches:
         """What contributions are learnt from, in a run with rollouts."""
-        return Batches(self.station, self.rounds)
+        return Batches(self.context, self.rounds)
 
     @cached_property
     def books(self) -> Books:
         """What the chain says of the pool's money, and its tables of earnings."""
-        return Books(self.station, self.chain, self.ledger)
+        return Books(self.context, self.chain, self.ledger)
 
     @cached_property
     def tally(self) -> Tally:
         """The run's counters, which outlive the daemon."""
-        return Tally(self.station.journal, self.station.run.root)
+        return Tally(self.context.journal, self.context.run.root)
 
     @property
     def workshop(self) -> Path:

@@ -5,6 +5,7 @@ Raises disputes that it is the first to see (validators and trainers only: other
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import trio
 
 from node.clock import Seconds
 from node.state.journal import Journal
+from node.state.kept import cached
 from node.swarm.board import Board
 from node.swarm.facts import Facts, Fork, JudgeDisbelieved, LeaderDisbelieved, News, Quarantined
 from node.swarm.membership import Membership
@@ -75,18 +77,9 @@ class Jury:
         """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self.facts = Facts(clock)
         self.state = PoolState(membership, run, pool, board.opened, clock)
-        self.policies, self.tasks, self.register = self.state.policies, self.state.tasks, self.state.register
-        self.ballots, self.lots, self.steps = self.state.ballots, self.state.lots, self.state.steps
-        self.seals, self.checkpoints = self.state.seals, self.state.checkpoints
-        self.validators = self.state.validators
         self._kept: tuple[object, ...] = ()
         self._judged = trio.Event()
         membership.terms.follow(lambda: self.apply(TermsChanged()))
-
-    @property
-    def distrust(self) -> bool:
-        """Whether who leads is not believed any more (`policies.fork` says why) and nobody stands by to lead."""
-        return self.state.distrust
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -125,15 +118,16 @@ class Jury:
     def step_verdicts(self, domain: Domain, term: int) -> dict[Address, StepJudged]:
         """What validators said of the step for which the holder of a term is not believed, by author; nothing where it
         convicted itself. Those who convicted it are in the journal, the others came since the start."""
-        fork = self.policies.forks.get(term)
+        fork = self.state.policies.forks.get(term)
         if fork is None:
             return {}
         # Opening envelopes costs a signature each, and the fork of a term never changes once it is known.
         if term not in self._convicting or self._convicting[term][0] is not fork:
-            self._convicting[term] = fork, [open_envelope(domain, self._pool, raw) for raw in fork.evidence]
+            read = partial(_opened, domain, self._pool, fork.evidence)
+            self._convicting[term] = fork, cached("a fork's evidence in the journal", read) or []
         said = {one.author: one.message for one in self._convicting[term][1] if isinstance(one.message, StepJudged)}
         for one in list(said.values())[:1]:
-            said |= {a: of.message for a, of in self.steps.judged_by(one.statement.struct_hash).items()}
+            said |= {a: of.message for a, of in self.state.steps.judged_by(one.statement.struct_hash).items()}
         return said
 
     async def _follow(self, line: trio.MemoryReceiveChannel[Signed[Any]]) -> None:
@@ -151,19 +145,23 @@ class Jury:
         """Whom this node did not believe before a restart, and why."""
         kept = await self._recalled(QUARANTINE)
         if kept is not None:
-            self.ballots.restore(msgspec.msgpack.decode(kept, type=list[Quarantined]))
-            for one in self.ballots.quarantined.values():
+            read = partial(msgspec.msgpack.decode, kept, type=list[Quarantined])
+            self.state.ballots.restore(cached(f"the journal's {QUARANTINE}", read) or [])
+            for one in self.state.ballots.quarantined.values():
                 self._board.pin(one.evidence)
         # Evidence is pinned again, since the board of a node that was away has forgotten it.
         kept = await self._recalled(FORKS)
         if kept is not None:
-            self.policies.forks = msgspec.msgpack.decode(kept, type=dict[int, Fork])
-            for fork in self.policies.forks.values():
+            forks = partial(msgspec.msgpack.decode, kept, type=dict[int, Fork])
+            self.state.policies.forks = cached(f"the journal's {FORKS}", forks) or {}
+            for fork in self.state.policies.forks.values():
                 self._board.pin(fork.evidence)
                 self._open_again(fork.evidence)
         kept = await self._recalled(DISPUTES)
-        for envelopes in msgspec.msgpack.decode(kept, type=list[list[bytes]]) if kept is not None else ():
-            self._open_again(envelopes)
+        if kept is not None:
+            read = partial(msgspec.msgpack.decode, kept, type=list[list[bytes]])
+            for envelopes in cached(f"the journal's {DISPUTES}", read) or []:
+                self._open_again(envelopes)
 
     async def _recalled(self, name: str) -> bytes | None:
         return await self._journal.do(self._journal.recall, name) if self._journal is not None else None
@@ -182,7 +180,7 @@ class Jury:
     def _note(self, news: Sequence[News]) -> None:
         """Whether there is something to remember or to raise."""
         held = any(isinstance(one, JudgeDisbelieved | LeaderDisbelieved) for one in news)
-        counted = self.ballots.disputes_raised, self.ballots.disputes_resolved
+        counted = self.state.ballots.disputes_raised, self.state.ballots.disputes_resolved
         if held or self.state.to_raise or counted != self._kept:
             self._kept = counted
             self._judged.set()
@@ -201,10 +199,14 @@ class Jury:
                 except ProtocolError as error:  # two verdicts on a file of very many groups do not fit one message
                     log.warning("dispute.not_raised", work=dispute.work.hex()[:16], why=error.why)
             kept = {
-                QUARANTINE: list(self.ballots.quarantined.values()),
-                DISPUTES: self.ballots.in_dispute(),
-                FORKS: self.policies.forks,
+                QUARANTINE: list(self.state.ballots.quarantined.values()),
+                DISPUTES: self.state.ballots.in_dispute(),
+                FORKS: self.state.policies.forks,
             }
             if (journal := self._journal) is not None:
                 for name, what in kept.items():
                     await journal.do(journal.remember, name, msgspec.msgpack.encode(what))
+
+
+def _opened(domain: Domain, pool: int, envelopes: Sequence[bytes]) -> list[Signed[Any]]:
+    return [open_envelope(domain, pool, raw) for raw in envelopes]

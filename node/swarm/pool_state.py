@@ -29,6 +29,7 @@ from node.swarm.facts import (
     News,
     ObjectionRaised,
     PeerTold,
+    PolicyFollowed,
     RecheckKnown,
     RoundVoted,
     RunTold,
@@ -49,6 +50,7 @@ from node.swarm.register import Register, Work
 from node.swarm.seals import Seals
 from node.swarm.stepbook import StepBook
 from node.swarm.taskbook import TaskBook
+from node.swarm.terms import Term
 from protocol.checks import reason_name
 from protocol.errors import ProtocolError
 from protocol.identity import Address
@@ -206,11 +208,10 @@ class PoolState:
         return self.policies.admits(author, message) if self._announces else Admission.REFUSED
 
     def is_followed(self, term: int, step: int) -> bool | None:
-        """Whether a term's policy of a step is followed here; None where it may be yet."""
+        """Whether a term's policy of a step is followed here. None where it is not: it may be yet, also of a term that
+        is over, since its end stands in a block."""
         found = self.policies.of_step(step)
-        if found is None:
-            return None if step > self.newest or term > self._membership.terms.now.number else False
-        return found.message.term == term
+        return (found is not None and found.message.term == term) or None
 
     def is_stated(self, message: StepJudged) -> bool | None:
         """Whether a statement is the followed policy's. One that is older than all that is followed here counts by its
@@ -220,7 +221,7 @@ class PoolState:
             return found.author == message.trainer and found.statement == of
         if of.step > self.newest or of.term > self._membership.terms.now.number:
             return None
-        return self._membership.terms.counts(message.trainer, of.term, of.step, of.parent)
+        return self._membership.terms.counts(message.trainer, of.term, of.step, of.parent) or None
 
     def is_running(self, term: int, until: int) -> bool | None:
         """Whether this is the lease that runs, as far as the chain has told."""
@@ -286,9 +287,12 @@ class PoolState:
                 self._look_at_result(work)
         self.ballots.open_disputes()
         self._look_again()
+        self.register.forget_old()
+        if self.newest >= 0:
+            return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]
         policies = [(at, one) for at, one in held if isinstance(one.message, PolicyAnnounced)]
-        first = self.policies.anchor([(at, one.message) for at, one in policies])
+        first = self.policies.anchor([(at, one.author, one.message) for at, one in policies])
         if first is not None:
             log.info("policies.anchored", step=first, why="no quorum of validators said how far the run is")
             for _, signed in sorted(policies, key=lambda each: each[1].message.step):
@@ -305,8 +309,9 @@ class PoolState:
             if now.number < self._term.number:
                 self._tell(Undone(TermBegan(self._term.holder, self._term)))
             self._tell(TermBegan(now.holder, now))
-        for again in self.policies.end_term() if now.number < self._term.number else ():
-            self._tell(again)
+        if _place_of(now) != _place_of(self._term):
+            for again in self.policies.follow_again():
+                self._follow(again)
         self._term = now
         self.tasks.look_again()
         self._look_again()
@@ -329,10 +334,14 @@ class PoolState:
         if isinstance(found, Fork):
             self._believe_no_more(signed.author, signed.message.term, found)
         elif found is not None:
-            self.steps.stated(found)
-            self._tell(found)
-            self.register.look_again()
+            self._follow(found)
             self._look_again()
+
+    def _follow(self, found: PolicyFollowed) -> None:
+        self.steps.stated(found)
+        self.checkpoints.again(found.message.term, found.step)
+        self._tell(found)
+        self.register.look_again()
 
     def _on_checkpoint(self, signed: Signed[CheckpointOffered]) -> None:
         if self.checkpoints.offered(signed):
@@ -417,7 +426,16 @@ class PoolState:
         self._tell(VerdictKnown(signed.author, signed.message))
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
 
+    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
+        """Whether somebody in two offices judges its own work, in which nobody has a word."""
+        if signed.author != work.node:
+            return False
+        self.refused[f"{type(signed.message).__name__}.own"] += 1
+        return True
+
     def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
@@ -443,6 +461,8 @@ class PoolState:
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
 
     def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         self.ballots.recheck(signed)
         self.seals.note_turn(work, signed.author)
         self.lots.covered(work, signed.message)
@@ -459,6 +479,8 @@ class PoolState:
         self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
 
     def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+        if any(self._is_of_its_own(work, one) for one in pair):
+            return
         if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
             self._tell(WorkTouched(author, work.id))
 
@@ -476,3 +498,8 @@ class PoolState:
         if isinstance(one, JudgeDisbelieved):
             log.warning("validator.quarantined", validator=one.author, why=one.why.why)
         self._tell(one)
+
+
+def _place_of(term: Term) -> tuple[object, ...]:
+    """All of it that says which policies it is about."""
+    return term.number, term.holder, term.from_step, term.parent

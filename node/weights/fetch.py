@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from node.blobs.errors import StoreFull
+from node.blobs.files import DAMAGE
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.recent import Recent
@@ -152,10 +153,13 @@ class PolicyFollower:
             try:
                 await trio.to_thread.run_sync(verify_file, manifest, path)
             except (OSError, MalformedPolicy) as error:
-                log.warning("policy.damaged", step=manifest.step, why=str(error))
-                # The disk has changed it since. Evicted, so that a fetch does not take it for present.
-                self._store.evict(manifest.image_root)
+                # The disk has changed it since: it is fetched again. All else says nothing of the file.
+                if isinstance(error, MalformedPolicy) or error.errno in DAMAGE:
+                    self._store.proof.lose(manifest.image_root, str(error))
+                else:
+                    log.warning("policy.not_restored", step=manifest.step, why=str(error))
                 continue
+            self._store.proof.proved(manifest.image_root)
             held = HeldPolicy(
                 manifest.step, manifest.policy_root, path, manifest, record.manifest_root, record.announcement
             )

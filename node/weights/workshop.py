@@ -14,7 +14,7 @@ from node.blobs.errors import StoreFull
 from node.blobs.interface import Blobs
 from node.blobs.store import BlobStore
 from node.weights.errors import PolicyUnknown
-from node.weights.images import build_image, is_sound, verify_file
+from node.weights.images import build_image, verify_file
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from node.weights.records import Way
 from protocol.blobs import BlobInfo
@@ -125,9 +125,10 @@ class Workshop:
         """Before anybody is blamed for what does not fit: are the blobs on this disk what they were?"""
         for path in paths:
             root = bytes.fromhex(path.name)
-            info = self._store.info(root)
-            if info is not None and not await trio.to_thread.run_sync(is_sound, path, info):
-                self._store.evict(root)
+            if not self._store.has(root):
+                continue
+            await self._store.proof.prove(root)
+            if not self._store.has(root):
                 raise PolicyUnknown("a blob was damaged", f"{path} is not what it was", "check the disk")
 
     async def _fetch_all(

@@ -12,8 +12,8 @@ import trio
 
 from cli.demo.cast import DemoOptions, Scene, cast, join_command, nodes
 from node.run.assets import Run
+from node.services.context import Context
 from node.services.judging.judge import Validator
-from node.services.station import Station
 from node.swarm.ballots import FileState
 from protocol.earnings import most_files
 from protocol.identity import Address
@@ -52,9 +52,9 @@ __all__ = ["real"]
 Commitment = Signed[RolloutCommitted]
 
 
-def station_of(court: Court, seat: Seat) -> Station:
+def context_of(court: Court, seat: Seat) -> Context:
     """What the services of a node at this seat are given."""
-    return Station(
+    return Context(
         key=seat.key,
         domain=DOMAIN,
         pool=POOL,
@@ -73,13 +73,13 @@ def heard(court: Court, author: Address = OTHER.address) -> list[Commitment]:
     return [one for one in court.trainer.board.messages(RolloutCommitted) if one.author == author]
 
 
-async def beside(nursery: trio.Nursery, kind: Callable[[Station], Attack]) -> tuple[Court, Station]:
+async def beside(nursery: trio.Nursery, kind: Callable[[Context], Attack]) -> tuple[Court, Context]:
     """A court with one validator, and an attacker at its second worker's seat."""
     court = Court([Validator], quorum=1)
     await court.open(nursery)
-    station = station_of(court, court.workers[1])
-    await kind(station).start(nursery)
-    return court, station
+    context = context_of(court, court.workers[1])
+    await kind(context).start(nursery)
+    return court, context
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ async def test_a_copier_names_anothers_file_in_a_slot_of_its_own(
         said = copy.message.commitment
         assert (said.file_root, said.units, copy.message.size) == (root_of(), 100, size)
         assert (said.policy_root, said.index) == slot
-        assert court.trainer.jury.ballots.state(work) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(work) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
 async def test_a_decoy_is_in_slots_that_its_node_does_not_use_again(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
-        court, station = await beside(nursery, Decoy)
+        court, context = await beside(nursery, Decoy)
         commitment = WorkCommitment(POOL, OTHER.address, policy_root(0), 0, root_of(key=OTHER), 100)
         signature = sign(OTHER, DOMAIN, commitment)
-        await station.board.post(RolloutCommitted(pool=POOL, commitment=commitment, signature=signature, size=9))
+        await context.board.post(RolloutCommitted(pool=POOL, commitment=commitment, signature=signature, size=9))
         await trio.sleep(1)
         said = [one.message.commitment for one in heard(court)]
         assert {one.file_root for one in said} == {root_of(key=OTHER)}
@@ -120,22 +120,22 @@ async def test_a_decoy_is_in_slots_that_its_node_does_not_use_again(autojump_clo
             (policy_root(0), 1),
             (made_up(root_of(key=OTHER)), 0),
         }
-        assert station.journal.count_said("commitment", policy_root(0)) == 1, "so the next index is not the decoy's"
+        assert context.journal.count_said("commitment", policy_root(0)) == 1, "so the next index is not the decoy's"
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", [CommitmentSpam, IndexSpam])
 async def test_spam_goes_past_its_own_journal_at_its_rate(autojump_clock, kind: type[Attack]) -> None:
     async with trio.open_nursery() as nursery:
-        court, station = await beside(nursery, kind)
+        court, context = await beside(nursery, kind)
         await trio.sleep(4)
         arrived = [one.message.commitment for one in heard(court)]
-        assert station.journal.count_said("commitment", b"") == 0
+        assert context.journal.count_said("commitment", b"") == 0
         assert 20 < len(arrived) <= 5 * SPAM_RATE
         if kind is IndexSpam:
             assert {one.policy_root for one in arrived} == {policy_root(0)}
             assert most_files(court.run) < max(one.index for one in arrived) < FARTHEST
-        assert len(court.trainer.jury.register._works) == 0
+        assert len(court.trainer.jury.state.register._works) == 0
         nursery.cancel_scope.cancel()
 
 
@@ -143,14 +143,14 @@ async def test_an_echo_repeats_what_others_said(autojump_clock, monkeypatch: pyt
     async with trio.open_nursery() as nursery:
         court = Court([Validator], quorum=1)
         await court.open(nursery)
-        station, said = station_of(court, court.workers[1]), []
+        context, said = context_of(court, court.workers[1]), []
 
         async def publish(topic: str, data: bytes) -> None:
             await trio.lowlevel.checkpoint()
             said.append(data)
 
         monkeypatch.setattr(court.workers[1].network, "publish", publish)
-        await PolicyEcho(station).start(nursery)
+        await PolicyEcho(context).start(nursery)
         await trio.sleep(1)
         (policy,) = court.trainer.board.messages(PolicyAnnounced)
         assert said.count(policy.raw) > 10

@@ -61,7 +61,7 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
 ) -> None:
     """Of the posted one the root alone stands on chain: who forgets its signers does not find it."""
     court = Court([Validator] * 2)
-    station = court.trainer.station
+    context = court.trainer.context
     table = table_after(POOL, 3, None, {WORKER.address: 7}, [], [])
     file = tmp_path / "table"
     file.write_bytes(encode_table(table))
@@ -72,9 +72,9 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
         asked.append(sources[0])
         return file
 
-    station.blobs = SimpleNamespace(fetch=fetch)  # type: ignore[assignment]
+    context.blobs = SimpleNamespace(fetch=fetch)  # type: ignore[assignment]
     none: Any = None
-    tables = Books(station, none, none)
+    tables = Books(context, none, none)
 
     async def say(seat: int, root: bytes) -> None:
         earnings = Earnings(POOL, 3, root, 7)
@@ -99,7 +99,7 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
 
 async def test_who_lacks_thousands_of_certificates_delays_nobody_else_s() -> None:
     court = Court([Validator] * 2)
-    certifying = Certifying(court.seats[0].station)
+    certifying = Certifying(court.seats[0].context)
     for number in range(2 * TO_SAY):
         certifying._queue(Accepted(POOL, WORKER.address, 0, number.to_bytes(32), 9), bytes(65))
     certifying._queue(Accepted(POOL, OTHER.address, 0, b"\x07" * 32, 9), bytes(65))
@@ -163,12 +163,12 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
         id = await court.commit()
         await trio.sleep(5)
         jury = court.seats[0].jury
-        found = jury.register.get(id)
+        found = jury.state.register.get(id)
         assert found is not None
-        full = Fetching(court.seats[0].station, fetching._lots, lambda: None)
+        full = Fetching(court.seats[0].context, fetching._lots, lambda: None)
         for _ in range(URGENT):
             assert full.queue.hurry(Candidate(found))
-        jury.ballots.open_disputes = lambda: [id]  # type: ignore[method-assign]
+        jury.state.ballots.open_disputes = lambda: [id]  # type: ignore[method-assign]
         nursery.start_soon(full._heed_disputes)
         await trio.sleep(3)
         assert id not in full._rechecked
@@ -181,7 +181,7 @@ async def test_a_dispute_that_finds_no_room_is_looked_at_again_when_there_is(aut
 async def test_arrivals_are_remembered_for_a_minute_while_nothing_is_judged(autojump_clock: Any) -> None:
     """An engine that stands still asks for no load; what arrived was kept for as long as it stood."""
     now = [0.0]
-    lots = OwnLots(court_run(), POOL, HONEST, InlineJournal(), NONE, lambda: now[0])
+    lots = OwnLots(court_run(), POOL, WORKER, DOMAIN, InlineJournal(), NONE, lambda: now[0])
     for _ in range(1000):
         now[0] += 1.0
         lots.arrived(WORKER.address)
@@ -199,7 +199,7 @@ async def test_a_file_for_which_the_trainer_has_no_room_is_taken_later(autojump_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intake_module, "PENDING", 2)
-        intake = Slow(court.trainer.station, fresh=lambda step: True, taken_in=NONE, taken_back=lambda work: 0)
+        intake = Slow(court.trainer.context, fresh=lambda step: True, taken_in=NONE, taken_back=lambda work: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await court.open(nursery)
@@ -219,9 +219,9 @@ async def test_a_peer_that_hops_from_seat_to_seat_has_nobody_else_s_contribution
         for seat in range(9000):
             yield PeerTold(WORKER.address, seat, 0, b"")
 
-    jury = SimpleNamespace(facts=SimpleNamespace(subscribe=lambda kind: beats()))
-    station: Any = SimpleNamespace(jury=jury, run=SimpleNamespace(root=bytes(32)))
-    looks = Looks(station, NONE)
+    facts = SimpleNamespace(subscribe=lambda kind: beats())
+    context: Any = SimpleNamespace(facts=facts, run=SimpleNamespace(root=bytes(32)))
+    looks = Looks(context, NONE)
     await looks.hear_seats()
     assert not looks._is_anothers(OTHER.address, b"", 7)
     assert looks._is_anothers(WORKER.address, b"", 0) and not looks._is_anothers(WORKER.address, b"", 8999)

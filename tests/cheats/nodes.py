@@ -20,10 +20,10 @@ from node import daemon
 from node.daemon import EVERYBODY, Services
 from node.network.host import Libp2pNetwork
 from node.services.base import Service
+from node.services.context import Context
 from node.services.engine import Engine, Following
 from node.services.generating import Generating
 from node.services.paying import Paying
-from node.services.station import Station
 from node.services.workplace import Workplace
 from protocol.identity import Address
 from protocol.messages import Heartbeat, PolicyAnnounced, RolloutCommitted, Signed, VerdictIssued
@@ -48,21 +48,21 @@ class Attack(Service):
 
     name = "attack"
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._board = station.board
-        self._post_raw = station.board.post_raw
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._board = context.board
+        self._post_raw = context.board.post_raw
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station)
+        return cls(place.context)
 
     def sealed(self, slot: Slot, root: bytes, units: int, size: int) -> bytes:
         """An envelope of our own key, whatever we signed before."""
-        station = self._station
-        commitment = WorkCommitment(station.pool, station.key.address, *slot, root, units)
-        signature = sign(station.key, station.domain, commitment)
-        message = RolloutCommitted(pool=station.pool, commitment=commitment, signature=signature, size=size)
+        context = self._context
+        commitment = WorkCommitment(context.pool, context.key.address, *slot, root, units)
+        signature = sign(context.key, context.domain, commitment)
+        message = RolloutCommitted(pool=context.pool, commitment=commitment, signature=signature, size=size)
         return self._board.sealed(message)
 
     async def post(self, raw: bytes) -> None:
@@ -96,7 +96,7 @@ class CopiedRoots(Attack):
 
     async def run(self) -> None:
         async for signed in self._board.subscribe(RolloutCommitted):
-            if signed.author != self._station.key.address:
+            if signed.author != self._context.key.address:
                 theirs = signed.message.commitment
                 size = self.size or signed.message.size
                 await self.post(self.sealed(self.slot(theirs), theirs.file_root, theirs.units, size))
@@ -116,8 +116,8 @@ class CopiedRootsRealPolicy(CopiedRoots):
 
     first: ClassVar[int] = 0
 
-    def __init__(self, station: Station) -> None:
-        super().__init__(station)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._used: Counter[bytes] = Counter()
 
     def slot(self, theirs: WorkCommitment) -> Slot:
@@ -160,7 +160,7 @@ class Decoy(Beside):
     """Names each of its bad files again, in its own next slot and under a policy that nobody announced."""
 
     async def committed(self, own: RolloutCommitted, raw: bytes) -> None:
-        bad, journal = own.commitment, self._station.journal
+        bad, journal = own.commitment, self._context.journal
         beside = (bad.policy_root, bad.index + 1)
         decoy = self.sealed(beside, bad.file_root, bad.units, own.size)
         name = bad.policy_root + beside[1].to_bytes(8, "big")
@@ -176,7 +176,7 @@ class UnitsFork(Beside):
     async def committed(self, own: RolloutCommitted, raw: bytes) -> None:
         honest = own.commitment
         other = self.sealed((honest.policy_root, honest.index), honest.file_root, honest.units + 1, own.size)
-        for victim in sorted(self._station.jury.validators())[:1]:
+        for victim in sorted(self._context.state.validators())[:1]:
             await whisper(self._board._wire, victim, self._board._topic, other)  # type: ignore[arg-type]
             self.note(1)
         await self.post(raw)
@@ -250,7 +250,7 @@ class PolicyEcho(Attack):
 
     async def _collect(self, messages: trio.MemoryReceiveChannel[Signed], heard: list[bytes]) -> None:
         async for signed in messages:
-            if signed.author != self._station.key.address:
+            if signed.author != self._context.key.address:
                 heard.append(signed.raw)
 
 

@@ -4,6 +4,7 @@
 `tests/cheats/liars.py`.
 """
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -18,15 +19,16 @@ from node.inference.wire import Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import Pronouncing
-from node.services.rounds.applying import Outer
+from node.services.rounds.adding import Outer
 from node.services.rounds.cutting import Cutting
 from node.swarm.ballots import FileState
+from node.swarm.facts import PolicyFollowed
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.checks import Reason
 from protocol.lots import pack_groups, unpack_groups
 from protocol.messages import Seal, VerdictIssued, VerdictRechecked, seal_of, signed
-from protocol.statements import Outcome, Rechecked, work_id
+from protocol.statements import Outcome, Rechecked, Verdict, work_id
 
 TURN_SECONDS = 0.4
 """How soon a turncoat turns round."""
@@ -52,11 +54,11 @@ class Speaker(Validator):
         raise NotImplementedError
 
     async def said(self, work: Work) -> VerdictIssued:
-        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
-        return self._station.board.opened(raw, VerdictIssued).message
+        raw = await self._context.journal.do(self._context.journal.said, "verdict", work.id)
+        return self._context.board.opened(raw, VerdictIssued).message
 
     async def post(self, message: VerdictIssued | VerdictRechecked) -> None:
-        await self._station.board.post(signed(message, self._station.key, self._station.domain))
+        await self._context.board.post(signed(message, self._context.key, self._context.domain))
 
     async def _pronounce(self, work: Work, found: Any, lot: Any, *rest: Any, **named: Any) -> None:
         await super()._pronounce(work, found, lot, *rest, **named)
@@ -92,7 +94,7 @@ class Turncoat(Speaker):
     """Accepts, and calls the file a fraud once it was accepted, by a second verdict."""
 
     async def after(self, work: Work, said: VerdictIssued) -> None:
-        while self._station.jury.ballots.state(work.id) is FileState.OPEN:  # noqa: ASYNC110 - others decide it
+        while self._context.state.ballots.state(work.id) is FileState.OPEN:  # noqa: ASYNC110 - others decide it
             await trio.sleep(TURN_SECONDS)
         await trio.sleep(TURN_SECONDS)
         verdict = msgspec.structs.replace(said.verdict, outcome=int(Outcome.SLASH), reason=int(Reason.WRONG_DRAW))
@@ -118,9 +120,9 @@ class Copier(Validator):
         if found.outcome != Outcome.ACCEPT:
             return found
         while True:
-            for one in self._station.board.messages(VerdictIssued):
+            for one in self._context.board.messages(VerdictIssued):
                 theirs = one.message
-                if work_id(theirs.verdict) == work.id and one.author != self._station.key.address:
+                if work_id(theirs.verdict) == work.id and one.author != self._context.key.address:
                     checked = unpack_groups(theirs.checked, work.groups) or ()
                     return msgspec.structs.replace(
                         found, checked=checked, rewards=theirs.rewards, logprobs=theirs.logprobs
@@ -132,11 +134,11 @@ class Choosy(Pronouncing):
     """Seals every verdict, and shows none before it has seen what others say: of these, one in four."""
 
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
-        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
-        while not self._station.jury.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
+        self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        while not self._context.state.ballots.has_spoken(id):  # noqa: ASYNC110 - any of many may be the first
             await trio.sleep(0.2)
         if self.shows(id):
-            await self._station.board.post(message)
+            await self._context.board.post(message)
 
     def shows(self, id: WorkId) -> bool:
         return id[0] & 3 == 0
@@ -147,7 +149,7 @@ class Sealer(Validator):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._pronouncing = Choosy(self._station, self.own_lots.is_calm)
+        self._pronouncing = Choosy(self._context, self.own_lots.is_calm)
 
 
 class Unserved(Pronouncing):
@@ -165,7 +167,46 @@ class Unserving(Validator):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._pronouncing = Unserved(self._station, self.own_lots.is_calm)
+        self._pronouncing = Unserved(self._context, self.own_lots.is_calm)
+
+
+BACK, AT_ONCE = 4, 2
+"""Policies after which a file is old to one that disputes it; files that it disputes with each new one."""
+
+
+class OldDisputer(Validator):
+    """Says nothing of new files, and calls old ones that were accepted a fraud, by a verdict and a second look."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._denied: set[WorkId] = set()
+
+    async def _judge_file(self, candidate: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(super().run)
+            async for policy in self._context.facts.subscribe(PolicyFollowed):
+                ballots, works = self._context.state.ballots, self._register._works.values()
+                # All such liars in the same order, so that they deny the same.
+                old = [one for one in works if one.is_sampled and 0 <= one.step <= policy.step - BACK]
+                old = [one for one in old if ballots.state(one.id) is FileState.ACCEPTED]
+                for work in [one for one in sorted(old, key=lambda one: one.id) if one.id not in self._denied][
+                    :AT_ONCE
+                ]:
+                    self._denied.add(work.id)
+                    await self._deny(work)
+
+    async def _deny(self, work: Work) -> None:
+        context, said = self._context, msgspec.structs.asdict(work.commitment)
+        fraud = {"outcome": int(Outcome.SLASH), "reason": int(Reason.WRONG_DRAW)}
+        words = (
+            VerdictIssued(pool=context.pool, verdict=Verdict(**said, **fraud), signature=b"", detail="invented"),
+            VerdictRechecked(pool=context.pool, verdict=Rechecked(**said, **fraud), signature=b"", detail="invented"),
+        )
+        for word in words:
+            await context.board.post(signed(word, context.key, context.domain))
 
 
 RUSHED = 8
@@ -175,13 +216,14 @@ RUSHED = 8
 class Rusher(Cutting):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
-    async def _look(self, round_: int, outer: Outer | None) -> None:
-        if outer is None or self._rounds.book.of(round_).has_own:
-            return
+    async def _look(self, round_: int, outer: Outer | None) -> float:
+        if outer is None or self._rounds.votes.book.of(round_).has_own:
+            return math.inf
         nothing = Proposal(outer.root, outer.state, outer.size, ())
         for ballot in range(RUSHED):
             for closed in (False, True):
                 await self._say(round_, Word(ballot, closed, nothing))
+        return math.inf
 
 
 SEATS: dict[str, type[Validator]] = {
@@ -191,6 +233,7 @@ SEATS: dict[str, type[Validator]] = {
     "copier": Copier,
     "sealer": Sealer,
     "unserving": Unserving,
+    "old disputer": OldDisputer,
 }
 ROUNDS: dict[str, type[Cutting]] = {
     "rusher": Rusher,

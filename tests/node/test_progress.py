@@ -50,8 +50,8 @@ def test_what_changes_while_a_phase_lasts_is_asked_for_each_time(record: Progres
     assert record.phase.progress is None
 
 
-def test_the_first_contribution_and_no_other_makes_a_node_a_working_one(record: ProgressRecord) -> None:
-    record.doing = lambda: "its share is made"
+def test_the_first_contribution_and_no_other_makes_a_node_a_working_one() -> None:
+    record = ProgressRecord(doing=lambda: "its share is made")
     record.contributed("accepted", "a file of before the restart")
     assert record.name == "key"
     record.enter("first-contribution", record.doing)

@@ -29,8 +29,9 @@ from node.chain.cases import (
 )
 from node.chain.errors import Reverted
 from node.recent import Recent
+from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
-from node.services.station import Station
+from node.state.kept import cached
 from node.swarm.ballots import FileState
 from node.swarm.facts import Certified, JudgeContradicted, RecheckKnown, VerdictKnown
 from node.swarm.register import Work, WorkId
@@ -66,10 +67,10 @@ class OnChainCourt(Protocol):
 class Slashing:
     """Executes verdicts until cancelled."""
 
-    def __init__(self, station: Station, court: OnChainCourt) -> None:
-        self._station = station
+    def __init__(self, context: Context, court: OnChainCourt) -> None:
+        self._context = context
         self._court = court
-        self._register = station.jury.register
+        self._register = context.state.register
         self._pending: dict[Address, Recent[tuple[WorkId, int], Verdict]] = {}
         """By who accuses: nobody crowds out others."""
         self._executed: set[Address] = set()
@@ -89,7 +90,7 @@ class Slashing:
             nursery.start_soon(self._collect_rechecks)
             nursery.start_soon(self._collect_certificates)
             while True:
-                for term in self._station.jury.policies.forks.keys() - self._terms:
+                for term in self._context.state.policies.forks.keys() - self._terms:
                     self._terms.add(term)
                     # A fork is two statements, or a quorum's verdicts: each of these returns where it is the other.
                     self._on_fork(term)
@@ -122,8 +123,11 @@ class Slashing:
 
     def _on_fork(self, term: int) -> None:
         """Two statements of the trainer about one step: to the chain they are two commitments of one slot."""
-        domain, pool = self._station.domain, self._station.pool
-        opened = [open_envelope(domain, pool, raw) for raw in self._station.jury.policies.forks[term].evidence]
+        domain, pool = self._context.domain, self._context.pool
+        evidence = self._context.state.policies.forks[term].evidence
+        opened = cached("a fork's evidence", lambda: [open_envelope(domain, pool, one) for one in evidence])
+        if opened is None:
+            return
         # Evidence of another kind: `_execute_step` carries it.
         if not all(isinstance(one.message, PolicyAnnounced) for one in opened):
             return  # a quorum convicted it
@@ -138,20 +142,20 @@ class Slashing:
 
     async def _collect_contradictions(self) -> None:
         """Two different verdicts on one work."""
-        async for one in self._station.jury.facts.subscribe(JudgeContradicted):
+        async for one in self._context.facts.subscribe(JudgeContradicted):
             pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
             self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
 
     async def _collect_certificates(self) -> None:
         """Signatures are checked where two words contradict each other: one that is none never hides a true one."""
-        async for signed in self._station.jury.facts.subscribe(Certified):
+        async for signed in self._context.facts.subscribe(Certified):
             known = self._certified.setdefault(signed.author, Recent(CERTIFICATES))
             refused = self._refused.setdefault(signed.author, Recent(CERTIFICATES))
             for one in signed.certificates:
-                said = statement, signature = one.statement(self._station.pool), one.signature
+                said = statement, signature = one.statement(self._context.pool), one.signature
                 # The first word stays to be compared with, unless its signature turns out to be none.
                 before = known.setdefault(one.work, said)
-                if before != said and not is_signed_by(signed.author, self._station.domain, *before):
+                if before != said and not is_signed_by(signed.author, self._context.domain, *before):
                     known[one.work] = before = said
                 if before[0] != statement:
                     self._on_certificate(signed.author, CertificateContradiction(*said, *before))
@@ -160,13 +164,13 @@ class Slashing:
 
     def _on_certificate(self, author: Address, case: CertificateContradiction | FalseCertificate) -> None:
         """A certificate, and another one of the same work, or a verdict against it."""
-        if is_signed_by(author, self._station.domain, case.first, case.first_signature):
+        if is_signed_by(author, self._context.domain, case.first, case.first_signature):
             self._convict(author, "validator.certified_falsely", case)
 
     async def _report(self, key: Address, what: str, case: Contradiction) -> None:
         work = case.first.work
         log.warning(what, node=key, work=work.hex()[:16])
-        await trio.sleep(seconds_to_wait(self._station, work))
+        await trio.sleep(seconds_to_wait(self._context, work))
         if not await self._carry(key, lambda unfit: case):
             # The next piece of evidence against this key may be carried.
             self._evidenced.discard(key)
@@ -174,7 +178,7 @@ class Slashing:
     # what a quorum says
 
     async def _collect(self) -> None:
-        async for signed in self._station.jury.facts.subscribe(VerdictKnown):
+        async for signed in self._context.facts.subscribe(VerdictKnown):
             message = signed.message
             if message.verdict.outcome != Outcome.ACCEPT:
                 verdict, signature, work = message.verdict, message.signature, work_id(message.verdict)
@@ -186,7 +190,7 @@ class Slashing:
             self._consider(signed.author, message.verdict)
 
     async def _collect_rechecks(self) -> None:
-        async for signed in self._station.jury.facts.subscribe(RecheckKnown):
+        async for signed in self._context.facts.subscribe(RecheckKnown):
             self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:
@@ -207,7 +211,7 @@ class Slashing:
         ripe: dict[Address, Verdict] = {}
         for pending in self._pending.values():
             for key, verdict in list(pending.items()):
-                if verdict.node in self._executed or self._station.membership.is_evicted(verdict.node):
+                if verdict.node in self._executed or self._context.membership.is_evicted(verdict.node):
                     del pending[key]
                 elif verdict.node not in ripe and self._may_execute(key[0], verdict):
                     ripe[verdict.node] = verdict
@@ -215,9 +219,9 @@ class Slashing:
         return list(ripe.values())
 
     def _may_execute(self, id: WorkId, verdict: Verdict) -> bool:
-        ballots = self._station.jury.ballots
+        ballots = self._context.state.ballots
         accusing = ballots.accusations(id, verdict.reason)
-        if len(accusing) < self._station.quorum or not ballots.undisputed(id):
+        if len(accusing) < self._context.quorum or not ballots.undisputed(id):
             return False
         # What rests on hearing is so only if nobody alive heard otherwise (ADR 008).
         if self._heard_by_all(verdict) and not accusing.keys() >= set(ballots.electorate()):
@@ -229,7 +233,7 @@ class Slashing:
 
     def _heard_by_all(self, verdict: Verdict) -> bool:
         """Whether this rests on what was heard, and costs the stake unless somebody heard otherwise."""
-        return verdict.reason in PUBLIC_HEARSAY and self._station.run.spec.audit.hearsay_slashes
+        return verdict.reason in PUBLIC_HEARSAY and self._context.run.spec.audit.hearsay_slashes
 
     async def _execute(self, verdict: Verdict) -> None:
         id = work_id(verdict)
@@ -239,13 +243,13 @@ class Slashing:
             return
         message = work.signed.message
         # by the node and not by the work: of several accusations each validator may find another one ripe first
-        await trio.sleep(seconds_to_wait(self._station, verdict.node.encode()))
+        await trio.sleep(seconds_to_wait(self._context, verdict.node.encode()))
 
         def case(unfit: set[Any]) -> FileCase | None:
             if not self._may_execute(id, verdict):  # while it waited somebody objected, or is not believed any more
-                self._accuse(self._station.key.address, verdict)
+                self._accuse(self._context.key.address, verdict)
                 return None
-            accusing = self._station.jury.ballots.accusations(id, verdict.reason)
+            accusing = self._context.state.ballots.accusations(id, verdict.reason)
             said = {author: (vote.verdict, vote.signature) for author, vote in accusing.items()}
             return self._file_case(message.commitment, message.signature, verdict.reason, said, unfit)
 
@@ -255,21 +259,21 @@ class Slashing:
     async def _execute_step(self, term: int) -> None:
         """Carry what a quorum found in a step, once a quorum saw one proven fault, all who may audit have spoken or had
         the time to, and fewer hold the step to be good."""
-        station, began = self._station, self._station.clock.monotonic()
+        context, began = self._context, self._context.clock.monotonic()
         while True:
-            said = station.jury.step_verdicts(station.domain, term)
+            said = context.jury.step_verdicts(context.domain, term)
             if not said:
                 return  # its holder convicted itself
             one = next(iter(said.values()))
-            if station.membership.is_evicted(one.trainer):
+            if context.membership.is_evicted(one.trainer):
                 return
-            patient = station.clock.monotonic() - began < STEP_PATIENCE
+            patient = context.clock.monotonic() - began < STEP_PATIENCE
             # An auditor that finds the step good must have had the time to say so.
-            awaited = patient and not said.keys() >= set(station.jury.ballots.electorate())
+            awaited = patient and not said.keys() >= set(context.state.ballots.electorate())
             reason, proof = _proof_of(said)
             held = sum(each.outcome == Outcome.ACCEPT for each in said.values())
-            if not awaited and len(proof) >= station.quorum and len(proof) > held:
-                await trio.sleep(seconds_to_wait(station, one.trainer.encode()))
+            if not awaited and len(proof) >= context.quorum and len(proof) > held:
+                await trio.sleep(seconds_to_wait(context, one.trainer.encode()))
                 bad = one.statement.commitment(one.trainer)
                 if await self._carry(one.trainer, partial(self._file_case, bad, one.word, reason, proof)):
                     return
@@ -280,7 +284,7 @@ class Slashing:
         before each attempt, and given validators without their stake."""
         unfit = set[Any]()
         for attempt in range(TRIES):
-            if self._station.membership.is_evicted(node):
+            if self._context.membership.is_evicted(node):
                 return True
             shown = case(unfit)
             if shown is None:
@@ -301,7 +305,7 @@ class Slashing:
         self, commitment: WorkCommitment, signature: bytes, reason: int, said: "_Votes", unfit: set[Any]
     ) -> FileCase:
         """One signature of somebody who left, or is without its stake, spoils the others."""
-        in_office = self._station.membership.is_validator
+        in_office = self._context.membership.is_validator
         # The contract takes all signatures or none.
         fit = [vote for author, vote in said.items() if in_office(author) and author not in unfit]
         votes = tuple(Vote(one, verdict.values, isinstance(verdict, Rechecked)) for verdict, one in fit)

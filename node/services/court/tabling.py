@@ -26,6 +26,7 @@ from node.services.books import RETRY_PAUSE, Books, Keeping, Seen
 from node.services.certifying import Certifying
 from node.services.court.turns import seconds_to_wait
 from node.services.workplace import Workplace
+from node.state.kept import cached
 from node.swarm.ballots import FileState
 from node.swarm.facts import EpochsShown, WorkTouched
 from node.swarm.membership import is_cut_off, voices
@@ -87,17 +88,17 @@ class Tabling(Keeping):
 
     def __init__(self, books: Books, certifying: Certifying | None = None) -> None:
         super().__init__(books)
-        station = books.station
+        context = books.context
         self._certifying = certifying
         self._bench = Bench({})
         self._left_at: dict[int, int] = {}
         """Block in which a bench took office -> its timestamp."""
-        self._quorum = station.quorum
+        self._quorum = context.quorum
         self._first = 0
         """The first epoch that no posted table covers."""
         self._frozen = -1
         """Through this epoch works are taken from other validators' tables alone."""
-        self._heard_since = station.clock.monotonic()
+        self._heard_since = context.clock.monotonic()
         self._queues: dict[Address, trio.MemorySendChannel[EpochShown]] = {}
         self._read: dict[Address, Recent[bytes, float]] = {}
         self._compared = Counter[Address]()
@@ -126,7 +127,7 @@ class Tabling(Keeping):
     # what nodes show
 
     async def _follow_shown(self, nursery: trio.Nursery) -> None:
-        async for signed in self._station.jury.facts.subscribe(EpochsShown):
+        async for signed in self._context.facts.subscribe(EpochsShown):
             queue = self._queues.get(signed.author)
             if queue is None:
                 # One queue and one fetcher for each node: a slow or huge blob holds up its author's next one only.
@@ -143,14 +144,14 @@ class Tabling(Keeping):
         """One node's blobs, in order; what cannot be had is shown again."""
         read = self._read.setdefault(node, Recent(READ))
         async for message in work:
-            now = self._station.clock.monotonic()
+            now = self._context.clock.monotonic()
             if now < read.get(message.root, 0.0) or not self._is_wanted(message.epoch) or not self._bench.last:
                 continue  # without a bench the chain has not been asked yet: it is shown again
             try:
                 source = Source(message.epoch, address_bytes(node), message.root, message.size)
                 lacks = await self._take(source, (node,))
                 # What lacks certificates is read again when it is shown next: validators say lost ones again.
-                read[message.root] = now + self._station.time.shown_every / 2 if lacks else math.inf
+                read[message.root] = now + self._context.time.shown_every / 2 if lacks else math.inf
             except (IntellectError, OSError, msgspec.ValidationError) as error:
                 log.info("certificates.unusable", node=node, epoch=message.epoch, why=str(error))
                 if isinstance(error, ProtocolError):
@@ -158,12 +159,12 @@ class Tabling(Keeping):
 
     def _is_wanted(self, epoch: int) -> bool:
         # Not the epoch that still runs: its works change with every file.
-        return max(self._first, self._frozen + 1) <= epoch < self._station.time.epoch()
+        return max(self._first, self._frozen + 1) <= epoch < self._context.time.epoch()
 
     async def _take(self, source: Source, holders: Sequence[Address]) -> bool:
         """Fetch a blob and keep the works in it that a quorum certified; whether certificates are lacking in it. Raises
         ProtocolError where it is of no use."""
-        node, others = address_from_bytes(source.node), self._station.membership.addresses()
+        node, others = address_from_bytes(source.node), self._context.membership.addresses()
         read = partial(decode_certificates, node=node, epoch=source.epoch)
         shown = await self._books.fetch(source.root, min(source.size, MAX_SHOWN_BYTES), [*holders, *others], read)
         known = await self._journal.do(self._journal.earned_works, source.epoch, node)
@@ -174,7 +175,7 @@ class Tabling(Keeping):
         # In parts, so that useless signatures are noticed after USELESS of them and not after all that fit the blob.
         for start in range(0, len(fresh), CHUNK):
             part = Shown(shown.node, shown.epoch, tuple(fresh[start : start + CHUNK]))
-            given = (part, self._station.domain, self._pool, self._bench, self._quorum, self._own, checked)
+            given = (part, self._context.domain, self._pool, self._bench, self._quorum, self._own, checked)
             await trio.to_thread.run_sync(looked.check, *given)
             if looked.useless > USELESS:
                 break
@@ -192,8 +193,8 @@ class Tabling(Keeping):
 
     async def _follow_jury(self) -> None:
         """A fault that a quorum finds inside the window takes the work out."""
-        ballots = self._station.jury.ballots
-        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+        ballots = self._context.state.ballots
+        async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             if ballots.state(id) is not FileState.REJECTED or not ballots.undisputed(id):
                 continue
@@ -207,7 +208,7 @@ class Tabling(Keeping):
             work = refusal.work(self._pool)
             if await self._journal.do(self._journal.is_refused, work):
                 continue
-            given = (refusal.statements(self._pool), self._station.domain, self._bench.of(refusal.epoch))
+            given = (refusal.statements(self._pool), self._context.domain, self._bench.of(refusal.epoch))
             if await trio.to_thread.run_sync(_against, *given) >= self._quorum:
                 await self._journal.do(self._journal.refuse, work, refusal.epoch, msgspec.msgpack.encode(refusal))
 
@@ -245,7 +246,7 @@ class Tabling(Keeping):
         # Gone from the pool without a new bench having taken office: by eviction.
         struck = set(benches[-1].validators) - set(pool.validators) if benches else set[Address]()
         last |= dict.fromkeys(pool.validators, math.inf)
-        struck |= {one for one in last if self._station.membership.is_evicted(one)}
+        struck |= {one for one in last if self._context.membership.is_evicted(one)}
         kept = {one: until for one, until in last.items() if until >= first}
         bench = Bench(kept | dict.fromkeys(struck, -1))
         if bench != self._bench:
@@ -254,12 +255,12 @@ class Tabling(Keeping):
 
     def _is_deaf(self, pool: PoolInfo) -> bool:
         """Whether nodes may not have had the time to show what they have: after a start, or a time alone."""
-        now = self._station.clock.monotonic()
+        now = self._context.clock.monotonic()
         alone = len(pool.validators) == 1
         # A validator that hears nobody would table what it has, and lack what others showed meanwhile.
-        if not alone and is_cut_off(voices(self._station.board, self._station.membership), now):
+        if not alone and is_cut_off(voices(self._context.board, self._context.membership), now):
             self._heard_since = now
-        deaf = now < self._heard_since + 2 * self._station.time.shown_every
+        deaf = now < self._heard_since + 2 * self._context.time.shown_every
         self.waiting = "nodes are given the time to show what they have" if deaf else ""
         return deaf
 
@@ -293,29 +294,31 @@ class Tabling(Keeping):
         rows = await self._journal.do(self._journal.sources, first, epoch)
         sources = [Source(at, address_bytes(node), root, size) for at, node, root, size in rows]
         proofs = await self._journal.do(self._journal.refusals, first, epoch)
-        refusals = [msgspec.msgpack.decode(proof, type=Refusal) for proof in proofs]
+        where = "a refusal in the journal"
+        read = [cached(where, partial(msgspec.msgpack.decode, proof, type=Refusal)) for proof in proofs]
+        refusals = [one for one in read if one is not None]
         given = (self._pool, epoch, before, units, sources, refusals)
         return await trio.to_thread.run_sync(table_after, *given)
 
     async def _sign(self, table: Table) -> None:
-        now, own = self._station.clock.monotonic(), self._mine
+        now, own = self._context.clock.monotonic(), self._mine
         # Compared by lines: other sources of the same units are no reason to sign anew.
         if own is None or own.table.epoch != table.epoch or own.table.lines != table.lines:
             data, root = await trio.to_thread.run_sync(lambda: (encode_table(table), table.root()))
-            info = await self._station.blobs.add(data)
+            info = await self._context.blobs.add(data)
             earnings = Earnings(self._pool, table.epoch, root, table.total)
-            signature = sign(self._station.key, self._station.domain, earnings)
+            signature = sign(self._context.key, self._context.domain, earnings)
             message = EarningsSigned(
                 pool=earnings.pool, earnings=earnings, table=info.root, size=info.size, signature=signature
             )
             # First the others get the time to sign alike; then one carries it, chosen by the table's own root.
-            turn = SETTLING * self._pause + seconds_to_wait(self._station, root)
+            turn = SETTLING * self._pause + seconds_to_wait(self._context, root)
             own = self._mine = _Mine(message, table, now + turn)
             self._frozen = max(self._frozen, table.epoch)
             log.info("earnings.signed", epoch=table.epoch, total=table.total, nodes=len(table.lines))
         if not own.said_at or now - own.said_at >= REPEAT_EVERY:
             own.said_at = now
-            self._station.board.say([own.message], within=SAID_WITHIN)
+            self._context.board.say([own.message], within=SAID_WITHIN)
 
     async def _compare_all(self) -> None:
         """Beside the looks, each validator beside the others: who names what nobody has stops nobody's own table."""
@@ -352,7 +355,7 @@ class Tabling(Keeping):
         known = {root for _, _, root, _ in rows}
         misses = 0
         for source in table.sources:
-            if source.root in known or not first <= source.epoch < self._station.time.epoch():
+            if source.root in known or not first <= source.epoch < self._context.time.epoch():
                 continue
             if misses >= MISSES:
                 break
@@ -369,7 +372,7 @@ class Tabling(Keeping):
 
     async def _carry(self, pool: PoolInfo) -> None:
         """Post what a quorum in office signed alike, when it is this node's turn."""
-        own, now = self._mine, self._station.clock.monotonic()
+        own, now = self._mine, self._context.clock.monotonic()
         if own is None or now < max(own.due, self._next_try):
             return
         # The own newest word by itself: the reader of the board may not have come to it yet.

@@ -5,18 +5,18 @@ The order follows from the case, so nobody is first by right; whoever is first a
 
 from blake3 import blake3
 
-from node.services.station import Station
+from node.services.context import Context
 from node.swarm.register import WorkId
 
 TURN = 10.0
 """Seconds that each one before this node is given."""
 
 
-def seconds_to_wait(station: Station, work: WorkId) -> float:
+def seconds_to_wait(context: Context, work: WorkId) -> float:
     """How long this node lets others act on a work before it does so itself; 0 where it is alone."""
-    own = station.key.address
-    others = [one for one in station.jury.ballots.electorate() if one != own]
-    if own in station.jury.ballots.quarantined:  # the others do not count on it
+    own = context.key.address
+    others = [one for one in context.state.ballots.electorate() if one != own]
+    if own in context.state.ballots.quarantined:  # the others do not count on it
         return TURN * len(others)
     return TURN * sum(place(work, one) < place(work, own) for one in others)
 

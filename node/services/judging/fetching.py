@@ -16,10 +16,10 @@ from blake3 import blake3
 
 from node.recent import Recent
 from node.services.base import wait_until
+from node.services.context import Context
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
-from node.services.station import Station
 from node.swarm.ballots import FileState
 from node.swarm.facts import VerdictWanted, WorkTouched
 from node.swarm.register import Work, WorkId
@@ -80,13 +80,13 @@ def _place(work: Work) -> Place:
 class Fetching:
     """Fills `queue` until cancelled. skipped: told of files for which their worker's queue has no room."""
 
-    def __init__(self, station: Station, lots: OwnLots, skipped: Callable[[], None]) -> None:
-        self._station = station
-        self._own = station.key.address
+    def __init__(self, context: Context, lots: OwnLots, skipped: Callable[[], None]) -> None:
+        self._context = context
+        self._own = context.key.address
         self._lots = lots
         self._skipped = skipped
-        self._audit = station.run.spec.audit
-        self._register = station.jury.register
+        self._audit = context.run.spec.audit
+        self._register = context.state.register
         self.queue: FileQueue[Candidate] = FileQueue()
         self._queues: dict[Address, trio.MemorySendChannel[Work]] = {}
         self._spare: dict[Address, Recent[WorkId, _Spare]] = {}  # by worker: nobody crowds out others
@@ -112,10 +112,10 @@ class Fetching:
     # which files
 
     def _consider(self, work: Work, nursery: trio.Nursery) -> None:
-        validators = self._station.jury.validators()
+        validators = self._context.state.validators()
         # Itself included: its own heartbeat may not have come back to it yet.
         # Enough validators draw each file for a quorum, and no more: what all did would cost all of them.
-        share = share_of_files(len({*validators, self._own}), self._station.quorum)
+        share = share_of_files(len({*validators, self._own}), self._context.quorum)
         if self._lots.draws_file(work.id, work.step, share):
             self._put_in_line(work, nursery)
         else:
@@ -125,10 +125,10 @@ class Fetching:
 
     async def _heed_rejections(self, nursery: trio.Nursery) -> None:
         """Look at once where somebody found a fault: a stake is taken only when everybody has looked."""
-        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+        async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             work = self._register.get(id)
-            if work and id in self._spare.get(work.node, ()) and self._station.jury.ballots.rejecting(id):
+            if work and id in self._spare.get(work.node, ()) and self._context.state.ballots.rejecting(id):
                 del self._spare[work.node][id]
                 self._put_in_line(work, nursery)
 
@@ -145,7 +145,7 @@ class Fetching:
                 for id, spare in list(left.items()):
                     if spare.due is None and not self.queue.has_passed(spare.place):
                         break  # one worker's next ones come after it
-                    if self._station.jury.ballots.state(id) is not FileState.OPEN:
+                    if self._context.state.ballots.state(id) is not FileState.OPEN:
                         del left[id]
                     elif self._is_due(spare):
                         del left[id]
@@ -153,17 +153,17 @@ class Fetching:
 
     def _is_due(self, spare: _Spare) -> bool:
         """Whether those who are drawn have had the time to look, and too few of them did."""
-        now, id = self._station.clock.monotonic(), spare.work.id
+        now, id = self._context.clock.monotonic(), spare.work.id
         if spare.due is None:
             # By rank, one second apart: all at once would all look, though one is missing.
-            rank = sum(place(id, one) < place(id, self._own) for one in self._station.jury.validators())
+            rank = sum(place(id, one) < place(id, self._own) for one in self._context.state.validators())
             spare.due = now + FILL_AFTER + rank * FILL_STEP
         due = spare.due + FILL_PATIENCE if self.queue else spare.due
-        return now >= due and len(self._station.jury.seals.sealing(id)) < self._station.quorum
+        return now >= due and len(self._context.state.seals.sealing(id)) < self._context.quorum
 
     def _put_in_line(self, work: Work, nursery: trio.Nursery) -> None:
         """Every work goes into its worker's own queue: one who commits to much waits for itself."""
-        if work.is_sampled or not self._station.run.spec.seats:
+        if work.is_sampled or not self._context.run.spec.seats:
             self._lots.arrived(work.node)
         queue = self._queues.get(work.node)
         if queue is None:
@@ -181,7 +181,7 @@ class Fetching:
         """The trainer waits for a verdict: ours again, or the file on top of the pile.
 
         Where much waits here, a file keeps its place: whoever asks for all of it must not change the order."""
-        async for wanted in self._station.jury.facts.subscribe(VerdictWanted):
+        async for wanted in self._context.facts.subscribe(VerdictWanted):
             work = self._register.get(wanted.work)
             # Bounded: requests go on top of the pile, and the trainer asks for every late file.
             if work is None or self._asked >= MOST_ASKED or (len(self.queue) and self._has_place(work)):
@@ -204,7 +204,7 @@ class Fetching:
     async def _heed_disputes(self) -> None:
         """Look again, at everything, wherever two validators disagree."""
         while True:
-            for id in self._station.jury.ballots.open_disputes():
+            for id in self._context.state.ballots.open_disputes():
                 work = self._register.get(id)
                 # Marked only where it found room: else it is put on top once there is some.
                 if work and id not in self._rechecked and self.queue.hurry(Candidate(work, recheck=True)):
@@ -216,13 +216,13 @@ class Fetching:
     async def _fetch_all(self, works: trio.MemoryReceiveChannel[Work]) -> None:
         """One worker's files, in order. Each worker has its own task: one that does not deliver delays nobody else."""
         async for work in works:
-            if not self._station.membership.is_evicted(work.node):
+            if not self._context.membership.is_evicted(work.node):
                 await self.queue.put(_place(work), await self._fetch(work))
             self._lined.pop(work.id, None)
 
     async def _fetch(self, work: Work) -> Candidate:
         # Judged before: the verdict is only said again, and that needs no file.
-        if await self._station.journal.do(self._station.journal.said, "verdict", work.id):
+        if await self._context.journal.do(self._context.journal.said, "verdict", work.id):
             return Candidate(work)
         # Messages overtake each other: a claim comes behind the result of its shard, a submission before the last one.
         fault = await _lasting(self._register.fault, work, CLAIM_PATIENCE if work.task else 0.0)
@@ -240,7 +240,7 @@ class Fetching:
         with trio.move_on_after(self._patience(work)):
             while True:
                 try:
-                    path = await self._station.blobs.fetch(
+                    path = await self._context.blobs.fetch(
                         root, self._holders(work), max_size=limit, timeout=FETCH_TIMEOUT
                     )
                     work.delivered = True
@@ -258,12 +258,12 @@ class Fetching:
         whole = self._audit.delivery_seconds
         if work.node not in self._owing:
             return whole
-        return max(work.at + whole - self._station.clock.monotonic(), LAST_TRY)
+        return max(work.at + whole - self._context.clock.monotonic(), LAST_TRY)
 
     def _holders(self, work: Work) -> list[Address]:
         """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
         of them serves all."""
-        others = [*self._station.jury.validators(), self._station.membership.trainer]
+        others = [*self._context.state.validators(), self._context.membership.trainer]
         return [work.node, *(one for one in others if one != self._own)]
 
 

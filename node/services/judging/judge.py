@@ -22,6 +22,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, ShardOrder
 from node.recent import Recent
 from node.services.base import Service
 from node.services.certifying import Certifying
+from node.services.context import Context, Rate
 from node.services.court.slashing import OnChainCourt, Slashing
 from node.services.judging.fetching import Candidate, Fetching
 from node.services.judging.lots import Lot, OwnLots
@@ -30,7 +31,6 @@ from node.services.judging.pronouncing import Pronouncing
 from node.services.judging.queue import Looks
 from node.services.judging.recomputing import Recomputing
 from node.services.judging.records import WorkerRecords
-from node.services.station import Rate, Station
 from node.services.training.values import Rows, own_rows
 from node.services.workplace import Workplace
 from node.state.tally import Tally
@@ -79,7 +79,7 @@ class Validator(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         engine: EngineChild,
         policies: PolicyFollower | None,
         court: OnChainCourt,
@@ -90,28 +90,28 @@ class Validator(Service):
         *,
         certifying: Certifying,
     ) -> None:
-        self._station = station
+        self._context = context
         self._engine = engine
         self._policies = policies
         self._stock = stock
         self._scratch = scratch
-        self._audit = station.run.spec.audit
+        self._audit = context.run.spec.audit
         means = None if stock is None else Means(stock, engine, scratch, checking=True)
         self._recomputing = Recomputing(means, self._audit.logprob_tolerance)
-        self._register = station.jury.register
+        self._register = context.state.register
         # Odds are multiplied over a worker's files, so they must outlive this process: hence the journal.
-        self._records = WorkerRecords(station.run.spec.verification.decision, station.journal)
-        self._slashing = Slashing(station, court)
-        own, clock = station.key.address, station.clock.monotonic
-        self.own_lots = lots or OwnLots(station.run.spec, station.pool, own, station.journal, station.board, clock)
-        self._fetching = self.fetching_kind(station, self.own_lots, self._skipped)
+        self._records = WorkerRecords(context.run.spec.verification.decision, context.journal)
+        self._slashing = Slashing(context, court)
+        own, clock = (context.key, context.domain, context.journal, context.board), context.clock.monotonic
+        self.own_lots = lots or OwnLots(context.run.spec, context.pool, *own, clock)
+        self._fetching = self.fetching_kind(context, self.own_lots, self._skipped)
         self._queue = self._fetching.queue
-        self._pronouncing = Pronouncing(station, self.own_lots.is_calm)
-        self._peer_audit = PeerAudit(station, self._look_at_groups, certifying)
+        self._pronouncing = Pronouncing(context, self.own_lots.is_calm)
+        self._peer_audit = PeerAudit(context, self._look_at_groups, certifying)
         self._vanished: Recent[bytes, None] = Recent(VANISHED)
         self._beside: set[tuple[WorkId, bool]] = set()
-        self.rate = Rate(clock=station.clock.monotonic)
-        tally = tally or Tally(station.journal, station.run.root)
+        self.rate = Rate(clock=context.clock.monotonic)
+        tally = tally or Tally(context.journal, context.run.root)
         self.outcomes = tally.part("verdicts")
         self.reasons = tally.part("reasons")
         self.recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=12)
@@ -120,11 +120,10 @@ class Validator(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
         own = (place.scratch, place.tally, place.stock, place.own_lots)
-        given = (place.station, place.engine, place.policies, place.chain, *own)
+        given = (place.context, place.engine, place.policies, place.chain, *own)
         return cls(*given, certifying=place.certifying)
 
     async def run(self) -> None:
-        self._station.progress.doing = self.doing
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.own_lots.run)
@@ -144,13 +143,13 @@ class Validator(Service):
 
     async def _follow_policies(self) -> None:
         # What is told of a window stays told, so a policy that is taken back changes nothing here.
-        async for policy in self._station.jury.facts.subscribe(PolicyFollowed):
+        async for policy in self._context.facts.subscribe(PolicyFollowed):
             self.own_lots.policy(policy.step)
 
     async def _heed_others(self) -> None:
-        async for said in self._station.jury.facts.subscribe(VerdictKnown):
+        async for said in self._context.facts.subscribe(VerdictKnown):
             message = said.message
-            if said.author != self._station.key.address:
+            if said.author != self._context.key.address:
                 self._records.heard(said.author, message.verdict.node, message.standing, message.verifier)
 
     # judging
@@ -162,16 +161,16 @@ class Validator(Service):
             # quorums form.
             candidate = await self._queue.take()
             self.own_lots.waiting = self._fetching.waiting
-            if self._station.jury.distrust:
+            if self._context.state.distrust:
                 continue  # there is no telling what this trainer's policies are
-            if not self._station.membership.may_validate(self._station.key.address):
+            if not self._context.membership.may_validate(self._context.key.address):
                 continue  # this one left office: nobody would hear it, and who repeats what is refused is muted
             node = candidate.work.node
             if self._may_skip(candidate):
                 self.outcomes["skipped"] += 1
                 continue
             # An eviction may have come while the file waited, and nobody pays for what is found now.
-            gone = check_membership(node, not self._station.membership.is_evicted(node))
+            gone = check_membership(node, not self._context.membership.is_evicted(node))
             if gone:
                 log.info("rollout.ignored", node=node, why=gone.detail)
                 continue
@@ -183,7 +182,7 @@ class Validator(Service):
     def _may_skip(self, candidate: Candidate) -> bool:
         """Whether enough others accepted a file while it waited, and files that nobody looked at wait behind it. Our
         verdict would be too late to be paid; a fault, and a dispute, want everybody's."""
-        late = self._station.jury.ballots.state(candidate.work.id) is FileState.ACCEPTED
+        late = self._context.state.ballots.state(candidate.work.id) is FileState.ACCEPTED
         # Work is shared out by lots. On a calm machine looking anyway is free, and more eyes see more.
         return late and not candidate.recheck and not self.own_lots.is_calm()
 
@@ -227,10 +226,13 @@ class Validator(Service):
         slot = "recheck" if candidate.recheck else "verdict"
         # Repeated as it was said before: a second, different word would be evidence against us. Asked of the journal,
         # since another path may have judged it while it waited.
-        said = await self._station.journal.do(self._station.journal.said, slot, work.id)
+        said = await self._context.journal.do(self._context.journal.said, slot, work.id)
         if said:
-            await self._station.board.post_raw(said)
+            await self._context.board.post_raw(said)
             return
+        if self._context.journal.fence.covers(*work.place):
+            self.outcomes["skipped"] += 1
+            return  # another daemon may have judged it with this key
         # Found before the file was read, by its commitment alone: no lot, no evidence, no standing.
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
@@ -239,15 +241,15 @@ class Validator(Service):
             path = candidate.path or await self._fetching.deliver(work)
             await self._judge_recomputed(work, path, candidate.recheck)
             return
-        started = self._station.clock.monotonic()
+        started = self._context.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
         path = candidate.path or await self._fetching.deliver(work)
         if path is None:
             raise OwnTrouble("the file cannot be had for a second look")
         found = await self._inspect(work, path, lot)
-        seconds = self._station.clock.monotonic() - started
+        seconds = self._context.clock.monotonic() - started
         # A contribution beside rollouts says nothing of how long these take.
-        if work.is_sampled or not self._station.run.spec.seats:
+        if work.is_sampled or not self._context.run.spec.seats:
             self.own_lots.worked(len(found.checked), found.seconds)
         copied = self._register.copied(work)
         # The first check that fails would call a copy a wrong identity; the register knows whose it is.
@@ -261,9 +263,9 @@ class Validator(Service):
 
     async def _judge_recomputed(self, work: Work, path: Path | None, recheck: bool) -> None:
         """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
-        started = self._station.clock.monotonic()
+        started = self._context.clock.monotonic()
         found = await _here(self._recomputing.inspect(work, path, afresh=recheck))
-        seconds = self._station.clock.monotonic() - started
+        seconds = self._context.clock.monotonic() - started
         await self._pronounce(work, found, None, None, seconds, recheck)
 
     async def _lot(self, work: Work, recheck: bool) -> Lot | None:
@@ -280,7 +282,7 @@ class Validator(Service):
         other ones, because one class of engines alone convicts nobody."""
         if not await self._records.is_suspect(work.node):
             return False
-        return blake3(self._station.key.address.encode() + work.id).digest(1)[0] & 1 == 1
+        return blake3(self._context.key.address.encode() + work.id).digest(1)[0] & 1 == 1
 
     async def _inspect(self, work: Work, path: Path, lot: Lot | None) -> Inspected:
         groups = None if lot is None else lot.groups
@@ -297,7 +299,7 @@ class Validator(Service):
         except OwnTrouble as trouble:
             log.info("peer_audit.not_made", why=str(trouble))
             return None
-        return found, await own_rows(found, self._station.run.spec.rollout)
+        return found, await own_rows(found, self._context.run.spec.rollout)
 
     async def _ask(
         self, work: Work, path: Path, groups: tuple[int, ...] | None, report: str, *, second_look: bool = False
@@ -318,7 +320,7 @@ class Validator(Service):
         policy = await policies.get(root, POLICY_TIMEOUT) if policies is not None else None
         if policy is None:
             # of an old policy, which nobody keeps, every file would be waited for
-            old = self.own_lots.newest - work.step > self._station.run.spec.recipe.max_staleness
+            old = self.own_lots.newest - work.step > self._context.run.spec.recipe.max_staleness
             if old:
                 self._vanished[root] = None
             raise OwnTrouble("its policy cannot be fetched", for_good=old)
@@ -334,7 +336,7 @@ class Validator(Service):
             return found.outcome, found.reason, found.detail
         odds = f"odds of e^{standing.log_odds:.1f} that it is {standing.against} after {standing.files} files"
         # Another class's word counts only of a validator that is believed now.
-        believed = set(self._station.jury.ballots.electorate())
+        believed = set(self._context.state.ballots.electorate())
         if standing.level >= Level.CONVICTED and self._records.seconded(node, seen_by, believed):
             return Outcome.SLASH, Reason.CONVICTED, odds
         if found.reason != Reason.NONE:
@@ -387,10 +389,10 @@ class Validator(Service):
             self.reasons[Reason(reason).name.lower()] += 1
         found = "is good" if accepted else f"is refused: {Reason(reason).name.lower()}"
         text = f"{work.title}, of {commitment.node}, {found}"
-        self._station.progress.contributed("verdict", text)
+        self._context.progress.contributed("verdict", text)
         row = {"node": commitment.node, "index": commitment.index, "step": work.step}
         row |= {"outcome": outcome, "reason": Reason(reason).name.lower(), "detail": detail}
-        self.recent.appendleft((self._station.clock.monotonic(), row))
+        self.recent.appendleft((self._context.clock.monotonic(), row))
 
     # as a service
 
@@ -401,7 +403,7 @@ class Validator(Service):
         return f"{given} verdicts given; " + (f"{waiting} files wait for one" if waiting else "waits for the next file")
 
     def status(self) -> dict[str, Any]:
-        now = self._station.clock.monotonic()
+        now = self._context.clock.monotonic()
         verdicts = {
             "accepted": self.outcomes["accepted"],
             "rejected": self.outcomes["rejected"],

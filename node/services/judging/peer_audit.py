@@ -17,7 +17,7 @@ import trio
 
 from node.inference.wire import Inspected
 from node.services.certifying import Certifying, Claim
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.values import Rows, contradiction, read_report
 from node.swarm.register import Work
 from protocol.audit import window_of
@@ -48,12 +48,12 @@ Look = Callable[[Work, tuple[int, ...]], Awaitable[tuple[Inspected, Rows] | None
 class PeerAudit:
     """Runs beside a validator's judging. look: recomputes groups of a file here; certifying: what waits to be paid."""
 
-    def __init__(self, station: Station, look: Look, certifying: Certifying) -> None:
-        self._station = station
-        self._own = station.key.address
+    def __init__(self, context: Context, look: Look, certifying: Certifying) -> None:
+        self._context = context
+        self._own = context.key.address
         self._look = look
         self._certifying = certifying
-        self._tolerance = station.run.spec.audit.logprob_tolerance
+        self._tolerance = context.run.spec.audit.logprob_tolerance
         self._turn = trio.Lock()
         self.counts: Counter[str] = Counter()
 
@@ -64,13 +64,13 @@ class PeerAudit:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.sleep(min(ROUND, self._station.time.certified_after / 2))
+                await trio.sleep(min(ROUND, self._context.time.certified_after / 2))
                 for claims in self._certifying.claims():
                     nursery.start_soon(self._pay, claims)
 
     async def _pay(self, claims: Sequence[Claim]) -> None:
         """One validator's verdicts of a round: all of them are paid, or none."""
-        ballots = self._station.jury.ballots
+        ballots = self._context.state.ballots
         claims = [one for one in claims if ballots.verdict_of(one.work.id, one.validator)]  # works are forgotten
         lot = [one for one in claims if not secrets.randbelow(LOT * self._others(one))]
         # Files that this node judged itself can be compared without its engine.
@@ -89,18 +89,18 @@ class PeerAudit:
 
     def _others(self, claim: Claim) -> int:
         """Validators whose word about a file this one could look at."""
-        return max(1, len(self._station.jury.ballots.has_spoken(claim.work.id) - {self._own}))
+        return max(1, len(self._context.state.ballots.has_spoken(claim.work.id) - {self._own}))
 
     def _own_word(self, work: Work) -> Judgement | None:
         """This validator's own verdict, if there is a report of it."""
-        said = self._station.jury.ballots.verdict_of(work.id, self._own)
+        said = self._context.state.ballots.verdict_of(work.id, self._own)
         return said.message if said is not None and said.message.report_root else None
 
     async def _is_so(self, claim: Claim, *, recompute: bool) -> bool:
         """Whether nothing shows that a verdict says what is not so. Raises IntellectError for a report that cannot be
         had, or is not the verdict's."""
         work, validator = claim.work, claim.validator
-        said = self._station.jury.ballots.verdict_of(work.id, validator)
+        said = self._context.state.ballots.verdict_of(work.id, validator)
         if said is None:
             return False  # forgotten meanwhile
         vote = said.message
@@ -109,7 +109,7 @@ class PeerAudit:
             return True  # there is nothing to report
         if not vote.report_root:
             raise ProtocolError("no report", "it names none")
-        patience = min(PATIENCE, 4 * self._station.time.certified_after)
+        patience = min(PATIENCE, 4 * self._context.time.certified_after)
         theirs = await self._report(work, vote, [validator, *self._holders(validator)], patience)
         left_out = [group for group in groups if group not in theirs and not _is_undecided(vote, group)]
         if left_out and vote.rewards:  # a file of very many groups does not say which were undecided
@@ -132,15 +132,15 @@ class PeerAudit:
         if finding is None:
             return True  # this validator's first look was the odd one
         self.counts["contradicted"] += 1
-        window = window_of(work.step, self._station.run.spec.audit)
+        window = window_of(work.step, self._context.run.spec.audit)
         log.warning("validator.contradicted", validator=validator, window=window, what=finding.what)
-        self._station.progress.trouble(f"validator {validator} is paid nothing for window {window}: {finding.what}")
-        self._station.jury.seals.withhold(validator, window)
+        self._context.progress.trouble(f"validator {validator} is paid nothing for window {window}: {finding.what}")
+        self._context.state.seals.withhold(validator, window)
         return False
 
     def _holders(self, validator: Address) -> list[Address]:
         """Who may have fetched a report: one that its author serves only some is served by these."""
-        others = [*self._station.jury.validators(), self._station.membership.trainer]
+        others = [*self._context.state.validators(), self._context.membership.trainer]
         return [one for one in others if one not in (self._own, validator)]
 
     async def _own_rows(self, work: Work) -> Rows:
@@ -152,10 +152,10 @@ class PeerAudit:
             return {}
 
     async def _report(self, work: Work, vote: Judgement, sources: list[Address], timeout: float) -> Rows:
-        rollout = self._station.run.spec.rollout
+        rollout = self._context.run.spec.rollout
         limit = min(vote.report_size, rollout.most_report_bytes)
-        with self._station.blobs.holding([vote.report_root]):
-            path = await self._station.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
+        with self._context.blobs.holding([vote.report_root]):
+            path = await self._context.blobs.fetch(vote.report_root, sources, max_size=limit, timeout=timeout)
             return await trio.to_thread.run_sync(read_report, rollout, work.commitment.file_root, vote, path)
 
 

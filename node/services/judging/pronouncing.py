@@ -18,8 +18,8 @@ import trio
 from blake3 import blake3
 
 from node.inference.wire import Inspected
+from node.services.context import Context
 from node.services.judging.lots import Lot
-from node.services.station import Station
 from node.swarm.register import Work, WorkId
 from node.swarm.seals import SEAL_SECONDS
 from protocol.checks import Fault
@@ -49,9 +49,9 @@ WAITING = 1024
 class Pronouncing:
     """Says what was found, until cancelled. is_calm: whether files hardly wait here."""
 
-    def __init__(self, station: Station, is_calm: Callable[[], bool] = lambda: True) -> None:
-        self._station = station
-        self._own = station.key.address
+    def __init__(self, context: Context, is_calm: Callable[[], bool] = lambda: True) -> None:
+        self._context = context
+        self._own = context.key.address
         self._is_calm = is_calm
         self._late: Counter[Address] = Counter()
         """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
@@ -67,13 +67,13 @@ class Pronouncing:
     async def _seal_and_show(self, id: WorkId, message: VerdictIssued) -> None:
         """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
         last of those that are awaited needs no seal: its verdict is the first to be shown."""
-        board, jury, audit = self._station.board, self._station.jury, self._station.run.spec.audit
+        board, state, audit = self._context.board, self._context.state, self._context.run.spec.audit
         over, pause, seal = math.inf, POLL, Seal(id, seal_of(message, self._own))
         board.say([seal], within=SEALED_WITHIN if self._is_calm() else BUSY_SEALED_WITHIN)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
-                sealed = jury.seals.sealing(id) | {self._own}
-                if len(sealed) >= self._station.quorum:
+                sealed = state.seals.sealing(id) | {self._own}
+                if len(sealed) >= self._context.quorum:
                     over = min(over, trio.current_time() + SEAL_SECONDS)
                     patience.deadline = min(patience.deadline, over)
                 if self._enough_sealed(id, sealed):
@@ -85,27 +85,29 @@ class Pronouncing:
         # Not when this verdict was shown but when the time is over: until then a slower one is not late.
         if over < math.inf:
             await trio.sleep_until(over)
-            in_time = jury.seals.has_sealed(id)
-            for one in jury.ballots.electorate():
+            in_time = state.seals.has_sealed(id)
+            for one in state.ballots.electorate():
                 self._late[one] = 0 if one in in_time else self._late[one] + 1
 
     def _is_needed(self, id: WorkId) -> bool:
         """Whether this verdict is among the quorum that decides a work: of those who sealed it the first, in an order
         of the work's own. The verdicts of the others change nothing that anybody waits for."""
-        jury = self._station.jury
-        shown = jury.ballots.has_spoken(id)
-        lacking = self._station.quorum - len(shown)
-        order = sorted({self._own, *jury.seals.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest())
+        state = self._context.state
+        shown = state.ballots.has_spoken(id)
+        lacking = self._context.quorum - len(shown)
+        order = sorted(
+            {self._own, *state.seals.sealing(id)} - shown, key=lambda one: blake3(id + one.encode()).digest()
+        )
         # By a hash with the work: speaking early is shared out over all validators.
         return self._own in order[: max(lacking, 0)]
 
     def _enough_sealed(self, id: WorkId, sealed: set[Address]) -> bool:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
         those who have been late for some files in a row nobody, once the quorum has. sealed: who is counted on."""
-        ballots, quorum = self._station.jury.ballots, self._station.quorum
+        ballots, quorum = self._context.state.ballots, self._context.quorum
         if len(sealed) > quorum:
             return True
-        awaited = set(ballots.electorate()) - sealed - self._station.jury.seals.has_sealed(id)
+        awaited = set(ballots.electorate()) - sealed - self._context.state.seals.has_sealed(id)
         if len(sealed) < quorum:
             return not awaited
         let_pass = ballots.files_let_pass(quorum)
@@ -113,14 +115,15 @@ class Pronouncing:
 
     async def say(self, work: Work, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""
-        journal, recheck = self._station.journal, isinstance(message, VerdictRechecked)
+        journal, recheck = self._context.journal, isinstance(message, VerdictRechecked)
         # The journal has the signed bytes before anybody hears them: after a restart the same word is said again.
-        raw = self._station.board.sealed(message)
+        raw = self._context.board.sealed(message)
         kind = "recheck" if recheck else "verdict"
-        await journal.do(journal.say, kind, work.id, raw, self._station.time.now())
+        step, task = work.place
+        await journal.promise(journal.say, kind, work.id, raw, self._context.time.now(), step=step, task=task)
         # In a dispute everybody knows the first words already, and with one validator there is nobody who could copy.
-        if isinstance(message, VerdictRechecked) or self._station.membership.has_one_validator:
-            await self._station.board.post_raw(raw)
+        if isinstance(message, VerdictRechecked) or self._context.membership.has_one_validator:
+            await self._context.board.post_raw(raw)
         else:
             await self._send.send((work.id, message))
 
@@ -150,7 +153,7 @@ class Pronouncing:
             verdict = Verdict(**fields, outcome=outcome, reason=reason)
             # The salt keeps others from guessing a verdict out of its seal: there are few verdicts to try.
             draft = VerdictIssued(verdict=verdict, salt=secrets.token_bytes(SALT_BYTES), **said)
-        return signed(draft, self._station.key, self._station.domain)
+        return signed(draft, self._context.key, self._context.domain)
 
     async def _values(
         self, work: Work, found: Inspected, outcome: int, lot: Lot | None, verifier: str
@@ -171,7 +174,7 @@ class Pronouncing:
         try:
             # A rejection needs no values: nobody trains on them.
             if outcome == Outcome.ACCEPT:
-                info = await self._station.blobs.add(report)
+                info = await self._context.blobs.add(report)
                 said |= {"report_root": info.root, "report_size": info.size}
         finally:
             report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file

@@ -11,9 +11,10 @@ import structlog
 import trio
 
 from node.recent import Recent
+from node.services.context import Context
 from node.services.rounds.applying import Rounds
-from node.services.station import Station
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from protocol.errors import IntellectError
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
@@ -21,14 +22,13 @@ from protocol.seats import Used, broken_rule, groups_of
 
 log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
-POLL = 0.25
 
 
 class Batches:
     """One per node that trains or validates."""
 
-    def __init__(self, station: Station, rounds: Rounds) -> None:
-        self._station, self._rounds, self._spec = station, rounds, station.run.spec
+    def __init__(self, context: Context, rounds: Rounds) -> None:
+        self._context, self._rounds, self._spec = context, rounds, context.run.spec
         self._used: Recent[int, set[Used]] = Recent(2 * self._spec.recipe.max_staleness + 2)
 
     async def used_before(self, round_: int) -> set[Used]:
@@ -39,7 +39,7 @@ class Batches:
             if at not in self._used:
                 try:
                     roots = await self._rounds.batches_of(at)
-                    batches = await self.named(roots or (), self._station.membership.addresses())
+                    batches = await self.named(roots or (), self._context.membership.addresses())
                 except IntellectError as error:
                     log.warning("manifests.unavailable", round=at, why=error.why)
                     continue
@@ -54,14 +54,14 @@ class Batches:
     ) -> list[ComposedBatch]:
         """The batches that a contribution names. Raises IntellectError where its seat may not have learnt from them, as
         far as this node has heard by now and hears in `audit.delivery_seconds`, or one cannot be had."""
-        spec, pool = self._spec, self._station.pool
-        batches = await self.named(roots, [node, *self._station.membership.addresses()])
+        spec, pool = self._spec, self._context.pool
+        batches = await self.named(roots, [node, *self._context.membership.addresses()])
         for one in batches:
-            one.check(self._station.run.root, pool, round_, spec.recipe.max_staleness)
+            one.check(self._context.run.root, pool, round_, spec.recipe.max_staleness)
         works = [(work.name(pool), work) for one in batches for work in one.works]
-        with trio.move_on_after(spec.audit.delivery_seconds):  # a seat may have heard verdicts sooner
-            while any(self._fault(name, work) for name, work in works):  # noqa: ASYNC110 - of many validators
-                await trio.sleep(POLL)
+        # A seat may have heard verdicts sooner.
+        sound, seconds = lambda: not any(self._fault(*one) for one in works), spec.audit.delivery_seconds
+        await self._context.until(sound, WorkTouched, seconds=seconds)
         used = await self.used_before(round_)
         why = broken_rule(outer, seat, spec.seats, batches, used, self._is_accepted)
         faults = (f"work {name.hex()[:16]} {fault}" for name, work in works if (fault := self._fault(name, work)))
@@ -71,13 +71,13 @@ class Batches:
 
     def _fault(self, name: bytes, work: UsedWork) -> str:
         """Why a work may be in nobody's batch, in words; empty if it may."""
-        jury = self._station.jury
-        known = jury.register.get(name)
+        state = self._context.state
+        known = state.register.get(name)
         if known is None or not known.is_sampled or not self._is_accepted(name):
             return "was not accepted"
         if known.step != work.policy_step or work.judged:
             return "is of another policy, or says that it was judged"
-        votes = jury.ballots.accepting(name)
+        votes = state.ballots.accepting(name)
         for report in work.reports:
             vote = votes.get(address_from_bytes(report.author))
             if vote is None or vote.report_root != report.root:
@@ -85,13 +85,13 @@ class Batches:
         return ""
 
     def _is_accepted(self, name: bytes) -> bool:
-        return self._station.jury.ballots.state(name) is FileState.ACCEPTED
+        return self._context.state.ballots.state(name) is FileState.ACCEPTED
 
     async def named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
         """Manifests by their roots. Raises IntellectError."""
         found, left = list[ComposedBatch](), MAX_MANIFEST_BYTES
         for root in roots:
-            with self._station.blobs.holding([root]):
+            with self._context.blobs.holding([root]):
                 path = await self._fetch(root, holders, left)
                 data = await trio.to_thread.run_sync(path.read_bytes)
             left -= len(data)  # together no more than one may have: their number is its node's to choose
@@ -99,7 +99,7 @@ class Batches:
         return found
 
     async def _fetch(self, root: bytes, holders: Sequence[Address], most: int) -> Path:
-        own = self._station.key.address
+        own = self._context.key.address
         sources = [one for one in holders if one != own]
         timeout = min(FETCH_TIMEOUT, self._spec.audit.delivery_seconds)
-        return await self._station.blobs.fetch(root, sources, max_size=max(most, 1), timeout=timeout)
+        return await self._context.blobs.fetch(root, sources, max_size=max(most, 1), timeout=timeout)

@@ -6,9 +6,9 @@ import structlog
 import trio
 
 from node.services.base import Service
+from node.services.context import Context
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.station import Station
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
 from node.swarm.facts import WorkTouched
@@ -23,23 +23,23 @@ class SeatTracing(Service):
 
     name = "tracing"
 
-    def __init__(self, station: Station, rounds: Rounds, batches: Batches) -> None:
-        self._station, self._rounds, self._batches = station, rounds, batches
-        self.book = SeatBook(station.run.spec.seats, station.run.spec.recipe.max_staleness)
+    def __init__(self, context: Context, rounds: Rounds, batches: Batches) -> None:
+        self._context, self._rounds, self._batches = context, rounds, batches
+        self.book = SeatBook(context.run.spec.seats, context.run.spec.recipe.max_staleness)
         self.unread = 0
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.rounds, place.batches)
+        return cls(place.context, place.rounds, place.batches)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
-            jury = self._station.jury
-            async for touched in jury.facts.subscribe(WorkTouched):
+            state = self._context.state
+            async for touched in self._context.facts.subscribe(WorkTouched):
                 id = touched.work
-                work = jury.register.get(id)
-                if work is not None and jury.ballots.state(id) is FileState.ACCEPTED:
+                work = state.register.get(id)
+                if work is not None and state.ballots.state(id) is FileState.ACCEPTED:
                     self.book.accepted(work)
 
     async def _follow(self) -> None:
@@ -56,7 +56,7 @@ class SeatTracing(Service):
     async def _count(self, round_: int, outer: bytes) -> None:
         try:
             roots = await self._rounds.batches_of(round_)
-            batches = await self._batches.named(roots or (), self._station.membership.addresses())
+            batches = await self._batches.named(roots or (), self._context.membership.addresses())
         except IntellectError as error:
             self.unread += 1
             log.info("manifests.not_read", round=round_, why=error.why)

@@ -17,20 +17,20 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Changes
 from node.inference.client import EngineChild
 from node.inference.link import Told
-from node.inference.wire import Answer, Asked, Inspect, Inspected, LoadPolicy, ShardOrder, answer_to
+from node.inference.wire import Asked, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.recent import Recent
-from node.services.base import wait_until
 from node.services.certifying import Certifying
+from node.services.context import Context
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
-from node.services.station import Station
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import PeerTold
+from node.swarm.facts import PeerTold, WorkTouched
 from node.swarm.policies import PolicyClock
 from node.swarm.register import Work
 from node.training.batch import encode_batch
@@ -48,7 +48,6 @@ from protocol.statements import Outcome
 MOST_DISTANCE = 0.25
 """Of a contribution in another arithmetic from its replay here, as a share of it. Measured over ten inner steps: 0.002
 with other instructions, 0.07 in bfloat16, 0.58 for half of the steps (elsewhere 0.46). Longer rounds were not."""
-POLL = 0.1
 PAUSE = 1.0
 log = structlog.get_logger()
 CLAIM_SECONDS = 6.0
@@ -67,20 +66,24 @@ class Looks:
 
     engine_name = "learner"
 
-    def __init__(self, station: Station, rounds: Rounds, batches: Batches | None = None) -> None:
-        self._station, self._rounds, self._batches = station, rounds, batches
+    def __init__(self, context: Context, rounds: Rounds, batches: Batches | None = None) -> None:
+        self._context, self._rounds, self._batches = context, rounds, batches
         self._seen: Recent[bytes, tuple[Place, str, int, Address]] = Recent(512)
         """Contribution -> (round, path, seat, node)."""
         self._claims: dict[Address, Recent[int, None]] = {}
+        self._changed = Changes()
+        rounds.moved.follow(self._changed.tell)
 
-    async def hear_seats(self) -> None:
-        async for told in self._station.jury.facts.subscribe(PeerTold):
-            if told.seat >= 0:
+    async def hear(self) -> None:
+        """Who claims which seat, and what the pool decides."""
+        async for told in self._context.facts.subscribe(PeerTold, WorkTouched):
+            if isinstance(told, PeerTold) and told.seat >= 0:
                 self._claims.setdefault(told.author, Recent(CLAIMS))[told.seat] = None
+            self._changed.tell()
 
     async def ask(
-        self, request: Asked[Answer], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Answer:
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
         """request: Inspect, whose groups are (0,) or None for a replay. Raises TrainingError."""
         order: Any = request
         assert isinstance(order, Inspect) and policy is not None  # noqa: S101 - as the judge asks
@@ -121,7 +124,7 @@ class Looks:
                     path = await self._had(bytes.fromhex(inner[which]), node, self._rounds.own_bytes)
                     paths[which] = str(path) if path else ""
             if missing := [which for which, path in paths.items() if not path]:
-                seconds = self._station.run.spec.audit.delivery_seconds
+                seconds = self._context.run.spec.audit.delivery_seconds
                 told = f"its state {missing[0]} its steps was not delivered within {seconds:g} seconds"
                 return found | {"state": told}
             if not lacks:
@@ -135,35 +138,36 @@ class Looks:
         """Files of a contribution's batches, none where no replay lacks them. Raises IntellectError where it may not
         have learnt from them, or a part cannot be had."""
         node, roots = parse_address(order.node), [bytes.fromhex(root) for root in found["batches"]]
-        known = self._station.jury.policies.find(order.policy_root)
+        known = self._context.state.policies.find(order.policy_root)
         round_ = known.step if known else -1
         paths = list[str]()
-        holders = [node, *self._station.jury.validators()]
+        holders = [node, *self._context.state.validators()]
         for number, composed in enumerate(await of.of(order.policy_root, round_, found["seat"], node, roots)):
             if make_all:
-                batch, path = await make(self._station, composed, holders), folder / f"{number}.batch"
+                batch, path = await make(self._context, composed, holders), folder / f"{number}.batch"
                 await trio.to_thread.run_sync(lambda batch=batch, path=path: path.write_bytes(encode_batch(batch)))
                 paths.append(str(path))
         return tuple(paths)
 
     async def _broken_chain(self, node: Address, round_: int, begins: bytes) -> str:
         """Why a contribution may not begin with the state that it names; empty if it may."""
-        was_here = self._rounds.root_of(self._rounds.rules.begins_at(round_ - 1)) is not None
+        was_here = self._rounds.rules.begins_at(round_ - 1) in self._rounds.adding.roots
         # Nothing is what a new seat begins with, and who starts again. Who was not here the round before cannot tell.
         if begins == state_root(round_, ()) or (round_ > 0 and not was_here):
             return ""
-        jury = self._station.jury
-        works = [work for work in jury.register.of(node) if work.round == round_ - 1]
+        state = self._context.state
+        works = [work for work in state.register.of(node) if work.round == round_ - 1]
         if self._rounds.rules.fragments > 1:
             # It holds weights, not moments alone: what nobody accepted must not come back in what is built on it.
             await self._decided(works)
             standing = [work for work in works if self._rounds.has_accepted(work)]
         else:
-            standing = [work for work in works if jury.ballots.state(work.id) is not FileState.REJECTED]
+            standing = [work for work in works if state.ballots.state(work.id) is not FileState.REJECTED]
         for work in standing:
-            path = await self._had(work.commitment.file_root, node, self._rounds.most_bytes)
+            path = await self._had(work.commitment.file_root, node, self._rounds.adding.most_bytes)
             try:
-                header = await trio.to_thread.run_sync(self._rounds.header_of, path, round_ - 1) if path else None
+                read = self._rounds.adding.header_of
+                header = await trio.to_thread.run_sync(read, path, round_ - 1) if path else None
                 if header is not None and header.inner[1] == begins:
                     return ""
             except (ContributionError, OSError) as error:
@@ -174,30 +178,32 @@ class Looks:
     async def _decided(self, works: list[Work]) -> None:
         """Wait until the pool has decided on works, at most `audit.delivery_seconds`; of a round that is over little
         is still to be heard."""
-        ballots, ends = self._station.jury.ballots, self._station.run.spec.audit.delivery_seconds
-        began = self._station.clock.monotonic()
-        while any(ballots.state(work.id) is FileState.OPEN for work in works):
-            if all(work.round < self._rounds.newest for work in works):
-                ends = min(ends, CLAIM_SECONDS)
-            if self._station.clock.monotonic() - began > ends:
-                break
-            await trio.sleep(POLL)
+        ballots, began = self._context.state.ballots, trio.current_time()
+
+        def is_open() -> bool:
+            return any(ballots.state(work.id) is FileState.OPEN for work in works)
+
+        with trio.move_on_after(self._context.run.spec.audit.delivery_seconds) as patience:
+            await self._changed.until(lambda: not is_open() or all(w.round < self._rounds.newest for w in works))
+            patience.deadline = min(patience.deadline, began + CLAIM_SECONDS)
+            await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
         """A file that a peer owes, from it or another validator; None if nobody hands it over in time."""
-        station, seconds = self._station, self._station.run.spec.audit.delivery_seconds
-        others = [one for one in station.jury.validators() if one != station.key.address]
+        context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
+        others = [one for one in context.state.validators() if one != context.key.address]
         with trio.move_on_after(seconds):
             while True:
                 try:
-                    return await station.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
+                    return await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
                 except IntellectError as error:
                     log.info("state.unavailable", node=node, why=error.why)
                 await trio.sleep(PAUSE)
         return None
 
     async def _hear_claim(self, node: Address, seat: int) -> None:
-        await wait_until(lambda: seat in self._claims.get(node, ()), CLAIM_SECONDS, POLL)
+        with trio.move_on_after(CLAIM_SECONDS):
+            await self._changed.until(lambda: seat in self._claims.get(node, ()))
 
     def _inspected(self, order: Inspect, found: dict[str, Any]) -> Inspected:
         reason, detail, outcome = self._fault(order, found)
@@ -227,7 +233,7 @@ class Looks:
     def _fault(self, order: Inspect, found: dict[str, Any]) -> tuple[Reason, str, Outcome]:
         if "fault" in found:
             return Reason.MALFORMED, found["fault"], Outcome.SLASH
-        units = contribution_units(self._station.run.spec, found["tokens"])
+        units = contribution_units(self._context.run.spec, found["tokens"])
         if units != order.units:
             return Reason.UNITS, f"it says {order.units} units outside and {units} inside", Outcome.SLASH
         if "unusable" in found:
@@ -254,10 +260,10 @@ class Looks:
     def _is_anothers(self, node: Address, place: Place, seat: int) -> bool:
         """Whether its node never claimed the seat, or somebody lighter claimed it and contributed from it. Of rollouts
         the pool's trainers learn."""
-        stranger = self._batches is not None and not self._station.membership.is_trainer(node)
+        stranger = self._batches is not None and not self._context.membership.is_trainer(node)
         if stranger or seat not in self._claims.get(node, ()):
             return True
-        run = self._station.run.root
+        run = self._context.run.root
         return any(
             other != node and weight(run, seat, other) < weight(run, seat, node)
             for seen, _, at, other in self._seen.values()
@@ -276,8 +282,8 @@ class BothKinds:
         return getattr(self._engine, "engine_name", "")
 
     async def ask(
-        self, request: Asked[Answer], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
-    ) -> Answer:
+        self, request: Asked[R], *, timeout: float, policy: LoadPolicy | None = None, told: Told | None = None
+    ) -> R:
         order: Any = request
         known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
         which: EngineChild = self._looks if known is not None and known.outer else self._engine
@@ -289,22 +295,22 @@ class ContributionJudging(Validator):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         rounds: Rounds,
         looks: Looks,
         *given: Any,
         certifying: Certifying,
         engine: EngineChild | None = None,
     ) -> None:
-        child = looks if engine is None else BothKinds(station.jury.policies, looks, engine)
-        super().__init__(station, child, None, *given, certifying=certifying)
+        child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
+        super().__init__(context, child, None, *given, certifying=certifying)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        learns = bool(place.station.run.spec.seats)
-        looks = Looks(place.station, place.rounds, place.batches if learns else None)
-        given = place.station, place.rounds, looks, place.chain, place.scratch, place.tally
+        learns = bool(place.context.run.spec.seats)
+        looks = Looks(place.context, place.rounds, place.batches if learns else None)
+        given = place.context, place.rounds, looks, place.chain, place.scratch, place.tally
         return cls(*given, certifying=place.certifying, engine=place.engine if learns else None)
 
     async def _follow_policies(self) -> None:
@@ -316,7 +322,7 @@ class ContributionJudging(Validator):
 
     async def _heed_others(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._looks.hear_seats)
+            nursery.start_soon(self._looks.hear)
             if self._samples:
                 await super()._heed_others()
 
@@ -324,11 +330,12 @@ class ContributionJudging(Validator):
         """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""
         root = work.commitment.policy_root
         if not work.contribution:
-            held = self._station.shelf.by_root(root)
+            held = self._context.shelf.by_root(root)
             if held is None:
                 raise OwnTrouble("its policy is not kept here", for_good=True)
             return None, LoadPolicy(policy_root=root, step=held.step, path=str(held.path))
+        oldest = self._rounds.newest - self._rounds.adding.late
         for outer in (self._rounds.outer, self._rounds.before):
-            if outer is not None and outer.root == root and work.round >= self._rounds.newest - self._rounds.late:
+            if outer is not None and outer.root == root and work.round >= oldest:
                 return None, LoadPolicy(policy_root=outer.root, step=work.round, path=str(outer.path))
         raise OwnTrouble("the round that it was made for is over", for_good=True)

@@ -6,22 +6,23 @@ from typing import Any, Self
 import structlog
 import trio
 
+from node.changes import Changes
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Service
 from node.services.committing import OwnWorks, commit, slot_name
-from node.services.rounds.applying import Outer, Rounds, in_words
-from node.services.station import Rate, Station
+from node.services.context import Context, Rate
+from node.services.rounds.adding import Outer
+from node.services.rounds.applying import Rounds, in_words
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.register import Work, WorkId
+from node.swarm.facts import WorkTouched
+from node.swarm.register import Work
 from node.weights.keeper import Pins
 from protocol.earnings import contribution_units
 from protocol.errors import IntellectError
 from protocol.seats import choose
-from protocol.statements import work_id
 
 log = structlog.get_logger()
-POLL = 0.2
 MOST_PAUSE = 60.0
 """Seconds, at most, between two tries of a round whose contribution could not be made."""
 KEPT = 4
@@ -39,28 +40,31 @@ class Learning(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(self, station: Station, rounds: Rounds, pins: Pins) -> None:
+    def __init__(self, context: Context, rounds: Rounds, pins: Pins) -> None:
         """pins: of the store from which others are served."""
-        self._station, self._rounds, self._pins = station, rounds, pins
+        self._context, self._rounds, self._pins = context, rounds, pins
         self.seat, self._said = -1, 0
-        self.rate = Rate(60.0, station.clock.monotonic)
-        self.works = OwnWorks(station)
+        self.rate = Rate(60.0, context.clock.monotonic)
+        self.works = OwnWorks(context)
         self._training = -1
-        self._open: dict[WorkId, int] = {}
+        self._changed = Changes()
+        """Of what a round's steps or their contribution wait for."""
+        rounds.moved.follow(self._changed.tell)
         self._served: Recent[bytes, None] = Recent(KEPT * self.blobs_a_round)
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.rounds, place.member.stock.store)
+        return cls(place.context, place.rounds, place.member.stock.store)
 
     async def run(self) -> None:
-        self._station.progress.doing = self.doing
         await self.works.count()
         await self.works.repeat()
-        for path in self._rounds.own_states():
+        self._context.state.register.follow(self._changed.tell)
+        for path in self._rounds.files.own():
             await self._serve(path)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow_verdicts)
+            nursery.start_soon(self._hear)
+            nursery.start_soon(self.works.follow, self._context.state.ballots.state)
             await self._contribute()
 
     async def _contribute(self) -> None:
@@ -68,15 +72,15 @@ class Learning(Service):
         round_, pause = -1, 1.0
         await self._rounds.caught_up.wait()
         while not self._rounds.over:
-            while self.seat < 0 or self._said < SAID:  # noqa: ASYNC110 - heartbeats of any others may free one
-                await trio.sleep(POLL)
+            await self._changed.until(lambda: self.seat >= 0 and self._said >= SAID)
             if (begun := await self._rounds.next_round(round_)) is None:
                 break
             if self.seat < 0 or self._said < SAID:
                 continue  # somebody lighter took it while the round was awaited
             at, outer = begun
-            journal, slot = self._station.journal, slot_name(outer.root, at - outer.round)
-            history = self._is_past(at)  # a newer state is on its way
+            journal, slot = self._context.journal, slot_name(outer.root, at - outer.round)
+            # A newer state is on its way; or another daemon may have contributed with this key.
+            history = self._is_past(at) or journal.fence.covers(at)
             # Made before a restart, a second one would be a fault.
             if history or await journal.do(journal.said, "commitment", slot):
                 round_ = at
@@ -85,7 +89,7 @@ class Learning(Service):
                 await self._train(at, outer)
             except (IntellectError, OSError) as error:
                 log.warning("contribution.failed", round=at, why=in_words(error))
-                self._station.progress.trouble(f"no contribution to round {at} yet: {in_words(error)}")
+                self._context.progress.trouble(f"no contribution to round {at} yet: {in_words(error)}")
                 # again, in this round if it still runs: one that nobody contributes to would never end
                 await trio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
@@ -96,7 +100,7 @@ class Learning(Service):
 
     def _is_past(self, round_: int) -> bool:
         """Whether nobody would count a contribution to a round."""
-        return round_ + self._rounds.late < self._rounds.furthest
+        return round_ + self._rounds.adding.late < self._rounds.furthest
 
     async def _find_steps(self, outer: Outer, seat: int, until: float) -> int | None:
         """How many steps there are to make at most, 0: the run's; None where the round is over before there is one.
@@ -106,7 +110,7 @@ class Learning(Service):
 
     async def _train(self, round_: int, outer: Outer) -> None:
         """The steps of a round that begin at `outer`, and what comes of them."""
-        clock, seat, now = self._station.clock, self.seat, self._rounds.outer
+        clock, seat, now = self._context.clock, self.seat, self._rounds.outer
         passed = clock.monotonic() - now.opened if now and now.round == round_ else 0.0
         # By the wall clock: the learner is another process, whose monotonic seconds may begin elsewhere.
         until = clock.wall() - passed + self._rounds.rules.round_seconds
@@ -116,52 +120,52 @@ class Learning(Service):
         self._training = round_
         fresh = not self._stands(round_ - 1)
         found = await self._rounds.train(round_, seat, until, fresh=fresh, steps=steps)
-        while found["began"] and self._is_undecided(round_ - 1):  # noqa: ASYNC110 - by verdicts of several
-            await trio.sleep(POLL)
+        if found["began"]:
+            await self._changed.until(lambda: not self._is_undecided(round_ - 1))
         if self._is_past(round_):  # the node was stopped meanwhile
-            self._station.progress.tell("late", f"the contribution to round {round_} came too late")
+            self._context.progress.tell("late", f"the contribution to round {round_} came too late")
             return
         if found["began"] and not self._stands(round_ - 1):
             # Sent, it would be refused, and so would every next one that builds on it.
             told = f"round {round_}: its steps began with what a contribution left that does not stand"
-            self._station.progress.tell("refused", told)
+            self._context.progress.tell("refused", told)
             return
         if found["own"]:
             await self._serve(Path(found["own"]))
         learnt = found["tokens"]
-        units = contribution_units(self._station.run.spec, learnt)
+        units = contribution_units(self._context.run.spec, learnt)
         # 0 for the state's own round. With fragments the next round's steps begin at it, too: 1.
         index = round_ - outer.round
-        commitment = await commit(self._station, outer.root, index, Path(found["path"]), units, outer.round)
-        self._open[work_id(commitment)] = round_
+        await commit(self._context, outer.root, index, Path(found["path"]), units, outer.round, round_)
         # With fragments the next steps begin at once, and ask what stands; the jury hears of it as of anybody's.
-        await wait_until(lambda: bool(self._works(round_)), HEARD, POLL)
+        with trio.move_on_after(HEARD):
+            await self._changed.until(lambda: bool(self._works(round_)))
         self.rate.add(learnt)
         await self.works.count()
         log.info("contribution.committed", round=round_, seat=seat, learnt=learnt, loss=found["loss"])
 
     def _works(self, round_: int) -> list[Work]:
         """What this node committed to as its contribution to a round."""
-        register = self._station.jury.register
-        return [one for one in register.of(self._station.key.address) if one.round == round_]
+        register = self._context.state.register
+        return [one for one in register.of(self._context.key.address) if one.round == round_]
 
     def _stands(self, round_: int) -> bool:
         """Whether this node committed to a contribution to a round, and the pool did not refuse it, as far as is known:
         only what such a one left may be built upon. With fragments the pool must have accepted it in its round."""
-        works, state = self._works(round_), self._station.jury.ballots.state
+        works, state = self._works(round_), self._context.state.ballots.state
         if self._rounds.rules.fragments > 1 and round_ < self._rounds.newest:
             return any(map(self._rounds.has_accepted, works))
         return any(state(work.id) is not FileState.REJECTED for work in works)
 
     def _is_undecided(self, round_: int) -> bool:
         """Whether what the next contribution builds on may still be refused: with fragments its steps did not wait."""
-        state = self._station.jury.ballots.state
+        state = self._context.state.ballots.state
         runs = self._rounds.rules.fragments > 1 and round_ >= self._rounds.newest
         return runs and any(state(work.id) is FileState.OPEN for work in self._works(round_))
 
     async def _serve(self, path: Path) -> None:
         """Hand a file that steps begin with to whoever replays these, as long as one may."""
-        info = await self._station.blobs.add(path)
+        info = await self._context.blobs.add(path)
         if info.root in self._served:
             return
         if len(self._served) == KEPT * self.blobs_a_round:
@@ -170,28 +174,21 @@ class Learning(Service):
         self._served[info.root] = None
         self._pins.pin(info.root)
 
-    async def _follow_verdicts(self) -> None:
-        """What becomes of this node's contributions."""
-        jury = self._station.jury
-        while True:
-            for id, round_ in list(self._open.items()):
-                work, state = jury.register.get(id), jury.ballots.state(id)
-                if work is not None and state in (FileState.ACCEPTED, FileState.REJECTED):
-                    del self._open[id]
-                    title = f"the contribution to round {round_}"
-                    await self.works.judged(work, title, state is FileState.ACCEPTED)
-            await trio.sleep(POLL)
+    async def _hear(self) -> None:
+        async for _ in self._context.facts.subscribe(WorkTouched):
+            self._changed.tell()
 
     # as a service
 
     def beat(self) -> dict[str, Any]:
         """The seat is chosen as often as it is told: what others say of theirs may change it."""
-        station = self._station
-        beats = station.membership.beats(station.clock.monotonic())
+        context = self._context
+        beats = context.membership.beats(context.clock.monotonic())
         taken = {node: beat.seat for node, beat in beats.items() if beat.seat >= 0}
-        seat = choose(station.run.root, station.key.address, self._rounds.rules.max_contributions, self.seat, taken)
+        seat = choose(context.run.root, context.key.address, self._rounds.rules.max_contributions, self.seat, taken)
         self._said = self._said + 1 if seat == self.seat else 0
         self.seat = seat
+        self._changed.tell()
         return {"seat": seat, "rate": round(self.rate.per_second, 1)}
 
     def doing(self) -> str:

@@ -13,18 +13,18 @@ import trio
 from node.metrics.journal import ends_of
 from node.metrics.observer import Observer, open_observer
 from node.services.base import Service
+from node.services.context import Context
 from node.services.rounds.applying import Rounds
-from node.services.station import Station
 from node.services.workplace import Workplace
 from node.training.client import EvaluatorProcess, SpoolProcess
 from node.training.evaluations import Evaluations
 from node.training.jobs import Publish
 from node.training.settings import read_settings
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError
 
 log = structlog.get_logger()
-POLL = 0.05
 LAST_AGAIN = 10.0
 """Seconds until the last round is evaluated once more, where that failed."""
 
@@ -36,30 +36,32 @@ class Publishing(Service):
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         rounds: Rounds,
         spool: Spool,
+        watch: SpoolWatch,
         observer: Observer,
         evaluator: SpoolProcess | None = None,
     ) -> None:
         """evaluator: of a run with rollouts."""
-        self._station, self._rounds, self._spool, self._observer = station, rounds, spool, observer
-        self._evaluator, self._evaluations = evaluator, Evaluations(spool, station.run.spec)
-        self._began = station.clock.monotonic()
+        self._context, self._rounds, self._spool, self._observer = context, rounds, spool, observer
+        self._watch = watch
+        self._evaluator, self._evaluations = evaluator, Evaluations(spool, context.run.spec)
+        self._began = context.clock.monotonic()
         self._rewards: list[tuple[int, float]] = []
         self.done = False
 
     @classmethod
     async def open(cls, place: Workplace) -> Self | None:
-        station, spool = place.station, place.rounds.spool
-        if not station.membership.leads(station.key.address):
+        context, spool = place.context, place.rounds.spool
+        if not context.membership.leads(context.key.address):
             return None
-        observing = partial(open_observer, station.run.spec, place.directory, place.config.metrics_log)
+        observing = partial(open_observer, context.run.spec, place.directory, place.config.metrics_log)
         evaluator = None
-        if station.run.spec.seats:
+        if context.run.spec.seats:
             settings = read_settings(place.config.trainer)
-            evaluator = EvaluatorProcess(spool, station.run.spec, settings, place.starter)
-        return cls(station, place.rounds, spool, await trio.to_thread.run_sync(observing), evaluator)
+            evaluator = EvaluatorProcess(spool, context.run.spec, settings, place.starter)
+        return cls(context, place.rounds, spool, place.watch, await trio.to_thread.run_sync(observing), evaluator)
 
     async def run(self) -> None:
         try:
@@ -88,16 +90,16 @@ class Publishing(Service):
             await self._rounds.jobs.ask(f"publish-{round_:06d}", Publish(round_, metrics))
         except IntellectError as error:
             log.warning("round.not_published", round=round_, why=error.why)
-            self._station.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
+            self._context.progress.trouble(f"round {round_} is not evaluated: {error.what}: {error.why}")
             # Not tried again at once: the learner failed, and rounds go on without a record of this one.
             if round_ < self._rounds.last:
                 await self._rounds.newer_than(round_)
             else:
                 await trio.sleep(LAST_AGAIN)  # none is newer, and the run has not ended without it
             return
-        while self._evaluator is not None and not self._evaluations.complete(round_):  # noqa: ASYNC110 - a process writes it
-            await trio.sleep(POLL)
-        elapsed = round(self._station.clock.monotonic() - self._began, 3)
+        if self._evaluator is not None:
+            await self._watch.until(lambda: self._evaluations.complete(round_))
+        elapsed = round(self._context.clock.monotonic() - self._began, 3)
         record = await trio.to_thread.run_sync(self._spool.record, round_)
         await trio.to_thread.run_sync(self._observer.observe, record, {"elapsed": elapsed}, {})
         if isinstance(reward := record.get("eval_reward"), float):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trio
 
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.values import check_report
 from node.swarm.register import Work
 from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord
@@ -18,12 +18,12 @@ from protocol.tasks import MAX_SHARD_SAMPLES
 FETCH_TIMEOUT = 30.0
 
 
-async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
+async def gather(context: Context, folder: TaskFolder, work: Work) -> None:
     """Keep the result of a shard. Raises IntellectError where the file, or every report, cannot be had or is none."""
-    votes = station.jury.ballots.accepting(work.id)
-    report = await _report(station, work, votes)
+    votes = context.state.ballots.accepting(work.id)
+    report = await _report(context, work, votes)
     commitment = work.commitment
-    file = await station.blobs.fetch(
+    file = await context.blobs.fetch(
         commitment.file_root,
         [work.node, *votes],
         max_size=work.most_bytes,
@@ -44,7 +44,7 @@ async def gather(station: Station, folder: TaskFolder, work: Work) -> None:
     await trio.to_thread.run_sync(folder.add, record, file, report)
 
 
-async def _report(station: Station, work: Work, votes: dict[Address, Judgement]) -> bytes:
+async def _report(context: Context, work: Work, votes: dict[Address, Judgement]) -> bytes:
     """The report that decides most groups: what one validator could not score in time another one may have. Empty where
     nobody could decide about any."""
     best, most, groups = b"", -1, work.groups
@@ -55,7 +55,7 @@ async def _report(station: Station, work: Work, votes: dict[Address, Judgement])
             continue
         try:
             limit = min(vote.report_size, MAX_REPORT_BYTES)
-            path = await station.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
+            path = await context.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
             data, decided = await trio.to_thread.run_sync(_read, work, vote, path)
         except IntellectError:
             continue

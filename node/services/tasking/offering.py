@@ -16,14 +16,16 @@ import trio
 from node.recent import Recent
 from node.recipe.docket import Docket
 from node.recipe.lessons import Lessons
-from node.services.base import Service
-from node.services.station import Station
+from node.services.base import Bell, Service
+from node.services.context import Context
 from node.services.tasking.gathering import gather
-from node.services.tasking.judges import Judges, Owned
+from node.services.tasking.judges import Judges
+from node.services.tasking.owned import LAST_WORDS, Owned
 from node.services.tasking.teachers import Teachers
 from node.services.tasking.wishes import TaskWish, WishRefused, routes
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
+from node.swarm.facts import WorkTouched
 from node.swarm.register import Work, WorkId
 from node.swarm.taskbook import Task, describe_task
 from node.tasks.records import TaskFolder, folder_of, folders
@@ -36,10 +38,8 @@ from protocol.messages import CheckRequested, TaskOffered
 from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
-REPEAT_EVERY = 20.0
-LAST_WORDS = 6
-"""How often it is said again that a task is over."""
-LOOK_EVERY = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges."""
 GATHERERS = 4
 MOST_OPEN = 32
 REMEMBERED = 8192
@@ -52,24 +52,25 @@ class Offering(Service):
     name = "offers"
 
     def __init__(
-        self, station: Station, directory: Path, docket: Docket | None = None, lessons: Lessons | None = None
+        self, context: Context, directory: Path, docket: Docket | None = None, lessons: Lessons | None = None
     ) -> None:
-        self._station = station
+        self._context = context
         self._directory = directory
-        run = station.run.spec
+        run = context.run.spec
         self._askers: list[Judges | Teachers] = []
         if docket is not None:
             self._askers.append(Judges(self, docket, run, directory))
         if lessons is not None and lessons.wanted:
-            self._askers.append(Teachers(self, lessons, run, station.blobs))
+            self._askers.append(Teachers(self, lessons, run, context.blobs))
         self.own: dict[TaskId, Owned] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._limit = trio.CapacityLimiter(GATHERERS)
         self._sequence = 0
+        self._bell = Bell()
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        service = cls(place.station, place.directory / "tasks", place.docket, place.lessons)
+        service = cls(place.context, place.directory / "tasks", place.groups.docket, place.groups.lessons)
         if place.control is not None:
             place.control.mount(routes(service))
         return service
@@ -77,8 +78,9 @@ class Offering(Service):
     async def run(self) -> None:
         await self._recall()
         await trio.to_thread.run_sync(lambda: self._directory.mkdir(parents=True, exist_ok=True))
-        self._station.jury.register.follow(self._hear)
+        self._context.state.register.follow(self._hear)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_verdicts)
             while True:
                 for id, own in list(self.own.items()):
                     try:
@@ -86,11 +88,16 @@ class Offering(Service):
                     except (IntellectError, OSError) as error:  # a full disk passes
                         log.warning("task.not_kept", task=id.hex()[:16], why=str(error))
                 await self._ask_for_training()
-                await trio.sleep(LOOK_EVERY)
+                await self._bell.wait(LOOK_EVERY)
+
+    async def _hear_verdicts(self) -> None:
+        async for touched in self._context.facts.subscribe(WorkTouched):
+            if any(touched.work in own.works for own in self.own.values()):
+                self._bell.ring()
 
     async def _ask_for_training(self) -> None:
         """A standby asks nobody: it reads in the leader's manifest what judges and teachers said."""
-        if self._station.membership.trainer != self._station.key.address:
+        if self._context.membership.trainer != self._context.key.address:
             return
         for asker in self._askers:
             try:
@@ -126,18 +133,18 @@ class Offering(Service):
             why = f"it has {len(encoded):,} bytes as it is told to the pool, and {MAX_SPEC_BYTES:,} are the most"
             raise WishRefused("the task is too long", why, "shorten the environment's arguments or the files' names")
         for asset in spec.assets:
-            info = await self._station.blobs.add(Path(wish.files[asset.path]))
+            info = await self._context.blobs.add(Path(wish.files[asset.path]))
             # The file may have changed since the command looked at it, and the task's id names the old bytes.
             if info.root.hex() != asset.root:
                 raise WishRefused(f"{asset.path} has changed", "its bytes are not those that were named", "ask again")
         id = task_id(encoded)
         if id not in self.own:
-            await self._station.blobs.add(encoded)
+            await self._context.blobs.add(encoded)
             # On disk before it is said: a restart must know every task that others may be working on.
             await trio.to_thread.run_sync(folder_of(self._directory, id).create, encoded)
             self._begin(id, folder_of(self._directory, id), spec, encoded, set(), is_open=True)
         log.info("task.offered", task=id.hex()[:16], kind=spec.kind, shards=spec.shards)
-        self._station.progress.tell("task", f"{spec.kind} of {spec.problems:,} problems offered as {id.hex()[:8]}")
+        self._context.progress.tell("task", f"{spec.kind} of {spec.problems:,} problems offered as {id.hex()[:8]}")
         return id
 
     async def cancel(self, id: TaskId) -> None:
@@ -150,18 +157,18 @@ class Offering(Service):
 
     def forget(self, id: TaskId) -> None:
         """Keep nothing of a task once everybody has heard of its end."""
-        self.own[id].passing = True
+        self.own[id].pass_away()
 
     def _policy(self, wanted: str) -> HeldPolicy:
         """wanted: "newest", a step, or the beginning of a root."""
-        shelf = self._station.shelf
+        shelf = self._context.shelf
         if wanted in ("", "newest"):
             found = shelf.newest
         else:
             held = shelf.held
             named = [one for one in held if wanted.isdigit() and one.step == int(wanted)]
             found = next(iter(named or [one for one in held if one.root.hex().startswith(wanted)]), None)
-        if found is None or self._station.jury.policies.find(found.root) is None:
+        if found is None or self._context.state.policies.find(found.root) is None:
             steps = ", ".join(str(one.step) for one in shelf.held) or "none yet"
             raise WishRefused("the policy is not here", f"this node holds steps {steps}", "name one of them, or wait")
         return found
@@ -179,10 +186,10 @@ class Offering(Service):
 
     def _keep(self, policy: HeldPolicy) -> None:
         """Others may need it, and its announcement, for as long as the task is open."""
-        self._station.shelf.hold(policy.root)
-        announced = self._station.jury.policies.announcement(policy.root)
+        self._context.shelf.hold(policy.root)
+        announced = self._context.state.policies.announcement(policy.root)
         if announced is not None:
-            self._station.board.pin([announced.raw])
+            self._context.board.pin([announced.raw])
 
     # what is heard
 
@@ -190,6 +197,7 @@ class Offering(Service):
         own = self.own.get(work.task.id) if work.task else None
         if own is not None and own.open:
             own.works[work.id] = work
+            self._bell.ring()
 
     async def _recall(self) -> None:
         """The tasks of before a restart."""
@@ -201,20 +209,21 @@ class Offering(Service):
                 continue
             is_open = state.closed is None
             for root in spec.policies if is_open else ():
-                self._station.shelf.hold(bytes.fromhex(root))
+                self._context.shelf.hold(bytes.fromhex(root))
             self._begin(folder.id, folder, spec, encoded, set(folder.done()), is_open=is_open)
 
     def _begin(
         self, id: TaskId, folder: TaskFolder, spec: TaskSpec, encoded: bytes, done: set[int], *, is_open: bool
     ) -> None:
         said = 0 if is_open else LAST_WORDS
+        self._bell.ring()
         self.own[id] = Owned(folder, spec, encoded, done, is_open, works={}, said=said, busy=set())
 
     # from time to time
 
     async def _tend(self, own: Owned, nursery: trio.Nursery) -> None:
         """Say again what is open; gather what has been accepted; end what is complete."""
-        if own.said >= LAST_WORDS:
+        if own.told:
             if own.passing:
                 await trio.to_thread.run_sync(shutil.rmtree, own.folder.path, True)
                 del self.own[own.folder.id]
@@ -223,37 +232,35 @@ class Offering(Service):
             self._gather_accepted(own, nursery)
             if len(own.done) == own.spec.shards:
                 await self._close(own)
-        if trio.current_time() - own.repeated >= REPEAT_EVERY:
+        if trio.current_time() >= own.due():
             await self._say(own)
 
     async def _say(self, own: Owned) -> None:
-        own.repeated = trio.current_time()
-        own.said += not own.open
+        own.was_said(trio.current_time())
         now = time.time_ns() // 1_000_000
         if self._sequence > now + 1000 * AHEAD:  # this clock was ahead, so nobody has taken what was said then
             self._sequence = 0
         self._sequence = max(self._sequence + 1, now)
         done = pack_groups(own.done, own.spec.shards)
         message = TaskOffered(
-            pool=self._station.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open
+            pool=self._context.pool, sequence=self._sequence, spec=own.encoded, done=done, open=own.open
         )
-        await self._station.board.post(message)
+        await self._context.board.post(message)
 
     async def _close(self, own: Owned, *, cancelled: bool = False) -> None:
         await trio.to_thread.run_sync(lambda: own.folder.close(cancelled=cancelled))
-        own.open = False
-        own.works.clear()
+        own.was_closed()
         wanted = {root for one in self.own.values() if one.open for root in one.spec.policies}
         # Another open task may still need the policy.
         for root in set(own.spec.policies) - wanted:
-            self._station.shelf.let_go(bytes.fromhex(root))
+            self._context.shelf.let_go(bytes.fromhex(root))
         await self._say(own)
         what = "cancelled" if cancelled else "done"
-        self._station.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
+        self._context.progress.tell("task", f"{own.spec.kind} {own.folder.path.name[:8]} is {what}")
         log.info("task.closed", task=own.folder.path.name[:16], shards=len(own.done), cancelled=cancelled)
 
     def _gather_accepted(self, own: Owned, nursery: trio.Nursery) -> None:
-        ballots, patience = self._station.jury.ballots, self._station.run.spec.audit.verdict_seconds
+        ballots, patience = self._context.state.ballots, self._context.run.spec.audit.verdict_seconds
         for id, work in list(own.works.items()):
             shard, state = work.commitment.index, ballots.state(id)
             if state is FileState.REJECTED or shard in own.done:
@@ -270,9 +277,10 @@ class Offering(Service):
         shard = work.commitment.index
         try:
             async with self._limit:
-                await gather(self._station, own.folder, work)
+                await gather(self._context, own.folder, work)
             own.done.add(shard)
             own.works.pop(work.id, None)
+            self._bell.ring()
         except (IntellectError, OSError) as error:  # somebody may have it later; a full disk passes
             log.warning("task.not_gathered", task=own.folder.path.name[:16], shard=shard, why=str(error))
             await trio.sleep(LOOK_EVERY)
@@ -280,10 +288,10 @@ class Offering(Service):
             own.busy.discard(shard)
 
     async def _ask_again(self, work: Work) -> None:
-        await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+        await self._context.board.post(CheckRequested(pool=self._context.pool, commitment=work.signed.raw))
 
     def _described(self, id: TaskId, own: Owned) -> dict[str, Any]:
-        task: Task | None = self._station.jury.tasks.find(id)
+        task: Task | None = self._context.state.tasks.find(id)
         known = describe_task(task, trio.current_time()) if task else {"id": id.hex(), "kind": own.spec.kind}
         gathered = {"open": own.open, "gathered": len(own.done), "shards": own.spec.shards}
         return {**known, **gathered, "path": str(own.folder.path), "problems": own.spec.problems}

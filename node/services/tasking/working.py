@@ -16,9 +16,9 @@ import trio
 from node.inference.client import EngineChild
 from node.inference.wire import Produce
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
-from node.services.station import Station
+from node.services.context import Context
 from node.services.workplace import Workplace
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.taskbook import MOST_TASKS, Task
@@ -31,7 +31,8 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die."""
 SETTLE = 0.3
 """Seconds in which another claim on the same shard may be heard, before work begins."""
 HEARD_IN = 2.0
@@ -48,13 +49,15 @@ class TaskWork(Service):
 
     name = "tasks"
 
-    def __init__(self, station: Station, engine: EngineChild, stock: TaskStock, scratch: Path) -> None:
-        self._station = station
-        self._own = station.key.address
-        self._book = station.jury.tasks
+    def __init__(self, context: Context, engine: EngineChild, stock: TaskStock, scratch: Path) -> None:
+        self._context = context
+        self._own = context.key.address
+        self._book = context.state.tasks
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
+        self._bell = Bell()
+        self._book.follow(self._bell.ring)
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
         """When each task could not be done here last."""
@@ -66,14 +69,14 @@ class TaskWork(Service):
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
-        return cls(place.station, place.engine, place.stock, place.scratch)
+        return cls(place.context, place.engine, place.stock, place.scratch)
 
     async def run(self) -> None:
         while True:
             await self._remind()
             found = await self._find()
             if found is None:
-                await trio.sleep(POLL)
+                await self._bell.wait(LOOK_EVERY)
                 continue
             try:
                 await self._take(*found)
@@ -82,7 +85,7 @@ class TaskWork(Service):
                 self.counts["failed"] += 1
                 self._failed[found[0].id] = trio.current_time()
                 log.warning("task.failed", task=found[0].id.hex()[:16], shard=found[1], why=why)
-                self._station.progress.trouble(f"a shard of {found[0].title} was not done: {why}")
+                self._context.progress.trouble(f"a shard of {found[0].title} was not done: {why}")
                 await trio.sleep(PAUSE_AFTER_FAILURE)
 
     def status(self) -> dict[str, Any]:
@@ -95,7 +98,8 @@ class TaskWork(Service):
         now = trio.current_time()
         # What cannot be done here, perhaps for good, must not keep this node from all that can.
         for task in sorted(self._book.tasks(), key=lambda task: self._failed.get(task.id, -math.inf)):
-            if not task.open or self._station.jury.distrust or self._is_cut_off():
+            fenced = self._context.journal.fence.covers(-1, task.id)
+            if fenced or not task.open or self._context.state.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
@@ -107,16 +111,16 @@ class TaskWork(Service):
 
     def _is_cut_off(self) -> bool:
         """What is made unheard would be late."""
-        return is_cut_off(voices(self._station.board, self._station.membership), trio.current_time())
+        return is_cut_off(voices(self._context.board, self._context.membership), trio.current_time())
 
     def _candidates(self, task: Task) -> list[Address]:
         """Workers that are alive and meet what the task requires; this node if it does."""
-        beats = self._station.membership.beats(trio.current_time(), "worker")
+        beats = self._context.membership.beats(trio.current_time(), "worker")
         return [node for node, beat in beats.items() if admits_engine(task.spec, beat.engine)]
 
     def _is_alive(self, node: Address) -> bool:
         """Whether a holder is waited for: until it is dead, which is longer than others would."""
-        member = self._station.membership.table.get(node)
+        member = self._context.membership.table.get(node)
         gone = (MemberState.DEAD, MemberState.LEFT, MemberState.EVICTED)
         return member is not None and member.state(trio.current_time()) not in gone
 
@@ -124,7 +128,7 @@ class TaskWork(Service):
         """Whether this node has committed to a result before: it may not sign another one for the same place."""
         name = slot_name(task.id, shard)
         if name not in self._said:
-            journal = self._station.journal
+            journal = self._context.journal
             # Kept, as each look asks this of all open tasks. Only `_deliver` can change it.
             self._said[name] = said = await journal.do(journal.said, "commitment", name) is not None
             return said
@@ -152,7 +156,7 @@ class TaskWork(Service):
         asked = Produce(
             policy_root=task.id,
             node=self._own,
-            pool=self._station.pool,
+            pool=self._context.pool,
             index=shard,
             out_path=str(out),
             task=order,
@@ -167,7 +171,7 @@ class TaskWork(Service):
             self.counts["lost"] += 1
             log.info("task.lost", task=task.id.hex()[:16], shard=shard)
             return
-        commitment = await commit(self._station, task.id, shard, path, units)
+        commitment = await commit(self._context, task.id, shard, path, units)
         self._said[slot_name(task.id, shard)] = True
         self._committed[task.id, shard] = trio.current_time()
         self.counts["committed"] += 1
@@ -178,9 +182,9 @@ class TaskWork(Service):
         """Say that this shard is ours; whether it is, once others had the time to say the same."""
         if not self._holds(task, shard):
             now = time.time_ns() // 1_000_000
-            claim = TaskClaimed(pool=self._station.pool, task=task.id, shard=shard, sequence=now)
-            await self._station.board.post(claim)
-            await wait_until(lambda: self._holds(task, shard), HEARD_IN, POLL / 10)
+            claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
+            await self._context.board.post(claim)
+            await self._bell.until(lambda: self._holds(task, shard), HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held
@@ -191,7 +195,7 @@ class TaskWork(Service):
 
     async def _remind(self) -> None:
         """Say again what the owner does not have after a while: it may have been away for longer than boards keep."""
-        now, journal, said = trio.current_time(), self._station.journal, 0
+        now, journal, said = trio.current_time(), self._context.journal, 0
         for (id, shard), at in list(self._committed.items()):
             task = self._book.find(id)
             if task is None or not task.open or shard in task.gathered:
@@ -201,4 +205,4 @@ class TaskWork(Service):
                 self._committed[id, shard] = now
                 raw = await journal.do(journal.said, "commitment", slot_name(id, shard))
                 if raw is not None:
-                    await self._station.board.post_raw(raw)
+                    await self._context.board.post_raw(raw)

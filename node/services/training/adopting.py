@@ -14,9 +14,10 @@ import trio
 
 from node.recent import Recent
 from node.run.assets import image_limit
-from node.services.station import Station
+from node.services.context import Context
 from node.training import adoption
 from node.training.spool import Spool
+from node.training.watch import SpoolWatch
 from protocol.errors import IntellectError, ProtocolError
 from protocol.manifest import MAX_CARD_BYTES, CheckpointCard, MalformedManifest, decode_card
 from protocol.messages import CheckpointOffered, Signed
@@ -24,7 +25,6 @@ from protocol.run import RunSpec
 from protocol.statements import Outcome
 
 log = structlog.get_logger()
-POLL = 0.05
 FETCH_TIMEOUT = 600.0
 REFUSED = 64
 """Checkpoints that are remembered, so that none is fetched twice in vain."""
@@ -54,9 +54,9 @@ async def fetch_checkpoint(
 class Adopting:
     """One trainer's."""
 
-    def __init__(self, station: Station, spool: Spool, told: Callable[[str], object]) -> None:
-        self._station = station
-        self._spool = spool
+    def __init__(self, context: Context, spool: Spool, watch: SpoolWatch, told: Callable[[str], object]) -> None:
+        self._context = context
+        self._spool, self._watch = spool, watch
         self._told = told
         self._refused: Recent[bytes, float] = Recent(REFUSED)
         """Root of the card -> from when on it may be asked for again."""
@@ -64,30 +64,36 @@ class Adopting:
 
     def best(self, beyond: int) -> Signed[CheckpointOffered] | None:
         """The newest offer of a step later than `beyond` that may be gone on from: the leader's first."""
-        leader, now = self._station.membership.trainer, self._station.clock.monotonic()
-        offers = self._station.jury.checkpoints.of(leader)
+        leader, now = self._context.membership.trainer, self._context.clock.monotonic()
+        offers = self._context.state.checkpoints.of(leader)
         for step in sorted((step for step in offers if step > beyond and self._is_sound(step)), reverse=True):
             for one in offers[step]:
                 if self._refused.get(one.message.root, 0.0) <= now:
                     return one
         return None
 
+    @property
+    def next_try(self) -> float:
+        """Seconds until one that could not be had is asked for again."""
+        now = self._context.clock.monotonic()
+        return min((at - now for at in self._refused.values() if at > now), default=math.inf)
+
     def _is_sound(self, step: int) -> bool:
         """Whether its state was stated, and not more validators found the step bad than saw it hold: one liar among
         them keeps nobody from standing by."""
-        stated = self._station.jury.policies.of_step(step)
+        stated = self._context.state.policies.of_step(step)
         if stated is None:
             return False
-        said = self._station.jury.steps.judged_by(stated.statement.struct_hash).values()
+        said = self._context.state.steps.judged_by(stated.statement.struct_hash).values()
         against = sum(one.message.outcome != Outcome.ACCEPT for one in said)
         return against <= len(said) - against
 
     async def adopt(self, offer: Signed[CheckpointOffered]) -> bool:
         """Whether the learner holds this state now."""
-        step, stated = offer.message.step, self._station.jury.policies.of_step(offer.message.step)
+        step, stated = offer.message.step, self._context.state.policies.of_step(offer.message.step)
         if stated is None:
             return False
-        roots, run = (stated.message.state_root, stated.message.policy_root), self._station.run.spec
+        roots, run = (stated.message.state_root, stated.message.policy_root), self._context.run.spec
         with ExitStack() as held:
             try:
                 card, _, files = await fetch_checkpoint(self._fetcher(offer, held), offer.message, run)
@@ -95,10 +101,9 @@ class Adopting:
             except ProtocolError as error:
                 return self._refuse(offer, error.why)
             except IntellectError as error:
-                return self._refuse(offer, error.why, self._station.clock.monotonic() + LATER)
+                return self._refuse(offer, error.why, self._context.clock.monotonic() + LATER)
             await trio.to_thread.run_sync(lambda: adoption.order(self._spool, step, card.read_bytes(), files, roots))
-        while not adoption.answered(self._spool):  # noqa: ASYNC110 - another process answers
-            await trio.sleep(POLL)
+        await self._watch.until(lambda: adoption.answered(self._spool))
         refusal = await trio.to_thread.run_sync(adoption.end, self._spool)
         if self._spool.newest_step() >= step:
             self.counts["taken"] += 1
@@ -114,8 +119,8 @@ class Adopting:
         return False
 
     def _fetcher(self, offer: Signed[CheckpointOffered], held: ExitStack) -> Fetch:
-        sources = list(dict.fromkeys([offer.author, *self._station.membership.addresses()]))
-        blobs = self._station.blobs
+        sources = list(dict.fromkeys([offer.author, *self._context.membership.addresses()]))
+        blobs = self._context.blobs
 
         def fetch(root: bytes, size: int) -> Awaitable[Path]:
             held.enter_context(blobs.holding([root]))

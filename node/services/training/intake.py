@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -23,7 +23,8 @@ from node.recent import Recent
 from node.recipe.docket import Unjudged, without_rewards
 from node.recipe.join import join
 from node.recipe.pool import Group, Key, Origin
-from node.services.station import Station
+from node.services.base import Bell
+from node.services.context import Context
 from node.services.training.journeys import Journeys
 from node.services.training.sources import origins_of
 from node.services.training.values import Believed, OwnLook, Values
@@ -43,7 +44,8 @@ FETCHERS = 16
 """Files on their way at once: at 3 s each, four brought 1.3 a second, and a thousand workers make four."""
 JOINED_AT_ONCE = 4
 """Of them in memory, each with its reports."""
-WATCH_POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds between two looks at a file whose time is over: what becomes of it only time decides."""
 REMEMBERED = 8192
 AGAIN = 4.0
 """Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further verdict."""
@@ -69,7 +71,7 @@ class Intake:
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         *,
         fresh: Callable[[int], bool],
         taken_in: Callable[[list[Group]], None],
@@ -80,17 +82,17 @@ class Intake:
         look: OwnLook | None = None,
         hopeless: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._station = station
-        self._spec = station.run.spec
-        self._register = station.jury.register
+        self._context = context
+        self._spec = context.run.spec
+        self._register = context.state.register
         self._fresh = fresh
         self._taken_in = taken_in
         self._taken_back = taken_back
         self._to_judge = to_judge
-        self._journeys = journeys or Journeys(station.clock.monotonic)
+        self._journeys = journeys or Journeys(context.clock.monotonic)
         self._look = look
         self._asks = asks
-        self.values = Values(station, look, taken_back=taken_back, hopeless=hopeless)
+        self.values = Values(context, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, Work] = {}
         self._asked: Recent[WorkId, None] = Recent(REMEMBERED)
         self._asked_of: Recent[Address, float] = Recent(REMEMBERED, refresh=True)
@@ -100,6 +102,7 @@ class Intake:
         self._taken: Recent[WorkId, None] = Recent(REMEMBERED)
         self._lacking: Recent[WorkId, Lacking] = Recent(REMEMBERED)
         self._trained: set[WorkId] = set()  # before this start; what is left of them may still be taken in
+        self._bell = Bell()
         self._accepted_send, self._accepted = trio.open_memory_channel[Work](PENDING)
         self.lost = 0
         self.invalidated = 0
@@ -107,7 +110,7 @@ class Intake:
 
     async def run(self) -> None:
         """Take in files until cancelled."""
-        journal = self._station.journal
+        journal = self._context.journal
         # A rejection may still come for a file that trained a step before this start.
         self._trained = set(await journal.do(journal.trained_by, REMEMBERED))
         self.invalidated = len(await journal.do(journal.invalidated))
@@ -120,6 +123,10 @@ class Intake:
             for _ in range(FETCHERS):
                 nursery.start_soon(self._fetch_accepted)
 
+    def status(self) -> dict[str, Any]:
+        """Of training. invalidated_files: that trained a step and were rejected afterwards."""
+        return {"invalidated_files": self.invalidated, "values": self.values.status()}
+
     def take_again(self, works: set[WorkId]) -> None:
         """Of these the groups are free again that a batch had used up which was taken back."""
         for id in works:
@@ -128,6 +135,7 @@ class Intake:
             self._looked_at.pop(id, None)
             if (work := self._register.get(id)) is not None:
                 self._open[id] = work
+        self._bell.ring()
 
     def _note(self, work: Work) -> None:
         if not work.is_sampled:  # nobody trains on what was asked for
@@ -135,23 +143,24 @@ class Intake:
         self._journeys.reached(work.id, "commit")
         # Entries leave by verdict or by age (`_watch_clock`), so a worker cannot grow this table.
         self._open[work.id] = work
+        self._bell.ring()
 
     async def _follow_jury(self) -> None:
-        async for touched in self._station.jury.facts.subscribe(WorkTouched):
+        async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             work = self._register.get(id)
             # The jury tells of results of tasks as well; their owners read these.
             if work is not None and work.is_sampled:
                 if (lacking := self._lacking.get(id)) is not None:
                     self._lacking[id] = lacking._replace(due=0.0)
+                    self._bell.ring()
                 await self._decide(work)
 
     async def _watch_clock(self, nursery: trio.Nursery) -> None:
         """What only time decides: silent validators are asked again, then gone without."""
         patience = self._spec.audit.verdict_seconds
         while True:
-            await trio.sleep(WATCH_POLL)
-            now = self._station.clock.monotonic()
+            now = self._context.clock.monotonic()
             for work in list(self._open.values()):
                 waited = now - work.at
                 if work.id not in self._looked_at:  # its verdicts may have come before it was work
@@ -166,6 +175,15 @@ class Intake:
             for work in self._next_questions(now - patience / 2, now):
                 # A fetch takes up to half a minute, and the clock must go on for all the others.
                 nursery.start_soon(self._ask_again, work)
+            await self._bell.wait(self._next_look(now, patience))
+
+    def _next_look(self, now: float, patience: float) -> float:
+        """Seconds until time decides something more."""
+        due = [lacking.due for lacking in self._lacking.values()]
+        for work in self._open.values():
+            due.append(work.at + (patience if work.id in self._asked else patience / 2))
+        # What is late waits for a verdict, for a question that may be asked, or for room; what goes stale nobody tells.
+        return min((min(at - now, AGAIN) if at > now else LOOK_EVERY for at in due), default=math.inf)
 
     def _try_again(self, now: float) -> None:
         """What lacked values once more, if it may still train."""
@@ -200,15 +218,15 @@ class Intake:
         """Ask every validator for its verdict on a file that waits too long, and see whether it can be had at all: only
         of such files is silence held against anybody."""
         if self._asks():
-            await self._station.board.post(CheckRequested(pool=self._station.pool, commitment=work.signed.raw))
+            await self._context.board.post(CheckRequested(pool=self._context.pool, commitment=work.signed.raw))
         log.info("verdict.wanted", work=work.id.hex()[:16])
         try:
-            await self._fetch(work, self._station.jury.validators())
+            await self._fetch(work, self._context.state.validators())
         except IntellectError as error:
             log.info("rollout.unavailable", node=work.node, why=error.why)
 
     async def _fetch(self, work: Work, holders: Sequence[Address]) -> Path:
-        path = await self._station.blobs.fetch(
+        path = await self._context.blobs.fetch(
             work.commitment.file_root,
             [work.node, *holders],
             max_size=min(work.signed.message.size, MAX_FILE_BYTES),
@@ -220,7 +238,7 @@ class Intake:
 
     async def _decide(self, work: Work) -> None:
         """Fetch a file as soon as the run's rule lets it be used; note one that was used and is rejected now."""
-        ballots, id = self._station.jury.ballots, work.id
+        ballots, id = self._context.state.ballots, work.id
         state = ballots.state(id)
         if state is FileState.REJECTED:
             self._open.pop(id, None)
@@ -244,13 +262,13 @@ class Intake:
 
     def _is_orphan(self, work: Work) -> bool:
         """Of a policy that a later term took back: paid, and not trained on."""
-        return self._station.jury.policies.is_orphan(work.commitment.policy_root)
+        return self._context.state.policies.is_orphan(work.commitment.policy_root)
 
     async def _invalidate(self, id: WorkId) -> None:
         """A file that was taken is rejected after all: out of the queue, and on record if it trained a step already."""
         # Before the journal: between the two the groups must not slip into a batch.
         self._taken_back(id)
-        journal = self._station.journal
+        journal = self._context.journal
         if await journal.do(journal.invalidate, id, "rejected by the quorum after it was used"):
             self.invalidated += 1
             log.warning("rollout.invalidated", work=id.hex()[:16])
@@ -263,7 +281,7 @@ class Intake:
             except IntellectError as error:
                 log.warning("rollout.lost", work=work.id.hex()[:16], why=error.why)
             # Asked once more: fetching takes seconds, in which a quorum may have refused the file.
-            if self._station.jury.ballots.state(work.id) is FileState.REJECTED:
+            if self._context.state.ballots.state(work.id) is FileState.REJECTED:
                 self._lacking.pop(work.id, None)
                 continue
             before = self._lacking.pop(work.id, Lacking(work, frozenset(), 0, 0.0))
@@ -275,8 +293,9 @@ class Intake:
                     self._to_judge(unjudged)
             had = before.had.union(group.key for group in new)
             if lacks and unjudged is None and self._fresh(work.step):
-                due = self._station.clock.monotonic() + AGAIN * 2**before.tries
+                due = self._context.clock.monotonic() + AGAIN * 2**before.tries
                 self._lacking[work.id] = Lacking(work, had, before.tries + 1, due)
+                self._bell.ring()
             # Neither usable nor waiting for judges. It was paid for, so the status counts it.
             elif not had and unjudged is None:
                 self.lost += 1
@@ -286,12 +305,12 @@ class Intake:
         for judges; nothing if it is stale, or may not be used. Last: whether more may come of it later."""
         if not self._fresh(work.step):
             return [], None, False
-        votes = self._station.jury.ballots.accepting(work.id)
-        with self._station.blobs.holding([work.commitment.file_root, *(vote.report_root for vote in votes.values())]):
+        votes = self._context.state.ballots.accepting(work.id)
+        with self._context.blobs.holding([work.commitment.file_root, *(vote.report_root for vote in votes.values())]):
             believed = await self.values.of(work, votes, partial(self._fetch, work, list(votes)))
             if believed is None or not believed.rows:
                 return [], None, believed is not None and believed.lacks
-            origins = await origins_of(self._station, work, believed.rows, believed.sources)
+            origins = await origins_of(self._context, work, believed.rows, believed.sources)
             joined = await trio.to_thread.run_sync(self._join, work, believed, origins, limiter=self._joining)
             return *joined, believed.lacks
 

@@ -6,7 +6,7 @@ import msgspec
 from blake3 import blake3
 
 from node.recipe.pool import Origin
-from node.services.station import Station
+from node.services.context import Context
 from node.swarm.register import Work
 from protocol.identity import Address, address_bytes
 from protocol.messages import Judgement
@@ -44,12 +44,12 @@ def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, J
     }
 
 
-async def origins_of(station: Station, work: Work, rows: Rows, sources: Mapping[int, Source]) -> dict[int, Origin]:
+async def origins_of(context: Context, work: Work, rows: Rows, sources: Mapping[int, Source]) -> dict[int, Origin]:
     """Of every group that is believed. What this node recomputed becomes a report of its own, for others to fetch."""
     own = sorted(rows.keys() - sources.keys())
     known = dict(sources)
     if own:
-        source = await _own_report(station, work, [row for group in own for row in rows[group]])
+        source = await _own_report(context, work, [row for group in own for row in rows[group]])
         known |= dict.fromkeys(own, source)
     size = work.signed.message.size
     return {
@@ -58,7 +58,7 @@ async def origins_of(station: Station, work: Work, rows: Rows, sources: Mapping[
     }
 
 
-async def _own_report(station: Station, work: Work, rows: Sequence[ReportRow]) -> Source:
+async def _own_report(context: Context, work: Work, rows: Sequence[ReportRow]) -> Source:
     header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
-    info = await station.blobs.add(encode_report(Report(header, tuple(rows))))
-    return Source(station.key.address, info.root, info.size)
+    info = await context.blobs.add(encode_report(Report(header, tuple(rows))))
+    return Source(context.key.address, info.root, info.size)

@@ -9,7 +9,8 @@ import trio
 
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Selection
-from node.services.station import Station
+from node.services.context import Context
+from node.state.kept import kept
 from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
 from node.training.spool import Spool
@@ -23,43 +24,43 @@ log = structlog.get_logger()
 FETCH_TIMEOUT = 30.0
 
 
-async def make_batch(station: Station, selection: Selection) -> tuple[ComposedBatch, Batch]:
+async def make_batch(context: Context, selection: Selection) -> tuple[ComposedBatch, Batch]:
     """What a selection is made of, and the batch from that: by the way of everybody who replays the step. Raises
     IntellectError where a part of it cannot be had any more, or breaks a rule."""
-    composed = compose(station.run.spec, station.run.root, station.pool, selection)
-    return composed, await make(station, composed)
+    composed = compose(context.run.spec, context.run.root, context.pool, selection)
+    return composed, await make(context, composed)
 
 
-async def make(station: Station, composed: ComposedBatch, holders: Sequence[Address] = ()) -> Batch:
+async def make(context: Context, composed: ComposedBatch, holders: Sequence[Address] = ()) -> Batch:
     """The batch with these parts. holders: of everything that it names, besides who wrote it. Raises as above."""
     paths = dict[bytes, Path]()
 
     def made() -> Batch:
         read = lambda root: paths[root].read_bytes()  # noqa: E731
-        return materialise(station.run.spec, composed, read, read)
+        return materialise(context.run.spec, composed, read, read)
 
-    with station.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):
+    with context.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):
         for work in composed.works:
             wanted = list(work.blobs())
             # All of them for each part: a validator that wrote a report has had the file, and serves it.
             authors = dict.fromkeys(address_from_bytes(author) for _, _, author in wanted if author)
             for root, size, _ in wanted:
                 sources = [*authors, *holders]
-                paths[root] = await station.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
+                paths[root] = await context.blobs.fetch(root, sources, max_size=size, timeout=FETCH_TIMEOUT)
         return await trio.to_thread.run_sync(made)
 
 
-async def word_on(station: Station, spool: Spool, step: int, term: int = 0) -> StepWord:
+async def word_on(context: Context, spool: Spool, step: int, term: int = 0) -> StepWord:
     """About the step that led to policy `step`."""
     metrics = await trio.to_thread.run_sync(metrics_of, spool, step)
     parent, batch = bytes(32), BlobInfo(bytes(32), 0, 0, ())
     if step > 0:
         parent, encoded = await trio.to_thread.run_sync(_manifest, spool, step, metrics, term)
-        batch = await station.blobs.add(encoded)
+        batch = await context.blobs.add(encoded)
         log.info("manifest.made", step=step - 1, bytes=len(encoded))
     policy, state = (bytes.fromhex(str(metrics[name])) for name in ("policy_root", "state_root"))
-    statement = PolicyStatement(station.pool, term, step, station.time.epoch(), parent, policy, batch.root, state)
-    signature = sign(station.key, station.domain, statement.commitment(station.key.address))
+    statement = PolicyStatement(context.pool, term, step, context.time.epoch(), parent, policy, batch.root, state)
+    signature = sign(context.key, context.domain, statement.commitment(context.key.address))
     return StepWord(statement, signature)
 
 
@@ -67,9 +68,13 @@ def _manifest(spool: Spool, step: int, metrics: dict[str, object], term: int) ->
     """(policy root of the step before, the encoded manifest)."""
     parent = bytes.fromhex(str(metrics_of(spool, step - 1)["policy_root"]))
     state, arithmetic = bytes.fromhex(str(metrics["state_before"])), arithmetic_in(metrics)
-    composed = decode_composed(spool.works_path(step - 1).read_bytes())
+    works = spool.works_path(step - 1)
+    data = works.read_bytes()
+    composed = kept(works, lambda: decode_composed(data))
     return parent, encode_manifest(BatchManifest(composed, term, parent, state, arithmetic))
 
 
 def metrics_of(spool: Spool, step: int) -> dict[str, object]:
-    return msgspec.json.decode(spool.metrics_path(step).read_bytes(), type=dict[str, object])
+    path = spool.metrics_path(step)
+    data = path.read_bytes()
+    return kept(path, lambda: msgspec.json.decode(data, type=dict[str, object]))

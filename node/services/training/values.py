@@ -10,6 +10,7 @@ report is used unchecked between two lots. Whoever said what is not so is not be
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,9 @@ import trio
 from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recent import Recent
-from node.services.station import Station
+from node.services.context import Context
 from node.services.training.sources import Source, in_order, whose
+from node.state.kept import cached
 from node.swarm.ballots import STRIKES
 from node.swarm.register import Work, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -56,8 +58,8 @@ class OwnLook:
     """This node's own engine, started when it is first needed. image: the file of a policy by step; scratch: a place
     for reports."""
 
-    def __init__(self, station: Station, child: EngineProcess, image: Callable[[int], Path], scratch: Path) -> None:
-        self._station = station
+    def __init__(self, context: Context, child: EngineProcess, image: Callable[[int], Path], scratch: Path) -> None:
+        self._context = context
         self._child = child
         self._image = image
         self._scratch = scratch
@@ -92,7 +94,7 @@ class OwnLook:
             if self._broken:
                 return None
             found = await self._child.ask(order, timeout=LOOK_TIMEOUT, policy=load)
-            return found, await own_rows(found, self._station.run.spec.rollout)
+            return found, await own_rows(found, self._context.run.spec.rollout)
         except IntellectError as error:
             log.warning("own_look.failed", work=work.id.hex()[:16], why=error.why)
             return None
@@ -118,15 +120,15 @@ class Values:
 
     def __init__(
         self,
-        station: Station,
+        context: Context,
         look: OwnLook | None,
         *,
         taken_back: Callable[[WorkId], object],
         hopeless: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._station = station
-        self._rollout = station.run.spec.rollout
-        self._tolerance = station.run.spec.audit.logprob_tolerance
+        self._context = context
+        self._rollout = context.run.spec.rollout
+        self._tolerance = context.run.spec.audit.logprob_tolerance
         self._look = look
         self._taken_back = taken_back
         self._hopeless = hopeless
@@ -140,9 +142,10 @@ class Values:
 
     async def recall(self) -> None:
         """Who was not believed before a restart."""
-        kept = await self._station.journal.do(self._station.journal.recall, DISTRUSTED)
+        kept = await self._context.journal.do(self._context.journal.recall, DISTRUSTED)
         if kept:
-            self.distrusted = msgspec.json.decode(kept, type=dict[Address, str])
+            read = partial(msgspec.json.decode, kept, type=dict[Address, str])
+            self.distrusted = cached(f"the journal's {DISTRUSTED}", read) or {}
 
     def status(self) -> dict[str, object]:
         counted = {name: self.counts[name] for name in ("agreed", "alone", "recomputed", "unused")}
@@ -154,19 +157,19 @@ class Values:
         """What may be believed of an accepted file; None if this node's own look refuses it. votes: of believed
         validators that accept it; fetch: brings the file. Raises IntellectError if that cannot be had. The caller holds
         file and reports."""
-        silent = set(self._station.membership.validators) - votes.keys()
+        silent = set(self._context.membership.validators) - votes.keys()
         voted = votes = {a: vote for a, vote in votes.items() if vote.report_root and a not in self.distrusted}
         fetched, away = await self._fetch_reports(work, votes)
         reports = in_order(work, fetched)
         path = await fetch()
         agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
-        wanted = sorted(apart) if self._station.quorum == 1 else sorted(apart | alone.keys())
+        wanted = sorted(apart) if self._context.quorum == 1 else sorted(apart | alone.keys())
         rows = dict(agreed)
         found = await self._recompute(work, path, wanted, reports, votes)
         if found is None:
             return None
         rows |= found
-        if self._station.quorum == 1:
+        if self._context.quorum == 1:
             unchecked = {group: rest for group, rest in alone.items() if group not in rows}
             rows |= {group: rest for group, (_, rest) in unchecked.items()}
             self.counts["alone"] += len(unchecked)
@@ -192,17 +195,17 @@ class Values:
         for author, vote in votes.items():
             by_root.setdefault(vote.report_root, []).append(author)
         had: dict[bytes, Path] = {}
-        began = self._station.clock.monotonic()
+        began = self._context.clock.monotonic()
 
         async def one(root: bytes, authors: list[Address]) -> None:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._station.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=FETCH_TIMEOUT)
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
-            seconds = self._station.clock.monotonic() - began
+            seconds = self._context.clock.monotonic() - began
             # Once one report is here the others get as long again: a file must not wait for whoever serves none.
             nursery.cancel_scope.deadline = min(
                 nursery.cancel_scope.deadline, trio.current_time() + max(HEDGE_SECONDS, seconds)
@@ -237,7 +240,7 @@ class Values:
     ) -> Rows | None:
         """Groups that are recomputed here because they must be, or by lot; None if that shows that the file must not be
         used."""
-        lot = LOT_ALONE if self._station.quorum == 1 else LOT_AGREED
+        lot = LOT_ALONE if self._context.quorum == 1 else LOT_AGREED
         # The whole file then: recomputing only what is in doubt would never find two that lie alike.
         if draws_file(self._secret, work.id, lot):
             wanted = sorted({*wanted, *(group for rows in reports.values() for group in rows)})
@@ -263,13 +266,13 @@ class Values:
             return
         self.distrusted[author] = what
         kept = msgspec.json.encode(self.distrusted)
-        await self._station.journal.do(self._station.journal.remember, DISTRUSTED, kept)
-        self._station.progress.trouble(f"validator {author} is not believed any more: {what}")
+        await self._context.journal.do(self._context.journal.remember, DISTRUSTED, kept)
+        self._context.progress.trouble(f"validator {author} is not believed any more: {what}")
         for id, by in list(self._alone.items()):
             if by == author:
                 self._taken_back(id)
         # Validators alone: a trainer that stands by gives no verdicts, and must not keep a hopeless run going.
-        membership = self._station.membership
+        membership = self._context.membership
         seated = filter(membership.is_validator, membership.validators)
         if not set(seated) - self.distrusted.keys():
             self._hopeless(f"no validator is left whose values can be believed: {author}: {what}")

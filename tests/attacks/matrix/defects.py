@@ -40,7 +40,7 @@ def one_verdict_ends_a_term() -> Iterator[None]:
 @contextmanager
 def any_trainer_says_that_the_run_is_over() -> Iterator[None]:
     async def run(self: Ending) -> None:
-        async for signed in self._station.board.subscribe(Heartbeat):
+        async for signed in self._context.board.subscribe(Heartbeat):
             if signed.message.finished:
                 self._hear(RunTold(signed.author, over=True, step=0, reward=None))
 
@@ -69,16 +69,16 @@ def every_member_says_everything() -> Iterator[None]:
 @contextmanager
 def a_policy_is_paid_to_whoever_announces_it() -> Iterator[None]:
     def trained(self: Certifying) -> list[Any]:
-        known = self._station.jury.policies
+        known = self._context.state.policies
         found = [(waiting, root) for waiting in self._policies.values() for root in waiting if known.find(root)]
         return [waiting.pop(root) for waiting, root in found]
 
     async def hear(self: Certifying) -> None:
-        async for signed in self._station.board.subscribe(PolicyAnnounced):
+        async for signed in self._context.board.subscribe(PolicyAnnounced):
             said, author = signed.message, signed.author
             waiting = self._policies.setdefault(author, Recent(WAITING))
             root = said.policy_root
-            waiting[root] = of_policy(self._run, self._station.pool, author, said.step, root, said.epoch)
+            waiting[root] = of_policy(self._run, self._context.pool, author, said.step, root, said.epoch)
 
     with patch.object(Certifying, "_trained", trained), patch.object(Certifying, "_hear_policies", hear):
         yield

@@ -52,7 +52,7 @@ async def test_a_file_that_one_validator_alone_was_served_is_not_accepted(autoju
         court.blobs.missing.add(root)
         id = await court.commit(fault=fault, root=root)
         await trio.sleep(120)
-        assert court.trainer.jury.ballots.state(id) is not FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(id) is not FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -94,12 +94,12 @@ async def test_two_liars_of_five_that_dispute_an_old_file_and_wait_convict_nobod
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(60)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert ballots.state(id) is FileState.ACCEPTED
         for step in range(1, 5):
             await court.announce(step)
         policies.gone = gone
-        work = court.trainer.jury.register.get(id)
+        work = court.trainer.jury.state.register.get(id)
         assert work is not None
         for seat, key in zip(court.seats[:2], keys[:2], strict=True):
             await seat.board.post(invented(VerdictIssued, Verdict, work, key))

@@ -35,10 +35,10 @@ from node.run.assets import Run
 from node.services.auditing import Auditing, Unavailable
 from node.services.certifying import Certifying
 from node.services.chairing import Chairing, Ready
+from node.services.context import PoolTime, make_context
 from node.services.ending import Ending
 from node.services.judging.judge import Validator
 from node.services.judging.lots import OwnLots
-from node.services.station import PoolTime, take_station
 from node.services.tracing import Tracing
 from node.swarm import policies as policy_clock
 from node.swarm import stepbook
@@ -314,16 +314,16 @@ class Node:
         self.board = self.member.board
         run = Run(world.run, bytes(32), b"", Path("/"))
         clock, time = Clock(wall=world.wall), PoolTime(START, 2**30, 2**10, world.wall)
-        self.station = take_station(self.member, run, InlineJournal(), clock=clock, time=time)
-        self.jury = self.station.jury
+        self.context = make_context(self.member, run, InlineJournal(), clock=clock, time=time)
+        self.jury = self.context.jury
         send, self.dropped = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
-        self.tracing = Tracing(self.station, send)
-        self.ending = Ending(self.station)
+        self.tracing = Tracing(self.context, send)
+        self.ending = Ending(self.context)
         self.drops: list[tuple[int, str]] = []
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
-        candidate = SimpleNamespace(ready=self._ready, at=lambda: (0, bytes(32)))
-        self.chairing = Chairing(self.station, chain, candidate if name == "standby" else None)
+        candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
+        self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
         self.auditing: TruthfulAuditing | None = None
@@ -334,16 +334,17 @@ class Node:
 
     def _take_office(self, world: "World", dropped: Any) -> None:
         policies: Any = KnownPolicies()
-        self.certifying = Certifying(self.station)
+        self.certifying = Certifying(self.context)
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
-        own, clock, run = self.key.address, self.station.clock.monotonic, self.station.run.spec
-        lots = OwnLots(run, POOL, own, self.station.journal, self.board, clock, steps=1.0)
+        own, clock = (self.key, self.context.domain), self.context.clock.monotonic
+        run = self.context.run.spec
+        lots = OwnLots(run, POOL, *own, self.context.journal, self.board, clock, steps=1.0)
         self.validator = Validator(
-            self.station, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
+            self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )
-        self.auditing = TruthfulAuditing(self.station, lots, scratch, Anew(), dropped)
+        self.auditing = TruthfulAuditing(self.context, lots, scratch, Anew(), dropped)
         self.auditing.truth = world.history
 
     async def _hear_dropped(self) -> None:
@@ -354,7 +355,7 @@ class Node:
 
     def _ready(self) -> Ready | None:
         """A standby that holds the newest policy."""
-        newest = self.jury.policies.newest_step
+        newest = self.jury.state.policies.newest_step
         return Ready(newest + 1, policy_root(newest)) if self.name == "standby" else None
 
     def _listen(self, world: "World") -> None:
@@ -383,8 +384,8 @@ class Node:
         for service in services:
             nursery.start_soon(service)
         # As after a while: what is heard right after a start is held against nobody.
-        self.jury.register._opened -= 25.0
-        self.jury.tasks._started -= 25.0
+        self.jury.state.register._opened -= 25.0
+        self.jury.state.tasks._started -= 25.0
         if self.certifying is not None:
             self.certifying._opened -= 25.0
 
@@ -399,7 +400,7 @@ class Node:
             role="trainer" if role in ("leader", "standby") else role,
             state="working",
             contact=next(iter(self.network.contacts()), ""),
-            policy_step=self.jury.policies.newest_step,
+            policy_step=self.jury.state.policies.newest_step,
             interval=BEAT,
             lots=pledges,
         )
@@ -439,9 +440,12 @@ class History:
 
     def _works(self, policy: int, names: Iterable[str]) -> tuple[UsedWork, ...]:
         found: list[UsedWork] = []
+        state = self._world.nodes["leader"].jury.state
         for name in names:
-            of = self.files.get((policy, name, 0))
-            accepting = self._world.nodes["leader"].jury.ballots.accepting(work_id(of)) if of is not None else {}
+            # Of a slot that its owner filled otherwise than honestly what came first is its file.
+            works = [one for one in state.register.of(KEYS[name].address) if one.step == policy and not one.rival]
+            of = next((one.commitment for one in works if one.is_sampled and one.commitment.index == 0), None)
+            accepting = state.ballots.accepting(work_id(of)) if of is not None else {}
             said = sorted((who, one.report_root, one.report_size) for who, one in accepting.items() if one.report_root)
             if of is not None and said:
                 report = UsedReport(address_bytes(said[0][0]), *said[0][1:], b"\1")
@@ -449,8 +453,8 @@ class History:
                 node = address_bytes(of.node)
                 found.append(
                     UsedWork(
-                        node=node, policy_step=policy, index=0, epoch=0, size=FILE_BYTES, reports=(report,), used=b"\1",
-                        flat=b"\0", **place,
+                        node=node, policy_step=policy, index=0, epoch=of.epoch, size=FILE_BYTES, reports=(report,),
+                        used=b"\1", flat=b"\0", **place,
                     )
                 )  # fmt: skip
         return tuple(sorted(found, key=lambda work: work_order(POOL, work)))
@@ -711,7 +715,7 @@ def _beat(world: World, author: str) -> Heartbeat:
 def _votes(world: World) -> list[Signed[VerdictIssued]]:
     """Of two validators on a file of the last policy."""
     made = work_id(world.history.files[world.step - 1, "worker 1", 0])
-    said = [world.nodes["leader"].jury.ballots.verdict_of(made, KEYS[name].address) for name in VALIDATORS[:3]]
+    said = [world.nodes["leader"].jury.state.ballots.verdict_of(made, KEYS[name].address) for name in VALIDATORS[:3]]
     return [one for one in said if one is not None]
 
 
@@ -846,7 +850,7 @@ def _judges(world: World) -> Iterator[tuple[Node, Validator, Certifying, Truthfu
 
 def policies(world: World) -> Facts:
     """Which policies are followed, and how far the clock is."""
-    clocks = [(node.name, node.jury.policies) for node in _each(world)]
+    clocks = [(node.name, node.jury.state.policies) for node in _each(world)]
     followed = {
         (name, name_of(signed.author), step, signed.message.policy_root.hex()[:8])
         for name, clock in clocks
@@ -861,7 +865,7 @@ def forks(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(of.holder) if of.number == term else "", "term", term)
         for node in _each(world)
-        for term in node.jury.policies.forks
+        for term in node.jury.state.policies.forks
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
 
@@ -872,7 +876,7 @@ def states(world: World) -> Facts:
     found = set()
     for node in _each(world):
         for id, one in made.items():
-            state = node.jury.ballots.state(id) if node.jury.register.get(id) else None
+            state = node.jury.state.ballots.state(id) if node.jury.state.register.get(id) else None
             named = f"{one.policy_root.hex()[:4]} {one.index}"
             found.add((node.name, name_of(one.node), named, state.value if state else "no work"))
     return frozenset(found)
@@ -882,7 +886,7 @@ def works(world: World) -> Facts:
     """Whose files are works."""
     found: set[tuple[Any, ...]] = set()
     for node in _each(world):
-        for id, work in node.jury.register._works.items():
+        for id, work in node.jury.state.register._works.items():
             found.add((node.name, name_of(work.node), id.hex()[:8], work.rival))
     return frozenset(found)
 
@@ -898,7 +902,7 @@ def pledges(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(who), window, one.pledge.hash == secrets_of.get((who, window)))
         for node in _each(world)
-        for (who, window), one in node.jury.lots._pledged.items()
+        for (who, window), one in node.jury.state.lots._pledged.items()
     )
 
 
@@ -909,7 +913,7 @@ def told(world: World) -> Facts:
         for node in _each(world)
         for one in node.board.messages(LotsRevealed)
     }
-    early = {(node.name, "", "early", node.jury.lots.early) for node in _each(world)}
+    early = {(node.name, "", "early", node.jury.state.lots.early) for node in _each(world)}
     return frozenset(kept | early)
 
 
@@ -938,11 +942,11 @@ def step_book(world: World) -> Facts:
     """Verdicts on the followed steps that everybody still has."""
     found: set[tuple[Any, ...]] = set()
     for node in _each(world):
-        for step in node.jury.policies.steps:
-            signed = node.jury.policies.of_step(step)
+        for step in node.jury.state.policies.steps:
+            signed = node.jury.state.policies.of_step(step)
             statement = signed.message.statement if signed else None
             if statement is not None:
-                for who in node.jury.steps.judged_by(statement.struct_hash):
+                for who in node.jury.state.steps.judged_by(statement.struct_hash):
                     found.add((node.name, name_of(who), name_of(signed.author) if signed else "", step))
     return frozenset(found)
 
@@ -951,7 +955,7 @@ def tasks(world: World) -> Facts:
     return frozenset(
         (node.name, name_of(task.owner), task.id.hex()[:8], task.open, len(task.leases.done))
         for node in _each(world)
-        for task in node.jury.tasks.tasks()
+        for task in node.jury.state.tasks.tasks()
     )
 
 
@@ -959,8 +963,10 @@ def certificates(world: World) -> Facts:
     """What each honest validator signed that counts for pay: who is paid, and whose file it was that was looked at."""
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
-        looks = {look: name_of(one.node) for one in node.jury.register._works.values() for look in _looks(world, one)}
-        rows = node.station.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
+        looks = {
+            look: name_of(one.node) for one in node.jury.state.register._works.values() for look in _looks(world, one)
+        }
+        rows = node.context.journal._db.execute("SELECT node, epoch, work, units FROM certificates")
         for who, epoch, work, units in rows:
             found.add((node.name, name_of(who), looks.get(bytes(work), ""), epoch, bytes(work).hex()[:8], units))
     return frozenset(found)
@@ -978,9 +984,9 @@ def overpaid(world: World) -> Facts:
     found: set[tuple[Any, ...]] = set()
     for node, _, _, _ in _judges(world):
         counted = "SELECT node, count(*) FROM certificates WHERE units = ? GROUP BY node"
-        rows = node.station.journal._db.execute(counted, (policy_units(world.run),))  # files have other units here
+        rows = node.context.journal._db.execute(counted, (policy_units(world.run),))  # files have other units here
         trainers = {KEYS[name].address for name in ("leader", "dismissed", "standby", "evicted")}
-        followed = [node.jury.policies.of_step(step) for step in node.jury.policies.steps]
+        followed = [node.jury.state.policies.of_step(step) for step in node.jury.state.policies.steps]
         for who, many in rows:
             made = sum(one is not None and one.author == who and one.message.step > 0 for one in followed)
             if who in trainers and many > made:
@@ -993,13 +999,13 @@ def alone(world: World) -> Facts:
     return frozenset(
         (node.name, "", id.hex()[:8])
         for node in _each(world)
-        for id in node.jury.register._works
-        if node.jury.ballots.state(id) is FileState.ACCEPTED and len(node.jury.ballots.accepting(id)) < 2
+        for id in node.jury.state.register._works
+        if node.jury.state.ballots.state(id) is FileState.ACCEPTED and len(node.jury.state.ballots.accepting(id)) < 2
     )
 
 
 def disbelieved(world: World) -> Facts:
-    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.ballots.quarantined)
+    return frozenset((node.name, name_of(who)) for node in _each(world) for who in node.jury.state.ballots.quarantined)
 
 
 def slashed(world: World) -> Facts:
@@ -1074,7 +1080,7 @@ def packages(world: World) -> Facts:
 
 
 def disputes(world: World) -> Facts:
-    return frozenset((node.name, "", node.jury.ballots.disputes_raised) for node in _each(world))
+    return frozenset((node.name, "", node.jury.state.ballots.disputes_raised) for node in _each(world))
 
 
 def faults(world: World) -> Facts:

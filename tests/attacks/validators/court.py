@@ -18,9 +18,10 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.member import Member, Stock
 from node.run.assets import Run
 from node.services.certifying import Certifying
+from node.services.context import make_context
 from node.services.judging.judge import Validator
-from node.services.station import take_station
 from node.state.journal import Journal
+from node.state.pen import Pen
 from node.swarm.membership import Membership
 from node.swarm.register import WorkId
 from node.weights.keeper import HeldPolicy
@@ -84,8 +85,8 @@ def root_of(step: int = 0, index: int = 0, fault: Fault | None = None, key: Node
 class InlineJournal(Journal):
     """A journal in memory, without a thread: threads and mock clocks do not mix."""
 
-    def __init__(self) -> None:
-        super().__init__(Path(":memory:"))
+    def __init__(self, pen: Pen | None = None) -> None:
+        super().__init__(Path(":memory:"), pen)
 
     async def do(self, work: Callable[..., Any], *args: object) -> Any:
         await trio.lowlevel.checkpoint()
@@ -238,8 +239,8 @@ class Seat:
         self.member = Member(key, DOMAIN, POOL, self.network, self.membership, Stock(court.blobs, none, none))
         self.board = self.member.board
         run = Run(court.run, bytes(32), b"", Path("/"))
-        self.station = take_station(self.member, run, InlineJournal())
-        self.jury = self.station.jury
+        self.context = make_context(self.member, run, InlineJournal())
+        self.jury = self.context.jury
         self.pledges: Callable[[], tuple[LotPledge, ...]] = tuple
         self.alive = trio.CancelScope()
 
@@ -301,11 +302,11 @@ class Court:
     def _validator(self, number: int, kind: type[Validator]) -> Validator:
         seat = self.seats[number]
         policies: Any = KnownPolicies()
-        certifying, scratch = Certifying(seat.station), self._scratch / str(number)
+        certifying, scratch = Certifying(seat.context), self._scratch / str(number)
         if self._scratch.exists():
             scratch.mkdir()
         self.certifying.append(certifying)
-        given = (seat.station, self.engines[number], policies, self.judges[number], scratch)
+        given = (seat.context, self.engines[number], policies, self.judges[number], scratch)
         validator = kind(*given, certifying=certifying)
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
@@ -317,7 +318,7 @@ class Court:
             if seat not in [self.seats[i] for i in absent]:
                 await seat.run(nursery)
         for seat in everybody:
-            seat.jury.register._opened -= 25.0  # longer than a newcomer's leniency
+            seat.jury.state.register._opened -= 25.0  # longer than a newcomer's leniency
             for other in everybody:
                 seat.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
         present = [i for i in range(len(self.seats)) if i not in absent]
@@ -331,7 +332,7 @@ class Court:
     async def arrive(self, number: int, nursery: trio.Nursery) -> None:
         """A validator that was absent starts now."""
         seat = self.seats[number]
-        seat.jury.register._opened = trio.current_time()
+        seat.jury.state.register._opened = trio.current_time()
         await seat.run(nursery)
         for other in (self.trainer, *self.workers, *self.seats):
             seat.membership.joined(other.key.address, other.network.contacts()[0])
@@ -369,13 +370,13 @@ class Court:
     def hand_over(self, *works: WorkId) -> None:
         """The trainer has had these files."""
         for id in works:
-            work = self.trainer.jury.register.get(id)
+            work = self.trainer.jury.state.register.get(id)
             assert work is not None
             work.delivered = True
 
     def quarantined(self) -> list[set[Address]]:
         """Whom each node does not believe."""
-        return [set(seat.jury.ballots.quarantined) for seat in (self.trainer, *self.workers, *self.seats)]
+        return [set(seat.jury.state.ballots.quarantined) for seat in (self.trainer, *self.workers, *self.seats)]
 
     def slashed(self) -> list[tuple[Address, int, int]]:
         return [one for judge in self.judges for one in judge.slashed]

@@ -37,7 +37,7 @@ async def accepted_after(seconds: float) -> tuple[int, int]:
         await trio.sleep(1)
         honest = [await court.commit(index=index, key=WORKER) for index in range(FILES)]
         await trio.sleep(seconds)
-        states = [[court.trainer.jury.ballots.state(id) for id in works] for works in (honest, hostile)]
+        states = [[court.trainer.jury.state.ballots.state(id) for id in works] for works in (honest, hostile)]
         nursery.cancel_scope.cancel()
     return tuple(of.count(FileState.ACCEPTED) for of in states)  # type: ignore[return-value]
 

@@ -45,9 +45,9 @@ async def test_a_newcomer_learns_who_is_not_believed_and_is_not_robbed_by_it(
         seat = await arrive(court, nursery)
         root = await court.commit(step=1, key=NEWCOMER)
         await trio.sleep(40)  # longer than a dispute that nobody hears of would take to fail
-        assert set(seat.jury.ballots.quarantined) == {VALIDATORS[0].address}
-        assert seat.jury.ballots.state(root) is FileState.ACCEPTED
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert set(seat.jury.state.ballots.quarantined) == {VALIDATORS[0].address}
+        assert seat.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -60,7 +60,7 @@ async def test_a_newcomer_catches_up_with_more_than_fits_one_answer(autojump_clo
         await trio.sleep(5)
         seat = await arrive(court, nursery)
         await trio.sleep(20)
-        assert {seat.jury.ballots.state(root) for root in roots} == {FileState.ACCEPTED}
+        assert {seat.jury.state.ballots.state(root) for root in roots} == {FileState.ACCEPTED}
         nursery.cancel_scope.cancel()
 
 
@@ -72,7 +72,7 @@ async def test_a_dispute_that_nobody_looks_at_ends_without_being_asked_about(aut
         for validator in court.validators:
             validator._fetching._rechecked[root] = None  # nobody makes a second look
         await trio.sleep(5)
-        ballots = court.seats[1].jury.ballots
+        ballots = court.seats[1].jury.state.ballots
         assert ballots.open_disputes() == [root]
         await trio.sleep(60)
         assert ballots.open_disputes() == [] and ballots.disputes_resolved == 1
@@ -90,9 +90,9 @@ async def test_who_was_found_out_by_the_clock_alone_is_remembered_over_a_restart
         root = await court.commit()
         court.validators[3]._fetching._rechecked[root] = None  # it does not look again, so there is no majority of four
         await trio.sleep(15)
-        assert not court.trainer.jury.ballots.quarantined
+        assert not court.trainer.jury.state.ballots.quarantined
         await trio.sleep(25)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert ballots.state(root) is FileState.ACCEPTED
         await trio.sleep(1)
         assert await court.trainer.jury._journal.do(court.trainer.jury._journal.recall, QUARANTINE)

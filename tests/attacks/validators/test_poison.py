@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from node.services.certifying import Certifying
+from node.services.context import PoolTime
 from node.services.judging.judge import Validator
 from node.services.judging.pronouncing import SEAL_SECONDS, Pronouncing
-from node.services.station import PoolTime
 from node.swarm.ballots import FileState
 from node.swarm.facts import JudgeContradicted
 from node.swarm.register import Work
@@ -48,7 +48,7 @@ async def test_a_second_look_outside_a_dispute_counts_for_nothing(autojump_clock
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(10)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert ballots.state(id) is FileState.ACCEPTED and ballots.disputes_raised == 0
         said = ballots.accepting(id)
         assert all(isinstance(one, VerdictIssued) and one.report_root != b"\x07" * 32 for one in said.values())
@@ -68,7 +68,7 @@ async def test_who_turns_round_takes_no_stake_even_where_an_honest_validator_was
         await court.open(nursery, absent=[2])
         id = await court.commit()
         await trio.sleep(80)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert court.slashed() == []
         assert ballots.state(id) is not FileState.REJECTED
         assert not ballots.open_disputes()
@@ -97,9 +97,9 @@ class Hasty(Pronouncing):
     """Shows its verdict without sealing it first."""
 
     async def say(self, work: Work, message: Any) -> None:
-        raw = self._station.board.sealed(message)
-        await self._station.journal.do(self._station.journal.say, "verdict", work.id, raw)
-        await self._station.board.post_raw(raw)
+        raw = self._context.board.sealed(message)
+        await self._context.journal.do(self._context.journal.say, "verdict", work.id, raw)
+        await self._context.board.post_raw(raw)
 
 
 async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_not_paid(autojump_clock) -> None:
@@ -109,23 +109,23 @@ async def test_a_verdict_is_shown_after_everybody_has_sealed_and_who_copied_is_n
         id = await court.commit()
         await trio.sleep(15)
         for seat in (court.trainer, *court.workers, *court.seats[1:]):
-            ballots = seat.jury.ballots
+            ballots = seat.jury.state.ballots
             assert ballots.has_spoken(id) == {key.address for key in VALIDATORS}
-            assert not seat.jury.seals.was_sealed(id, LIAR)
-            assert all(seat.jury.seals.was_sealed(id, key.address) for key in VALIDATORS[1:])
+            assert not seat.jury.state.seals.was_sealed(id, LIAR)
+            assert all(seat.jury.state.seals.was_sealed(id, key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
 async def test_who_shows_without_having_sealed_decides_but_is_not_paid(autojump_clock) -> None:
     court = Court([Validator, Validator, Validator])
-    court.validators[0]._pronouncing = Hasty(court.seats[0].station)
+    court.validators[0]._pronouncing = Hasty(court.seats[0].context)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(10)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert ballots.state(id) is FileState.ACCEPTED and LIAR in ballots.accepting(id)
-        assert not court.trainer.jury.seals.was_sealed(id, LIAR)
+        assert not court.trainer.jury.state.seals.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
@@ -138,16 +138,16 @@ async def test_seals_that_are_never_opened_or_fit_nothing_hold_nobody_up(autojum
             seals = tuple(Seal(one, one) for one in works)
             await court.seats[0].board.post(ValidatorSaid(pool=POOL, seals=seals))
         await trio.sleep(60)
-        sealer = court.trainer.jury.seals._sealers[LIAR]
+        sealer = court.trainer.jury.state.seals._sealers[LIAR]
         assert 0 < len(sealer.unopened) <= len(sealer.seals) <= SEALS
         id = await court.commit()
         forged = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
         await court.seats[0].board.post(forged)
         await trio.sleep(10)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert ballots.state(id) is FileState.ACCEPTED
         jury = court.trainer.jury
-        assert not jury.seals.was_sealed(id, LIAR) and jury.seals.was_sealed(id, VALIDATORS[1].address)
+        assert not jury.state.seals.was_sealed(id, LIAR) and jury.state.seals.was_sealed(id, VALIDATORS[1].address)
         nursery.cancel_scope.cancel()
 
 
@@ -156,18 +156,20 @@ async def test_who_seals_everything_and_shows_what_it_likes_is_neither_awaited_n
     autojump_clock: Any, kind: type[Pronouncing]
 ) -> None:
     court = Court([Validator] * 3)
-    court.validators[0]._pronouncing = kind(court.seats[0].station)
+    court.validators[0]._pronouncing = kind(court.seats[0].context)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(16)]
         await trio.sleep(20)
-        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
         last = await court.commit(index=16)
         await trio.sleep(1)
         for seat in (court.trainer, *court.seats[1:]):
-            assert seat.jury.seals.leaves_unopened(LIAR) == seat.jury.seals.is_behind(LIAR) == (kind is Choosy)
-            assert (LIAR in seat.jury.seals.sealing(last)) == (kind is Pronouncing)
-            assert not any(seat.jury.seals.leaves_unopened(key.address) for key in VALIDATORS[1:])
+            assert (
+                seat.jury.state.seals.leaves_unopened(LIAR) == seat.jury.state.seals.is_behind(LIAR) == (kind is Choosy)
+            )
+            assert (LIAR in seat.jury.state.seals.sealing(last)) == (kind is Pronouncing)
+            assert not any(seat.jury.state.seals.leaves_unopened(key.address) for key in VALIDATORS[1:])
         nursery.cancel_scope.cancel()
 
 
@@ -175,9 +177,9 @@ class Forward(Pronouncing):
     """Seals its verdict, and shows it before anybody else has sealed one."""
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
-        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
         await trio.sleep(0.1)
-        await self._station.board.post(message)
+        await self._context.board.post(message)
 
 
 @pytest.mark.parametrize("kind", [Forward, Hasty, Pronouncing])
@@ -187,7 +189,7 @@ async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
     """Before, the fastest of a bench could take the others' pay for every file: what it showed may have been copied.
     Now it is the one that is not paid, which a copier with such an accomplice would have to share."""
     court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=2.0 if number else 0.01))
-    court.validators[0]._pronouncing = kind(court.seats[0].station)
+    court.validators[0]._pronouncing = kind(court.seats[0].context)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         works = list[bytes]()
@@ -195,9 +197,9 @@ async def test_who_shows_before_a_quorum_has_sealed_costs_nobody_else_the_pay(
             works.append(await court.commit(index=index))
             await trio.sleep(6)
         for seat in (court.trainer, *court.seats):
-            assert {seat.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
-            assert all(seat.jury.seals.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
-            assert {seat.jury.seals.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
+            assert {seat.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+            assert all(seat.jury.state.seals.was_sealed(id, key.address) for id in works for key in VALIDATORS[1:])
+            assert {seat.jury.state.seals.was_sealed(id, LIAR) for id in works} == {kind is Pronouncing}
         nursery.cancel_scope.cancel()
 
 
@@ -205,9 +207,9 @@ class Tardy(Pronouncing):
     """Seals every verdict, and shows it after its time: whoever looks meanwhile may be one of its friends."""
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
-        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
         await trio.sleep(20.5)  # the longest time is fifteen seconds, and five on the way
-        await self._station.board.post(message)
+        await self._context.board.post(message)
 
 
 @pytest.mark.parametrize("kind", [Tardy, Pronouncing])
@@ -217,7 +219,7 @@ async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens
     """Who seals late in the place of one that did not open is paid. So an accomplice's late seals could pay a copier:
     those of one opening time in ten minutes do, and then nobody counts on them."""
     court = Court([Copier, Validator, Validator], verdict_seconds=30.0)
-    court.validators[1]._pronouncing = kind(court.seats[1].station)
+    court.validators[1]._pronouncing = kind(court.seats[1].context)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         works = list[bytes]()
@@ -226,10 +228,10 @@ async def test_who_copies_is_paid_for_few_files_however_late_an_accomplice_opens
             await trio.sleep(4)
         await trio.sleep(35)
         for seat in (court.trainer, court.seats[2]):
-            copied = [seat.jury.seals.was_sealed(id, LIAR) for id in works]
-            assert all(LIAR in seat.jury.ballots.has_spoken(id) for id in works)
+            copied = [seat.jury.state.seals.was_sealed(id, LIAR) for id in works]
+            assert all(LIAR in seat.jury.state.ballots.has_spoken(id) for id in works)
             assert not any(copied[7:]) and any(copied) == (kind is Tardy), copied
-            assert all(seat.jury.seals.was_sealed(id, VALIDATORS[2].address) for id in works)
+            assert all(seat.jury.state.seals.was_sealed(id, VALIDATORS[2].address) for id in works)
         nursery.cancel_scope.cancel()
 
 
@@ -244,7 +246,7 @@ class Mute(Pronouncing):
 async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_clock: Any, foreseen: bool) -> None:
     """A worker could tell an accomplice the names of thousands of works that it will make."""
     court = Court([Copier, Validator, Validator], verdict_seconds=30.0)
-    court.validators[1]._pronouncing = Mute(court.seats[1].station)
+    court.validators[1]._pronouncing = Mute(court.seats[1].context)
     id = work_id(WorkCommitment(POOL, WORKER.address, policy_root(0), 0, root_of(), 100))
     seal = ValidatorSaid(pool=POOL, seals=(Seal(id, bytes(32)),))
     async with trio.open_nursery() as nursery:
@@ -257,8 +259,8 @@ async def test_a_seal_that_came_before_its_work_pays_nobody_who_copies(autojump_
             await trio.sleep(0.1)
             await court.seats[1].board.post(seal)
         await trio.sleep(40)
-        assert court.trainer.jury.seals.was_sealed(id, VALIDATORS[2].address)
-        assert court.trainer.jury.seals.was_sealed(id, LIAR) != foreseen
+        assert court.trainer.jury.state.seals.was_sealed(id, VALIDATORS[2].address)
+        assert court.trainer.jury.state.seals.was_sealed(id, LIAR) != foreseen
         nursery.cancel_scope.cancel()
 
 
@@ -268,12 +270,12 @@ async def test_who_seals_nothing_is_waited_for_four_times_and_costs_nobody_the_p
 ) -> None:
     """Before, each file waited three seconds for it, and its certificate for verdict_seconds: too late for a table."""
     court = Court([Validator] * 3, verdict_seconds=3600.0)
-    court.validators[0]._pronouncing = kind(court.seats[0].station)
-    ballots, waited = court.trainer.jury.ballots, list[float]()
+    court.validators[0]._pronouncing = kind(court.seats[0].context)
+    ballots, waited = court.trainer.jury.state.ballots, list[float]()
     async with trio.open_nursery() as nursery:
         for seat in court.seats[1:]:
-            seat.station.time = PoolTime(window=20, wall=trio.current_time)
-            nursery.start_soon(Certifying(seat.station).run)
+            seat.context.time = PoolTime(window=20, wall=trio.current_time)
+            nursery.start_soon(Certifying(seat.context).run)
         await court.open(nursery)
         certified = court.workers[0].board.subscribe(ValidatorSaid)
         for index in range(6):
@@ -303,7 +305,7 @@ async def test_who_is_two_seconds_slower_than_the_quorum_is_waited_for_and_paid_
     """The control of the one above: also after a time in which it said nothing."""
     court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=0.01 if number else 2.0))
     slow = court.validators[0]
-    spoken, slow._pronouncing = slow._pronouncing, Mute(court.seats[0].station)
+    spoken, slow._pronouncing = slow._pronouncing, Mute(court.seats[0].context)
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
         nursery.start_soon(spoken.run)
@@ -312,7 +314,7 @@ async def test_who_is_two_seconds_slower_than_the_quorum_is_waited_for_and_paid_
                 slow._pronouncing = spoken
             id = await court.commit(index=index)
             await trio.sleep(8)
-        assert court.trainer.jury.seals.was_sealed(id, LIAR)
+        assert court.trainer.jury.state.seals.was_sealed(id, LIAR)
         nursery.cancel_scope.cancel()
 
 
@@ -323,11 +325,11 @@ async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_an
         await court.open(nursery)
         id = await court.commit()
         await trio.sleep(5.5)
-        assert not court.trainer.jury.ballots.has_spoken(id)
+        assert not court.trainer.jury.state.ballots.has_spoken(id)
         await trio.sleep(3)
         jury = court.trainer.jury
-        assert jury.ballots.state(id) is FileState.ACCEPTED
-        assert all(jury.seals.was_sealed(id, key.address) for key in VALIDATORS[:2])
+        assert jury.state.ballots.state(id) is FileState.ACCEPTED
+        assert all(jury.state.seals.was_sealed(id, key.address) for key in VALIDATORS[:2])
         nursery.cancel_scope.cancel()
 
 
@@ -349,7 +351,7 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
 ) -> None:
     """All of them wait to be read; the control comes the other way round, as from a copier."""
     court = Court([Validator] * 3)
-    silent = [Silent(seat.station) for seat in court.seats]
+    silent = [Silent(seat.context) for seat in court.seats]
     for validator, one in zip(court.validators, silent, strict=True):
         validator._pronouncing = one
     board, jury, slow = court.trainer.board, court.trainer.jury, court.seats[1]
@@ -367,5 +369,5 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
                 assert board._accept(seat.key.address, seat.board.sealed(message))
             await trio.sleep(1)
-            assert jury.seals.was_sealed(id, slow.key.address) == seal_first
+            assert jury.state.seals.was_sealed(id, slow.key.address) == seal_first
         nursery.cancel_scope.cancel()

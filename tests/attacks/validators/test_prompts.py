@@ -49,14 +49,14 @@ async def states(court: Court, *, fault: Fault | None = None) -> list[FileState]
         await court.open(nursery)
         id = await court.commit(fault=fault, key=OTHER if fault else WORKER)
         await trio.sleep(100)
-        found = [seat.jury.ballots.state(id) for seat in [court.trainer, *court.workers, *court.seats]]
+        found = [seat.jury.state.ballots.state(id) for seat in [court.trainer, *court.workers, *court.seats]]
         nursery.cancel_scope.cancel()
     return found
 
 
 def told(court: Court, seat: Seat) -> int:
     """Works whose prompts differ, as a node's status says."""
-    return describe_audit(seat.jury, seat.membership, court.run.audit)["disputes"]["prompts_differ"]
+    return describe_audit(seat.jury.state, seat.membership, court.run.audit)["disputes"]["prompts_differ"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ async def test_where_prompts_differ_nobody_loses_anything(words: tuple[bytes, ..
     assert set(found) == {FileState.OPEN}
     assert court.slashed() == [] and not any(court.quarantined())
     assert [told(court, seat) for seat in court.seats] == [1] * len(words)
-    assert all(seat.jury.ballots.disputes_raised == 0 for seat in court.seats)
+    assert all(seat.jury.state.ballots.disputes_raised == 0 for seat in court.seats)
 
 
 async def test_a_prompt_that_all_compute_alike_and_the_worker_does_not_costs_the_stake(autojump_clock) -> None:

@@ -86,7 +86,7 @@ async def honest(
 
 
 def state(court: Court, id: WorkId) -> FileState:
-    return court.trainer.jury.ballots.state(id)
+    return court.trainer.jury.state.ballots.state(id)
 
 
 @pytest.mark.parametrize("size", [9, 1])
@@ -102,7 +102,7 @@ async def test_copied_roots_under_a_made_up_policy_are_ignored(autojump_clock, s
         heard = [one.author for one in court.trainer.board.messages(RolloutCommitted)]
         assert heard.count(OTHER.address) == 4, "the control: the copies did arrive"
         assert {state(court, id) for id in works} == {FileState.ACCEPTED}
-        assert all(court.trainer.jury.register.get(id).signed.message.size == 9 for id in works)  # type: ignore[union-attr]
+        assert all(court.trainer.jury.state.register.get(id).signed.message.size == 9 for id in works)  # type: ignore[union-attr]
         judged = {one.message.verdict.node for one in court.trainer.board.messages(VerdictIssued)}
         assert judged == {WORKER.address} and court.slashed() == [] and not any(court.quarantined())
         nursery.cancel_scope.cancel()
@@ -119,7 +119,7 @@ async def test_copied_roots_under_a_real_policy_cost_the_copiers_stake(autojump_
         await trio.sleep(20)
         assert (state(court, original), state(court, copy)) == (FileState.ACCEPTED, FileState.REJECTED)
         assert {(node, reason) for node, reason, _ in court.slashed()} == {(OTHER.address, Reason.WRONG_IDENTITY)}
-        assert not any(court.quarantined()) and court.trainer.jury.ballots.disputes_raised == 0
+        assert not any(court.quarantined()) and court.trainer.jury.state.ballots.disputes_raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -167,10 +167,10 @@ async def test_two_commitments_that_differ_in_units_contradict_nobody_and_are_ev
         first = VALIDATORS[0].address
         assert said[first, 900] == Reason.UNITS and (first, 100) not in said, "the control: it judged the other one"
         assert {said[key.address, 100] for key in VALIDATORS[1:]} == {Reason.NONE}
-        assert not any(court.quarantined()) and court.trainer.jury.ballots.disputes_raised == 0
+        assert not any(court.quarantined()) and court.trainer.jury.state.ballots.disputes_raised == 0
         assert [judge.equivocations for judge in court.judges if judge.equivocations], "the attacker pays"
-        work = court.trainer.jury.register.get(true)
-        assert work is not None and court.trainer.jury.register.is_contested(work), "nothing of it is trained on"
+        work = court.trainer.jury.state.register.get(true)
+        assert work is not None and court.trainer.jury.state.register.is_contested(work), "nothing of it is trained on"
         nursery.cancel_scope.cancel()
 
 
@@ -194,7 +194,7 @@ async def test_a_liar_whose_worker_copies_the_root_is_the_only_one_not_believed(
         work = await honest(court)
         await court.commit(key=OTHER, root=root_of(), policy=policy)
         await trio.sleep(40)
-        assert court.trainer.jury.ballots.disputes_raised == 1, "the control: there was something to settle"
+        assert court.trainer.jury.state.ballots.disputes_raised == 1, "the control: there was something to settle"
         assert state(court, work) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
         assert WORKER.address not in {node for node, _, _ in court.slashed()}
@@ -213,7 +213,7 @@ async def test_steps_without_signal_over_a_windows_border_quarantine_nobody(auto
             await court.announce(step + 1)
         await trio.sleep(5)
         assert {state(court, id) for id in works} == {FileState.ACCEPTED} and not any(court.quarantined())
-        assert court.trainer.jury.lots.kept > 0, "the control: windows did pass"
+        assert court.trainer.jury.state.lots.kept > 0, "the control: windows did pass"
         nursery.cancel_scope.cancel()
 
 
@@ -237,7 +237,7 @@ async def test_a_trainer_that_announces_one_policy_twice_quarantines_nobody_and_
         await trio.sleep(30)
         everybody = (court.trainer, *court.workers, *court.seats)
         assert not any(court.quarantined())
-        assert all(seat.jury.distrust and seat.jury.policies.fork for seat in everybody)
+        assert all(seat.jury.state.distrust and seat.jury.state.policies.fork for seat in everybody)
         before = len(court.trainer.board.messages(VerdictIssued))
         await court.commit(step=1, index=1)
         await trio.sleep(30)
@@ -262,7 +262,7 @@ async def test_a_flood_of_commitments_leaves_honest_work_as_it_is(autojump_clock
         second = await court.commit(index=1)
         await trio.sleep(30)
         assert (state(court, first), state(court, second)) == (FileState.ACCEPTED, FileState.ACCEPTED)
-        register = court.trainer.jury.register
+        register = court.trainer.jury.state.register
         kept = [work for work in register._works.values() if work.node == OTHER.address]
         assert 0 < len(kept) <= 2 * most_files(court.run) and not any(court.quarantined())
         nursery.cancel_scope.cancel()
@@ -284,7 +284,7 @@ class Speaking(Fetching):
             c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, Reason.WRONG_IDENTITY
         )
         message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
-        await self._station.board.post(signed(message, self._station.key, DOMAIN))
+        await self._context.board.post(signed(message, self._context.key, DOMAIN))
 
 
 class Inventor(Validator):
@@ -307,8 +307,8 @@ async def test_verdicts_on_invented_or_undeliverable_files_make_nobody_silent(au
             said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
             for seat in everybody:
                 for verdict in said:
-                    seat.jury.ballots.state(work_id(verdict))
-                assert {key.address for key in VALIDATORS[1:]} <= set(seat.jury.ballots.electorate())
+                    seat.jury.state.ballots.state(work_id(verdict))
+                assert {key.address for key in VALIDATORS[1:]} <= set(seat.jury.state.ballots.electorate())
         assert any(verdict.index >= 7 for verdict in said), "the control: it did speak of them"
         assert accomplice == any(verdict.node == OTHER.address for verdict in said)
         nursery.cancel_scope.cancel()
@@ -341,7 +341,7 @@ class Babbler(Validator):
         for reason in range(1, 18):
             verdict = Verdict(c.pool, c.node, c.policy_root, c.index, c.file_root, c.units, Outcome.SLASH, reason)
             message = VerdictIssued(pool=POOL, verdict=verdict, signature=b"")
-            await self._station.board.post(signed(message, self._station.key, DOMAIN))
+            await self._context.board.post(signed(message, self._context.key, DOMAIN))
 
 
 async def test_a_validator_that_accuses_everybody_of_everything_buries_no_true_accusation(

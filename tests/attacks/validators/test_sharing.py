@@ -57,11 +57,11 @@ async def test_eight_validators_look_at_three_eighths_of_the_files_and_all_are_d
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(24)]
         await trio.sleep(20)
-        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
         said = speakers(court)
         looks = sum(len(said[id]) for id in works) / len(works)
         assert all(len(said[id]) >= 2 for id in works) and 2.0 <= looks < 4.5, looks
-        assert court.trainer.jury.ballots.disputes_raised == 0 and not any(court.quarantined())
+        assert court.trainer.jury.state.ballots.disputes_raised == 0 and not any(court.quarantined())
         each = Counter(author for id in works for author in said[id])
         assert len(each) == 8  # everybody has its share
         nursery.cancel_scope.cancel()
@@ -73,7 +73,7 @@ async def test_a_file_that_too_few_look_at_is_filled_up_by_rank(autojump_clock: 
         await court.open(nursery)
         works = [await court.commit(index=index) for index in range(8)]
         await trio.sleep(FILL_AFTER + 9 + 5)
-        assert {court.trainer.jury.ballots.state(id) for id in works} == {FileState.ACCEPTED}
+        assert {court.trainer.jury.state.ballots.state(id) for id in works} == {FileState.ACCEPTED}
         nursery.cancel_scope.cancel()
 
 
@@ -98,7 +98,7 @@ async def test_who_is_not_drawn_is_not_called_silent(autojump_clock: Any, eight:
         await trio.sleep(1)
         court.hand_over(*works)
         await trio.sleep(20)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         for id in works:
             ballots.state(id)
         assert [ballots.is_silent(key.address) for key in EIGHT] == [False] * 7 + [True]
@@ -111,7 +111,7 @@ class Closed(Pronouncing):
 
     async def _seal_and_show(self, id: bytes, message: VerdictIssued) -> None:
         await trio.lowlevel.checkpoint()
-        self._station.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
+        self._context.board.say([Seal(id, seal_of(message, self._own))], within=0.0)
 
 
 @pytest.mark.parametrize("closed", [2, 0])
@@ -123,7 +123,7 @@ async def test_seals_that_half_of_the_bench_never_opens_stop_nothing_and_cost_no
     after five they are not paid."""
     court = Court([Validator] * 4, verdict_seconds=20.0)
     for number in range(closed):
-        court.validators[number]._pronouncing = Closed(court.seats[number].station)
+        court.validators[number]._pronouncing = Closed(court.seats[number].context)
     jury, honest = court.trainer.jury, {key.address for key in EIGHT[closed:4]}
     async with trio.open_nursery() as nursery:
         await court.open(nursery)
@@ -131,14 +131,15 @@ async def test_seals_that_half_of_the_bench_never_opens_stop_nothing_and_cost_no
         await trio.sleep(40)
         works = [await court.commit(index=index) for index in range(12, 18)]
         await trio.sleep(30)
-        assert {jury.ballots.state(id) for id in first + works} == {FileState.ACCEPTED}
-        said = [jury.ballots.has_spoken(id) for id in first + works]
+        assert {jury.state.ballots.state(id) for id in first + works} == {FileState.ACCEPTED}
+        said = [jury.state.ballots.has_spoken(id) for id in first + works]
         assert all(some <= honest and len(some) >= 2 for some in said)
         paid = [
-            sum(jury.seals.was_sealed(id, one) for one in some) for id, some in zip(first + works, said, strict=True)
+            sum(jury.state.seals.was_sealed(id, one) for one in some)
+            for id, some in zip(first + works, said, strict=True)
         ]
         assert min(paid) >= 2, "a quorum of those who looked is paid for each file"
-        assert {key.address for key in EIGHT[:4] if jury.seals.leaves_unopened(key.address)} == {
+        assert {key.address for key in EIGHT[:4] if jury.state.seals.leaves_unopened(key.address)} == {
             key.address for key in EIGHT[:closed]
         }
         nursery.cancel_scope.cancel()
@@ -158,7 +159,7 @@ async def test_running_nodes_heed_a_new_bench(autojump_clock: Any, eight: None) 
     async def speak(index: int) -> set[str]:
         id = await court.commit(index=index)
         await trio.sleep(20)
-        assert {seat.jury.ballots.state(id) for seat in everybody} == {FileState.ACCEPTED}
+        assert {seat.jury.state.ballots.state(id) for seat in everybody} == {FileState.ACCEPTED}
         return speakers(court)[id]
 
     async with trio.open_nursery() as nursery:
@@ -169,7 +170,7 @@ async def test_running_nodes_heed_a_new_bench(autojump_clock: Any, eight: None) 
         for chain in chains:
             chain._apply(after)
         assert await speak(1) == set(keys[1:])
-        assert {seat.station.quorum for seat in everybody} == {3}
+        assert {seat.context.quorum for seat in everybody} == {3}
         assert {seat.membership.may_validate(keys[0]) for seat in everybody} == {False}
         for chain in chains:
             chain._undo(after)
@@ -192,7 +193,7 @@ async def test_where_much_waits_validators_look_at_the_same_files_and_eight_deci
             await court.open(nursery)
             works = [await court.commit(index=index, key=key) for index in range(32) for key in (WORKER, OTHER)]
             await trio.sleep(45)
-            ballots = court.trainer.jury.ballots
+            ballots = court.trainer.jury.state.ballots
             decided[many] = sum(ballots.state(id) is FileState.ACCEPTED for id in works)
             nursery.cancel_scope.cancel()
     assert decided[8] >= 1.7 * decided[4] > 0, decided

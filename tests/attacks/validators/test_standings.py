@@ -83,7 +83,7 @@ async def test_a_policy_of_a_step_far_ahead_has_nobody_tell_the_lots_of_windows_
             await seat.board.post(announcement(FAR, b"\7" * 32, by, term=0 if by is OTHER else 1))
         await trio.sleep(5)
         for seat, judge in zip(pool.seats, pool.validators, strict=True):
-            assert judge.own_lots.newest == seat.jury.policies.newest_step == 1
+            assert judge.own_lots.newest == seat.jury.state.policies.newest_step == 1
         assert pool.told() == set()
         for step in range(2, 12):
             await pool.announce(step)
@@ -103,9 +103,9 @@ async def test_files_of_honest_workers_count_on_while_their_leader_states_a_step
         id = await pool.commit(step=1)
         await trio.sleep(10)
         for seat in (*pool.workers, *pool.seats):  # the leader follows itself
-            work = seat.jury.register.get(id)
-            assert work is not None and seat.jury.register.fault(work) is None
-            assert seat.jury.ballots.accepting(id)
+            work = seat.jury.state.register.get(id)
+            assert work is not None and seat.jury.state.register.fault(work) is None
+            assert seat.jury.state.ballots.accepting(id)
         nursery.cancel_scope.cancel()
 
 
@@ -119,12 +119,14 @@ async def test_a_dismissed_trainers_tasks_are_nobodys(autojump_clock: Any, dismi
         raw = pool.standby.board.sealed(TaskOffered(pool=POOL, sequence=1, spec=spec))
         await pool.standby.network.publish(pool.standby.board._topic, raw)
         await trio.sleep(1)
-        known = [seat.jury.tasks.tasks() for seat in pool.seats]
+        known = [seat.jury.state.tasks.tasks() for seat in pool.seats]
         assert all(bool(tasks) != dismissed for tasks in known)
         if not dismissed:
             for seat in pool.everybody:
                 seat.membership.terms.seat((TRAINER.address,), 10**6, 10)
-            assert not any(task.open for seat in pool.seats for task in seat.jury.tasks.tasks()), "with its office"
+            assert not any(task.open for seat in pool.seats for task in seat.jury.state.tasks.tasks()), (
+                "with its office"
+            )
         nursery.cancel_scope.cancel()
 
 
@@ -135,7 +137,7 @@ async def test_what_a_standby_states_pushes_no_verdict_on_a_true_step_out(autoju
         await pool.begin(nursery)
         for step in (1, 2):
             await pool.announce(step)
-        followed = pool.trainer.jury.policies.of_step(2)
+        followed = pool.trainer.jury.state.policies.of_step(2)
         assert followed is not None
         word = followed.message.signature
         for number, key in enumerate(VALIDATORS[:2]):
@@ -149,7 +151,9 @@ async def test_what_a_standby_states_pushes_no_verdict_on_a_true_step_out(autoju
             judged = msgspec.structs.replace(draft, signature=sign(key, DOMAIN, draft.verdict))
             await pool.seats[number].board.post(judged)
             await trio.sleep(1)
-            assert (pool.trainer.jury.policies.fork is not None) == bool(number), "two of three, however far apart"
+            assert (pool.trainer.jury.state.policies.fork is not None) == bool(number), (
+                "two of three, however far apart"
+            )
         nursery.cancel_scope.cancel()
 
 
@@ -166,9 +170,9 @@ async def test_an_invented_checkpoint_takes_the_place_of_nobodys(autojump_clock:
         await pool.standby.board.post(CheckpointOffered(pool=POOL, term=1, step=FAR, root=b"\3" * 32, size=9))
         await trio.sleep(1)
         for seat in pool.seats:
-            offers = seat.jury.checkpoints.of(TRAINER.address)
+            offers = seat.jury.state.checkpoints.of(TRAINER.address)
             assert [one.message.root[0] for one in offers[2]] == [1, 2] and offers.keys() == {2}
-        best = Adopting(pool.workers[0].station, None, print).best(0)  # type: ignore[arg-type]
+        best = Adopting(pool.workers[0].context, None, None, print).best(0)  # type: ignore[arg-type]
         assert best is not None and best.author == TRAINER.address
         nursery.cancel_scope.cancel()
 
@@ -195,7 +199,7 @@ async def test_requests_of_who_is_in_no_office_cost_nobody_a_look(autojump_clock
         await pool.begin(nursery, dismissed=True)
         await pool.commit(key=WORKER)
         await trio.sleep(1)
-        (work,) = pool.trainer.jury.register.of(WORKER.address)
+        (work,) = pool.trainer.jury.state.register.of(WORKER.address)
         raw = pool.standby.board.sealed(CheckRequested(pool=POOL, commitment=work.signed.raw))
         before = pool.seats[0].board.counts["refused"]
         await pool.standby.network.publish(pool.standby.board._topic, raw)

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from node.inference.wire import Inspect
+from node.services.context import PoolTime
 from node.services.judging.judge import Validator
-from node.services.station import PoolTime
 from protocol.blobs import BlobInfo, describe
 from protocol.earnings import of_judgement
 from protocol.identity import Address
@@ -96,7 +96,7 @@ class OneInFour(Choosy):
 class Sealer(Validator):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._pronouncing = OneInFour(self._station, self.own_lots.is_calm)
+        self._pronouncing = OneInFour(self._context, self.own_lots.is_calm)
 
 
 class Noisy(ReportingEngine):
@@ -125,8 +125,8 @@ class Play:
         self.court = court = Court([kind, Validator, Validator], engine=made, scratch=folder, window=6)
         self.shelves: dict[Address, Shelf] = {}
         for seat in (court.trainer, *court.workers, *court.seats):
-            seat.station.blobs = Shelf(seat.key.address, folder, self.shelves, serves)  # type: ignore[assignment]
-            seat.station.time = PoolTime(window=60, wall=trio.current_time)
+            seat.context.blobs = Shelf(seat.key.address, folder, self.shelves, serves)  # type: ignore[assignment]
+            seat.context.time = PoolTime(window=60, wall=trio.current_time)
         self.works: list[bytes] = []
 
     async def run(self) -> dict[Address, int]:
@@ -153,7 +153,7 @@ class Play:
 
     def certified(self, id: bytes, validator: Address) -> int:
         """By how many a validator's verdict is certified."""
-        said = self.court.trainer.jury.ballots.verdict_of(id, validator)
+        said = self.court.trainer.jury.state.ballots.verdict_of(id, validator)
         if said is None:
             return 0
         checked = len(unpack_groups(said.message.checked, GROUPS) or ())
@@ -207,18 +207,18 @@ async def test_a_second_look_that_denies_the_own_verdict_waits_for_the_dispute_t
         id = await court.commit()
         await trio.sleep(20)
         jury, (accuser, asked, _) = court.trainer.jury, court.seats
-        word = jury.ballots.verdict_of(id, HONEST[0])
+        word = jury.state.ballots.verdict_of(id, HONEST[0])
         assert word is not None
         denied = msgspec.structs.replace(word.message.verdict, outcome=int(Outcome.SLASH), reason=5)
         again = VerdictRechecked(pool=POOL, verdict=Rechecked(*msgspec.structs.astuple(denied)), signature=b"")
         await asked.board.post(signed(again, asked.key, DOMAIN))
         await trio.sleep(0.2)
-        assert jury.seals.turned(HONEST[0]) == {0} and jury.seals.turned(HONEST[1]) == set()
+        assert jury.state.seals.turned(HONEST[0]) == {0} and jury.state.seals.turned(HONEST[1]) == set()
         if not believed:
-            jury.ballots.quarantine(LIAR, "it lied elsewhere", ())
+            jury.state.ballots.quarantine(LIAR, "it lied elsewhere", ())
         accusing = signed(msgspec.structs.replace(word.message, verdict=denied), accuser.key, DOMAIN)
         raised = DisputeRaised(pool=POOL, first=word.raw, second=accuser.board.sealed(accusing))
         await court.seats[2].board.post(raised)
         await trio.sleep(0.2)
-        assert jury.seals.turned(HONEST[0]) == set()
+        assert jury.state.seals.turned(HONEST[0]) == set()
         nursery.cancel_scope.cancel()

@@ -61,7 +61,7 @@ class EarlyTeller(LazyStamp):
     async def _inspect(self, work: Work, path: Any, lot: Lot | None) -> Inspected:
         if lot is not None:
             secret = self.own_lots._secret(lot.window)
-            await self._station.board.post(LotsRevealed(pool=POOL, window=lot.window, secret=secret))
+            await self._context.board.post(LotsRevealed(pool=POOL, window=lot.window, secret=secret))
         return await super()._inspect(work, path, lot)
 
 
@@ -77,10 +77,10 @@ class Contradictory(Validator):
 
     async def _pronounce(self, work: Work, found: Any, *rest: Any, **named: Any) -> None:
         await super()._pronounce(work, found, *rest, **named)
-        raw = await self._station.journal.do(self._station.journal.said, "verdict", work.id)
-        said = self._station.board.opened(raw, VerdictIssued).message
+        raw = await self._context.journal.do(self._context.journal.said, "verdict", work.id)
+        said = self._context.board.opened(raw, VerdictIssued).message
         other = msgspec.structs.replace(said, rewards=bytes(len(said.rewards)))
-        await self._station.board.post(signed(other, self._station.key, self._station.domain))
+        await self._context.board.post(signed(other, self._context.key, self._context.domain))
 
 
 def _order(root: bytes, groups: tuple[int, ...] | None) -> Any:
@@ -107,8 +107,8 @@ async def test_honest_validators_accept_honest_files_and_take_the_stake_of_a_che
         forged = await court.commit(fault=WRONG_DRAW, key=OTHER)
         await trio.sleep(5)
         for seat in [court.trainer, *court.workers, *court.seats]:
-            assert seat.jury.ballots.state(honest) is FileState.ACCEPTED
-            assert seat.jury.ballots.state(forged) is FileState.REJECTED
+            assert seat.jury.state.ballots.state(honest) is FileState.ACCEPTED
+            assert seat.jury.state.ballots.state(forged) is FileState.REJECTED
         assert {node for node, _, _ in court.slashed()} == {OTHER.address}
         assert all(votes >= 2 for _, _, votes in court.slashed())
         assert not any(court.quarantined())
@@ -121,8 +121,8 @@ async def test_engines_that_differ_in_the_last_digits_do_not_quarrel(autojump_cl
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
-        assert court.trainer.jury.ballots.disputes_raised == 0
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.disputes_raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -135,10 +135,10 @@ async def test_a_validator_that_lies_about_facts_is_believed_no_more(autojump_cl
         await trio.sleep(20)
         second = await court.commit(index=1)
         await trio.sleep(30)
-        assert court.trainer.jury.ballots.state(first) is FileState.ACCEPTED
-        assert court.trainer.jury.ballots.state(second) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(first) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(second) is FileState.ACCEPTED
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
-        assert court.trainer.jury.ballots.quarantined[VALIDATORS[0].address].evidence
+        assert court.trainer.jury.state.ballots.quarantined[VALIDATORS[0].address].evidence
         assert court.slashed() == []
         nursery.cancel_scope.cancel()
 
@@ -151,8 +151,8 @@ async def test_who_accuses_by_arithmetic_is_believed_no_more_after_three_times(a
         for index in range(4):
             root = await court.commit(index=index)
             await trio.sleep(20)
-            assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
-            seen.append(len(court.trainer.jury.ballots.quarantined))
+            assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
+            seen.append(len(court.trainer.jury.state.ballots.quarantined))
         assert seen == [0, 0, 1, 1]
         assert court.slashed() == []
         nursery.cancel_scope.cancel()
@@ -165,7 +165,7 @@ async def test_a_false_accusation_by_one_of_two_takes_no_stake(autojump_clock) -
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(100)
-        assert court.trainer.jury.ballots.state(root) is not FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is not FileState.ACCEPTED
         assert court.slashed() == []
         assert not any(court.quarantined())
         nursery.cancel_scope.cancel()
@@ -189,7 +189,7 @@ async def test_silence_delays_a_few_files_and_then_nothing(autojump_clock) -> No
         roots = [await court.commit(index=index) for index in range(4)]
         await trio.sleep(10)
         court.hand_over(*roots)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert {ballots.state(root) for root in roots} == {FileState.OPEN}
         await trio.sleep(30)
         for root in roots:
@@ -205,9 +205,9 @@ async def test_a_dead_validator_does_not_stall_the_run(autojump_clock) -> None:
         await court.open(nursery, absent=[2])
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.ballots.state(root) is FileState.OPEN
+        assert court.trainer.jury.state.ballots.state(root) is FileState.OPEN
         await trio.sleep(30)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -222,9 +222,9 @@ async def test_a_slow_validator_decides_nothing(autojump_clock) -> None:
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(5)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         await trio.sleep(60)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         assert court.quarantined()[0] == {VALIDATORS[0].address}
         nursery.cancel_scope.cancel()
 
@@ -247,7 +247,7 @@ async def test_a_fault_that_only_one_lot_drew_is_seen_by_all_in_the_end(autojump
             await trio.sleep(8)
             if outcomes == {Outcome.ACCEPT, Outcome.REJECT}:
                 split = True
-                assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
+                assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
                 break
         assert split
         for_the_contract: dict[str, set[bool]] = {}
@@ -274,9 +274,9 @@ async def test_who_recomputes_less_than_its_lots_demand_is_found_out_by_its_own_
             await court.announce(step + 1)
             await trio.sleep(2)
         assert all(names == {VALIDATORS[0].address} for names in court.quarantined())
-        why = court.trainer.jury.ballots.quarantined[VALIDATORS[0].address].why
+        why = court.trainer.jury.state.ballots.quarantined[VALIDATORS[0].address].why
         assert "drawn groups were not recomputed" in why
-        assert court.trainer.jury.lots.kept > 0
+        assert court.trainer.jury.state.lots.kept > 0
         nursery.cancel_scope.cancel()
 
 
@@ -290,7 +290,7 @@ async def test_an_honest_worker_survives_a_restart_of_its_only_validator(autojum
             await court.announce(step)
         await court.arrive(0, nursery)
         await trio.sleep(10)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -325,7 +325,7 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         missing = await court.commit(step=4)
         court.blobs.missing.add(root_of(step=4))
         await trio.sleep(60)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         reasons = {
             work_id(one.message.verdict): one.message.verdict.reason
             for one in court.trainer.board.messages(VerdictIssued)
@@ -350,7 +350,7 @@ async def test_the_files_that_a_dead_worker_left_behind_are_not_waited_for_one_b
         court.blobs.missing.clear()
         alive = await court.commit(index=4)
         await trio.sleep(5)
-        assert court.trainer.jury.ballots.state(alive) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(alive) is FileState.ACCEPTED
         nursery.cancel_scope.cancel()
 
 
@@ -365,7 +365,7 @@ async def test_an_objection_that_comes_while_a_slash_waits_its_turn_stops_it(
         await trio.sleep(20)
         with monkeypatch.context() as meanwhile:
             for seat in court.seats:
-                meanwhile.setattr(seat.jury.ballots, "undisputed", lambda _: False)
+                meanwhile.setattr(seat.jury.state.ballots, "undisputed", lambda _: False)
             await trio.sleep(40)
             assert court.slashed() == []
         await trio.sleep(60)
@@ -393,7 +393,7 @@ async def test_a_gap_that_one_living_validator_did_not_see_costs_no_stake(autoju
         await trio.sleep(80)
         said = [one.message.verdict for one in court.trainer.board.messages(VerdictIssued)]
         assert sorted(one.outcome for one in said) == [Outcome.ACCEPT, Outcome.SLASH, Outcome.SLASH]
-        assert court.slashed() == [] and court.trainer.jury.ballots.state(root) is FileState.REJECTED
+        assert court.slashed() == [] and court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
         nursery.cancel_scope.cancel()
 
 
@@ -432,7 +432,7 @@ async def test_a_conviction_by_odds_needs_two_classes_of_engines(
         for index in range(3):
             root = await court.commit(index=index)
             await trio.sleep(10)
-            assert court.trainer.jury.ballots.state(root) is FileState.REJECTED  # pay is lost either way
+            assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED  # pay is lost either way
         assert {(node, reason) for node, reason, _ in court.slashed()} == (
             {(WORKER.address, Reason.CONVICTED)} if stake else set()
         )
@@ -451,7 +451,7 @@ async def test_suspicion_costs_pay_and_never_the_stake(autojump_clock, monkeypat
         reasons = {one.message.verdict.reason for one in court.trainer.board.messages(VerdictIssued)}
         assert reasons == {Reason.SUSPECTED}
         assert court.slashed() == []
-        assert court.trainer.jury.ballots.disputes_raised == 0
+        assert court.trainer.jury.state.ballots.disputes_raised == 0
         nursery.cancel_scope.cancel()
 
 
@@ -473,9 +473,9 @@ async def test_who_rejects_by_hearsay_alone_stops_nobody(autojump_clock) -> None
         await court.open(nursery)
         root = await court.commit()
         await trio.sleep(10)
-        assert court.trainer.jury.ballots.state(root) is FileState.OPEN
+        assert court.trainer.jury.state.ballots.state(root) is FileState.OPEN
         await trio.sleep(30)
-        assert court.trainer.jury.ballots.state(root) is FileState.ACCEPTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.ACCEPTED
         assert not any(court.quarantined())
         nursery.cancel_scope.cancel()
 
@@ -488,17 +488,17 @@ async def test_a_dispute_outlives_a_restart_of_everybody(autojump_clock: Any, se
         await court.open(nursery)
         if not settled:
             for seat in court.seats:
-                seat.jury.ballots.open_disputes = list  # nobody looks again
+                seat.jury.state.ballots.open_disputes = list  # nobody looks again
         id = await court.commit()
         await trio.sleep(10)
         blank = Seat(court, NodeKey(b"\x21" * 32), "worker")  # it tells nobody
         for seat in (court.trainer, *court.workers, *court.seats):
             blank.membership.joined(seat.key.address, "")
         again = Jury(blank.board, blank.membership, court.run, 1, court.seats[1].jury._journal)
-        assert again.ballots.open_disputes() == []
+        assert again.state.ballots.open_disputes() == []
         nursery.start_soon(again.run)
         await trio.sleep(0.01)
-        assert again.ballots.open_disputes() == ([] if settled else [id])
+        assert again.state.ballots.open_disputes() == ([] if settled else [id])
         nursery.cancel_scope.cancel()
 
 
@@ -512,7 +512,7 @@ async def test_a_restart_does_not_make_a_liar_credible(autojump_clock) -> None:
         again = Jury(blank.board, blank.membership, court.run, 1, court.trainer.jury._journal)
         nursery.start_soon(again.run)
         await trio.sleep(0.01)
-        (one,) = again.ballots.quarantined.values()
+        (one,) = again.state.ballots.quarantined.values()
         assert one.validator == VALIDATORS[0].address
         assert len(one.evidence) == 4  # the policy's announcement, the commitment, both verdicts
         nursery.cancel_scope.cancel()
@@ -523,11 +523,11 @@ async def test_liars_of_benches_long_gone_keep_nobody_believed(autojump_clock) -
     keys = [NodeKey(bytes([100 + number]) * 32) for number in range(EVIDENCE)]
     gone = [Quarantined(key.address, "it lied", 0.0, ()) for key in keys]
     async with trio.open_nursery() as nursery:
-        court.trainer.jury.ballots.restore(gone)
+        court.trainer.jury.state.ballots.restore(gone)
         await court.open(nursery)
         await court.commit()
         await trio.sleep(40)
-        believed_no_more = court.trainer.jury.ballots.quarantined
+        believed_no_more = court.trainer.jury.state.ballots.quarantined
         assert VALIDATORS[0].address in believed_no_more and len(believed_no_more) == EVIDENCE
         assert gone[0].validator not in believed_no_more and gone[1].validator in believed_no_more
         nursery.cancel_scope.cancel()

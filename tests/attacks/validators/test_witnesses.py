@@ -25,9 +25,9 @@ async def state_of(otherwise: tuple[int, ...], absent: tuple[int, ...], witnesse
         for number in otherwise:
             court.engines[number].bad = court.bad
         await trio.sleep(120)
-        ballots = court.trainer.jury.ballots
+        ballots = court.trainer.jury.state.ballots
         assert not ballots.quarantined and not ballots.disputes_raised and not any(one.slashed for one in court.judges)
-        said = [court.trainer.jury.ballots.verdict_of(work, court.seats[n].key.address) for n in otherwise]
+        said = [court.trainer.jury.state.ballots.verdict_of(work, court.seats[n].key.address) for n in otherwise]
         assert all(one and one.message.verdict.outcome == Outcome.REJECT for one in said)
         state = ballots.state(work)
         nursery.cancel_scope.cancel()

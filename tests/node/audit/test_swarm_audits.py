@@ -96,17 +96,17 @@ class Bench:
         self.trainer = Seat(self.made, TRAINER, "trainer")
         self.seats = [Seat(self.made, key, "validator") for key in VALIDATORS]
         for seat in (self.trainer, *self.seats):
-            seat.station.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
+            seat.context.run = Run(desk.run, ROOT, encode_run(desk.run), assets)
         self.lots = [self._lots(seat, share) for seat, share in zip(self.seats, shares, strict=True)]
         self.audits = [
-            Auditing(seat.station, lots, desk.directory / f"audit-{number}", starter or InThread())
+            Auditing(seat.context, lots, desk.directory / f"audit-{number}", starter or InThread())
             for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True))
         ]
-        self.showing = Showing(self.trainer.station, self.store, desk.spool, desk.directory / "offering")
+        self.showing = Showing(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
-        station = seat.station
-        lots = OwnLots(station.run.spec, POOL, seat.key.address, station.journal, seat.board, steps=share)
+        context = seat.context
+        lots = OwnLots(context.run.spec, POOL, seat.key, context.domain, context.journal, seat.board, steps=share)
         seat.pledges = lambda: lots.pledges
         return lots
 
@@ -122,7 +122,7 @@ class Bench:
             nursery.start_soon(seat.beat)
         for audit in self.audits:
             nursery.start_soon(audit.run)
-        await self.until(lambda: all(seat.jury.lots.steps_rate(VALIDATORS[2].address) for seat in self.seats))
+        await self.until(lambda: all(seat.jury.state.lots.steps_rate(VALIDATORS[2].address) for seat in self.seats))
         for path in sorted((self.desk.directory / "rollouts").iterdir()):
             await self.store.add(path)
         await self.showing.look()
@@ -130,11 +130,11 @@ class Bench:
             await self.announce(step)
 
     async def announce(self, step: int) -> None:
-        word = await word_on(self.trainer.station, self.desk.spool, step)
+        word = await word_on(self.trainer.context, self.desk.spool, step)
         await self.state(word.statement)
 
     async def state(self, statement: PolicyStatement) -> None:
-        domain = self.trainer.station.domain
+        domain = self.trainer.context.domain
         await self.trainer.board.post(stating(statement, TRAINER, domain))
 
     async def until(self, true: Any) -> None:
@@ -203,11 +203,11 @@ async def test_an_honest_trainer_is_audited_by_lot_and_every_draw_can_be_repeate
             assert secret_hash(secret, VALIDATORS[0].address, POOL, window) == pledge.hash
             assert draws_step(secret, one.statement.struct_hash, one.rate) and one.rate == pledge.steps
             assert one.verdict.work == work_id(one.statement.commitment(TRAINER.address)), "the Court reads it as any"
-        await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 2)  # after the board
+        await bench.until(lambda: bench.trainer.jury.state.steps.status()["steps"] == 2)  # after the board
         await bench.until(lambda: bench.audits[0].status()["auditing"]["audits"]["held"] == 2)
-        shown = bench.trainer.jury.steps.status()
+        shown = bench.trainer.jury.state.steps.status()
         assert (shown["last_step"], shown["held"], shown["last_says"]) == (1, 2, "held")
-        assert not bench.trainer.jury.distrust
+        assert not bench.trainer.jury.state.distrust
         nursery.cancel_scope.cancel()
 
 
@@ -225,10 +225,10 @@ async def test_a_cheat_is_seen_by_one_lot_looked_at_by_others_and_believed_no_mo
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         everybody = [bench.trainer, *bench.seats]
-        await bench.until(lambda: all(seat.jury.distrust for seat in everybody))
+        await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         accusing = [one for one in bench.said() if one[1] is not Outcome.ACCEPT]
         assert accusing[:2] == [(1, Outcome.SLASH, Reason.STATE)] * 2, "step 0 was honest"
-        fork = bench.trainer.jury.policies.fork
+        fork = bench.trainer.jury.state.policies.fork
         assert fork is not None and "step 1" in fork.what and len(fork.evidence) >= 2
         assert all(bench.trainer.board.opened(raw, StepJudged) for raw in fork.evidence)
         nursery.cancel_scope.cancel()
@@ -258,11 +258,11 @@ async def test_a_standby_that_came_to_another_state_is_enough_for_a_quorum_to_lo
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         standby = await _stand_by(bench, nursery)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
         await trio.sleep(0.5)
         assert not any(audit._begun for audit in bench.audits), "the control: no lot draws a step here"
         await standby.board.post(StepObjected(pool=POOL, term=0, step=2))
-        await bench.until(lambda: all(seat.jury.policies.fork for seat in bench.seats))  # which ends the term
+        await bench.until(lambda: all(seat.jury.state.policies.fork for seat in bench.seats))  # which ends the term
         assert {one for one in bench.said() if one[0] == 1} == {(1, Outcome.SLASH, Reason.STATE)}
         nursery.cancel_scope.cancel()
 
@@ -275,7 +275,7 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         standby = await _stand_by(bench, nursery)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
         stranger = StepObjected(pool=POOL, term=1, step=1)  # of a term that is none
         for said in (stranger, msgspec.structs.replace(stranger, term=0)):
             await standby.board.post(said)
@@ -284,7 +284,7 @@ async def test_a_standby_that_objects_to_honest_steps_ends_nothing_and_is_heeded
         await bench.until(lambda: all(len(seat.board.messages(StepObjected)) == 3 for seat in bench.seats))
         await trio.sleep(0.5)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 3
-        assert not any(seat.jury.policies.fork for seat in bench.seats)
+        assert not any(seat.jury.state.policies.fork for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
 
@@ -295,17 +295,17 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
     bench = Bench(trained, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
         await trio.sleep(0.5)
         assert not bench.said(), "the control: no lot draws a step here"
-        word = await word_on(bench.trainer.station, trained.spool, 2)
+        word = await word_on(bench.trainer.context, trained.spool, 2)
         path = bench.store.path(word.statement.batch_root)
         manifest = decode_manifest(path.read_bytes())  # noqa: ASYNC240
         severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)
         added = await bench.store.add(encode_manifest(severed))
         statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)
         await bench.state(statement)
-        await bench.until(lambda: all(seat.jury.distrust for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.distrust for seat in bench.seats))
         assert {one for one in bench.said()} == {(1, Outcome.SLASH, Reason.RULE)}
         nursery.cancel_scope.cancel()
 
@@ -321,11 +321,11 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
     bench = Bench(desk, assets, [1e-4, 1e-4, 1e-4])
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 2 for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
         audit = bench.audits[0]
         audit._want(_Wanted(audit._statement(2)))
         everybody = [bench.trainer, *bench.seats]
-        await bench.until(lambda: all(seat.jury.distrust for seat in everybody))
+        await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         assert bench.said()[:2] == [(0, Outcome.REJECT, Reason.DISTANCE)] * 2
         assert audit.counts == {"undecided": 1, "bad": 1}
         nursery.cancel_scope.cancel()
@@ -341,9 +341,9 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         await bench.until(lambda: bench.audits[0].counts["undecided"] == 1)
         assert "step 1" in bench.audits[0].undecided and "unavailable" not in bench.said()
         await bench.until(lambda: bench.said() == [(0, Outcome.ACCEPT, 0)])
-        assert not bench.trainer.jury.distrust
+        assert not bench.trainer.jury.state.distrust
         assert not bench.audits[0].status()["auditing"]["why_not"]
-        bench.seats[0].jury.policies.newest_step = 2 + auditing.MOST_REPLAYED + 1  # and no checkpoint since
+        bench.seats[0].jury.state.policies.newest_step = 2 + auditing.MOST_REPLAYED + 1  # and no checkpoint since
         assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["auditing"]["why_not"]
         nursery.cancel_scope.cancel()
 
@@ -356,13 +356,13 @@ async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_t
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
         statement = liar._statement(1)
         await liar._say(_Wanted(statement), Ruling(Outcome.SLASH, Reason.STATE, "so I say"), "")
         await bench.until(lambda: len(bench.said()) == 3)
         assert bench.said() == [(0, Outcome.ACCEPT, 0)] * 2 + [(0, Outcome.SLASH, Reason.STATE)]
         await bench.until(lambda: bench.audits[1]._refuted[VALIDATORS[0].address] == 1)
-        assert not any(seat.jury.distrust for seat in bench.seats)
+        assert not any(seat.jury.state.distrust for seat in bench.seats)
         nursery.cancel_scope.cancel()
 
 
@@ -373,8 +373,8 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
     liar = bench.audits[0]
     async with trio.open_nursery() as nursery:
         await bench.open(nursery, upto=1)
-        await bench.until(lambda: all(seat.jury.policies.newest_step == 1 for seat in bench.seats))
-        real, key, domain = liar._statement(1), VALIDATORS[0], bench.seats[0].station.domain
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 1 for seat in bench.seats))
+        real, key, domain = liar._statement(1), VALIDATORS[0], bench.seats[0].context.domain
         for seat in (bench.trainer, *bench.seats):  # the liar stands by, too
             seat.membership.terms.seat((TRAINER.address, key.address), 60, 60)
         for number in range(3):
@@ -392,8 +392,10 @@ async def test_what_a_standby_states_and_a_liar_judges_ends_no_term_and_fills_no
             await bench.seats[0].board.post(msgspec.structs.replace(said, signature=sign(key, domain, said.verdict)))
         await bench.until(lambda: len(bench.said()) == 3)
         await liar._say(_Wanted(real), Ruling(Outcome.ACCEPT, Reason.NONE, ""), "")
-        await bench.until(lambda: bench.trainer.jury.steps.status()["steps"] == 1)  # the control: of the trainer's own
-        assert bench.trainer.jury.steps.status()["bad"] == []
+        await bench.until(
+            lambda: bench.trainer.jury.state.steps.status()["steps"] == 1
+        )  # the control: of the trainer's own
+        assert bench.trainer.jury.state.steps.status()["bad"] == []
         assert [audit.counts["bad"] + audit.counts["undecided"] for audit in bench.audits] == [0, 0, 0]
         nursery.cancel_scope.cancel()
 

@@ -24,17 +24,17 @@ from contracts.bindings import (
     Stake,
     ValidatorsSet,
 )
-from node.chain.client import Block
 from node.chain.errors import ChainError, Reverted
 from node.chain.ledger import Ledger
+from node.chain.views import Block
 from node.clock import Clock
 from node.progress import ProgressRecord
 from node.services.books import Books
 from node.services.certifying import Certifying
+from node.services.context import PoolTime
 from node.services.court.tabling import Tabling
 from node.services.paying import Paying
 from node.services.settling import Settling
-from node.services.station import PoolTime
 from node.swarm.ballots import FileState
 from node.swarm.facts import Certified, EpochsShown, Facts, PolicyFollowed, TableSigned, VerdictKnown, WorkTouched
 from protocol.blobs import BlobInfo, describe
@@ -390,7 +390,7 @@ class Node:
         ledger = Ledger(own)
         world.chain.follow(ledger)
         time = PoolTime(START, world.chain.epoch, world.chain.window, wall=lambda: START + trio.current_time())
-        station: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             key=self.key,
             domain=DOMAIN,
             pool=POOL,
@@ -400,17 +400,18 @@ class Node:
             journal=self.journal,
             membership=self.membership,
             quorum=2,
-            jury=self.jury,
+            state=self.jury,
+            facts=self.jury.facts,
             progress=self.progress,
             clock=Clock(wall=lambda: START + trio.current_time()),
             time=time,
         )
         chain: Any = world.chain
-        books = Books(station, chain, ledger)
+        books = Books(context, chain, ledger)
         self.paying, self.settling = Paying(books), Settling(books, 0.0)
         services: list[Any] = [self.paying, self.settling]
         if self.role == "validator":
-            self.certifying = Certifying(station)
+            self.certifying = Certifying(context)
             self.tabling = Tabling(books, self.certifying)
             services += [self.certifying, self.tabling]
         self.lives, self.scope = True, trio.CancelScope()

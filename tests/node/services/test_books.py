@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from contracts.bindings import Claimed, PoolFunded, PoolInfo, PostedEarnings
-from node.chain.client import Block
 from node.chain.ledger import Ledger
+from node.chain.views import Block
 from node.clock import Clock
 from node.services.books import SHARED_SECONDS, TERMS_SECONDS, Books
-from node.services.station import PoolTime
+from node.services.context import PoolTime
 from protocol.identity import NodeKey
 
 POOL = 7
@@ -44,8 +44,8 @@ class Contract:
 
 @pytest.fixture
 def books() -> Books:
-    station: Any = SimpleNamespace(pool=POOL, journal=None, clock=Clock(monotonic=trio.current_time), time=PoolTime())
-    return Books(station, Contract(), Ledger(OWN))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(pool=POOL, journal=None, clock=Clock(monotonic=trio.current_time), time=PoolTime())
+    return Books(context, Contract(), Ledger(OWN))  # type: ignore[arg-type]
 
 
 async def test_a_look_serves_all_who_look_at_that_time(books: Books, autojump_clock: trio.testing.MockClock) -> None:

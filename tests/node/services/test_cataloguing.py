@@ -43,8 +43,8 @@ async def test_what_is_published_is_found_elsewhere_and_again_after_a_restart(cl
     file = tmp_path / "maze.tar"
     file.write_bytes(ARCHIVE)
     async with opened(town) as nursery:
-        author = Cataloguing(town.workers[0].station, tmp_path / "published.json")
-        reader = Cataloguing(town.seats[0].station, tmp_path / "none.json")
+        author = Cataloguing(town.workers[0].context, tmp_path / "published.json")
+        reader = Cataloguing(town.seats[0].context, tmp_path / "none.json")
         nursery.start_soon(reader.run)
         await author.publish(file)
         await town.until(reader.entries)
@@ -55,7 +55,7 @@ async def test_what_is_published_is_found_elsewhere_and_again_after_a_restart(cl
         assert reader.find(f"maze@{entry.root}") == reader.find(entry.root[:9]) == entry
         await trio.sleep(2 * 240)
         assert reader.entries() == []  # nobody has said it again
-        nursery.start_soon(Cataloguing(town.workers[0].station, tmp_path / "published.json").run)
+        nursery.start_soon(Cataloguing(town.workers[0].context, tmp_path / "published.json").run)
         await trio.sleep(REPEAT_EVERY)
         assert reader.find("maze").root == entry.root
 
@@ -63,7 +63,7 @@ async def test_what_is_published_is_found_elsewhere_and_again_after_a_restart(cl
 async def test_a_package_that_nobody_has_or_that_is_another_is_told(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town):
-        reader = Cataloguing(town.seats[0].station, tmp_path / "none.json")
+        reader = Cataloguing(town.seats[0].context, tmp_path / "none.json")
         await town.workers[0].board.post(offer(name="ghost", root="ab" * 32))
         await town.blobs.add(ARCHIVE)
         await town.workers[1].board.post(offer(name="lies", determinism="judged"))

@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from node.services.certifying import Certifying, Claim
+from node.services.context import PoolTime
 from node.services.judging.judge import Validator
-from node.services.station import PoolTime
 from protocol.earnings import of_policy
 from protocol.identity import Address
 from protocol.statements import Accepted
@@ -20,11 +20,11 @@ class Bench:
     def __init__(self) -> None:
         self.court = Court([Validator], quorum=1)
         self.seats = [self.court.trainer, *self.court.workers, *self.court.seats]
-        self.certifying = Certifying(self.court.seats[0].station)
+        self.certifying = Certifying(self.court.seats[0].context)
 
     async def open(self, nursery: trio.Nursery) -> None:
         await self.court.open(nursery)
-        self.certifying._station.time = PoolTime(window=20, wall=trio.current_time)
+        self.certifying._context.time = PoolTime(window=20, wall=trio.current_time)
         for seat in self.seats:
             seat.membership.terms.seat((TRAINER.address, OTHER.address), 60, 10)
         nursery.start_soon(self.certifying._hear_policies)
@@ -84,16 +84,16 @@ async def test_what_was_decided_in_time_is_certified_however_long_the_look_at_it
     async with trio.open_nursery() as nursery:
         await bench.open(nursery)
         certifying = bench.certifying
-        certifying._station.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 26.0)
+        certifying._context.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 26.0)
         id = await bench.court.commit()
         await trio.sleep(1)
-        work = bench.seats[0].jury.register.get(id)
+        work = bench.seats[0].jury.state.register.get(id)
         assert work is not None
         kept = list[bool]()
         for number, at in enumerate((19.0, 21.0, 19.0)):  # the epoch's end is 10, half of the window later 20
             statement = Accepted(POOL, VALIDATORS[0].address, 0, number.to_bytes(32), 9)
             if number == 2:
-                certifying._station.jury.seals.withhold(VALIDATORS[0].address, 0)
+                certifying._context.state.seals.withhold(VALIDATORS[0].address, 0)
             certifying.shown([Claim(VALIDATORS[0].address, work, statement, at)])
             await certifying.decide()
             kept.append(certifying._journal.certificate(certifying._own, POOL, statement.work) is not None)

@@ -74,16 +74,16 @@ class World:
             may_validate=lambda one: one in (V.address, W.address),
             is_evicted=lambda one: one in self.evicted,
         )
-        station = SimpleNamespace(
+        context = SimpleNamespace(
             key=key,
             domain=DOMAIN,
             run=SimpleNamespace(spec=self.run),
             pool=7,
             membership=members,
-            jury=SimpleNamespace(
-                step_verdicts=lambda domain, term: self.verdicts if term == 0 else {},
+            jury=SimpleNamespace(step_verdicts=lambda domain, term: self.verdicts if term == 0 else {}),
+            facts=SimpleNamespace(subscribe=lambda *kinds: self.watched),
+            state=SimpleNamespace(
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
-                facts=SimpleNamespace(subscribe=lambda *kinds: self.watched),
                 register=SimpleNamespace(get=self.works.get),
                 ballots=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
             ),
@@ -92,8 +92,8 @@ class World:
             time=SimpleNamespace(now=lambda: self.time),
             progress=ProgressRecord(),
         )
-        candidate = SimpleNamespace(ready=lambda: ready, at=lambda: (0, bytes(32)))
-        return Chairing(station, Door(self, key), candidate)  # type: ignore[arg-type]
+        candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
+        return Chairing(context, Door(self, key), candidate)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:
         self.said.append(message)
@@ -164,7 +164,7 @@ async def test_a_validator_says_once_that_it_does_not_hear_who_it_heard_before()
     (said,) = world.said
     assert isinstance(said, SilenceSigned) and said.fault() is None
     assert signer_of(DOMAIN, said.statement, said.signature) == V.address
-    judge._station.membership.table = Table()  # type: ignore[assignment] # noqa: SLF001
+    judge._context.membership.table = Table()  # type: ignore[assignment] # noqa: SLF001
     assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - who never spoke has its lease
 
 
@@ -176,7 +176,7 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
 ) -> None:
     world = World()
     judge = world.node(V)
-    station = judge._station  # noqa: SLF001
+    context = judge._context  # noqa: SLF001
     enough = STALL_BATCHES * RUN.rollout.files_per_step
     for number in range(enough - (but == "too few files")):
         id = number.to_bytes(32)
@@ -186,14 +186,14 @@ async def test_a_leader_that_speaks_and_makes_no_policy_of_what_is_accepted_is_s
     if but == "steps are long":
         world.heard = [0.0, 500.0, 1000.0]
     if but == "the run is over":
-        station.jury.policies.newest_step = RUN.recipe.steps
+        context.state.policies.newest_step = RUN.recipe.steps
     with trio.move_on_after(1):
         await judge._count_accepted()  # noqa: SLF001
     if but == "a policy came":
-        station.jury.policies.newest_step += 1
+        context.state.policies.newest_step += 1
     for later, gone in ((RUN.chair.stall_seconds, False), (RUN.chair.stall_seconds + 1, not but)):
         world.time = 1000.0 + later
-        station.membership.table[A.address].seen_at = world.time
+        context.membership.table[A.address].seen_at = world.time
         assert judge._is_gone(judge._terms.now) is gone  # noqa: SLF001
     if but == "steps are long":
         world.time += 5000
@@ -208,7 +208,7 @@ async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter
     assert not judge._is_silent(judge._terms.now)  # noqa: SLF001
     world.time += 1
     assert judge._is_silent(judge._terms.now)  # noqa: SLF001
-    judge._station.membership.table.crowd = 1000  # type: ignore[attr-defined] # noqa: SLF001
+    judge._context.membership.table.crowd = 1000  # type: ignore[attr-defined] # noqa: SLF001
     assert not judge._is_silent(judge._terms.now)  # noqa: SLF001 - each of them speaks every 50 s
     for wrong in (4.0, 3601.0, float("nan")):
         with pytest.raises(RunError, match="chair.silence_seconds"):
@@ -283,7 +283,7 @@ async def test_less_than_a_quorums_verdicts_ends_no_term(second: str) -> None:
 async def test_one_judge_without_its_stake_does_not_keep_a_convicted_leader(autojump_clock: Any) -> None:
     world = World()
     standby = world.node(B, Ready(6, ROOT))
-    standby._station.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
+    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
     world.verdicts = {one.address: judged(one) for one in (V, W, C)}
     world.unfit = V.address
     with trio.move_on_after(10):
@@ -311,9 +311,9 @@ async def test_a_validator_that_says_the_run_is_far_ahead_keeps_no_standby_from_
     world = World()
     judges = [world.node(V), world.node(W), world.node(C)]
     standby = world.node(B, Ready(6, ROOT))
-    standby._station.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
-    judges[2]._station.membership.may_validate = lambda _: True  # type: ignore[method-assign] # noqa: SLF001
-    judges[0]._station.jury.policies.newest_step = 10**9  # noqa: SLF001
+    standby._context.membership.validators = (V.address, W.address, C.address)  # type: ignore[misc] # noqa: SLF001
+    judges[2]._context.membership.may_validate = lambda _: True  # type: ignore[method-assign] # noqa: SLF001
+    judges[0]._context.state.policies.newest_step = 10**9  # noqa: SLF001
     world.time += SILENCE_SECONDS + 1
     await silence(world, *judges)
     hears(standby, V, W, C, world=world)

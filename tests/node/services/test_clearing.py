@@ -102,10 +102,10 @@ class Desk:
     def __init__(self) -> None:
         self.chain, self.ledger = Contract(), Ledger(PROVIDER)
         members = SimpleNamespace(addresses=lambda: list(NODES))
-        station: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             pool=POOL, key=SimpleNamespace(address=PROVIDER), journal=None, membership=members
         )
-        self.station = station
+        self.context = context
         self.clearing = Clearing(self)  # type: ignore[arg-type]
 
     async def look(self) -> Seen:

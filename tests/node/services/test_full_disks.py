@@ -38,21 +38,21 @@ async def test_batches_that_cannot_be_made_here_are_no_fault_of_their_contributi
         return {"inner": ("", ""), "batches": (), "seat": 0}
 
     rounds: Any = SimpleNamespace(jobs=SimpleNamespace(ask=checked), own_bytes=0, spool=SimpleNamespace(root=tmp_path))
-    station: Any = SimpleNamespace(
-        jury=SimpleNamespace(policies=policies_of(TRAINER.address), validators=list), key=SimpleNamespace(address=OWN)
+    context: Any = SimpleNamespace(
+        state=SimpleNamespace(policies=policies_of(TRAINER.address), validators=list), key=SimpleNamespace(address=OWN)
     )
     batches: Any = SimpleNamespace(of=full)
     order: Any = SimpleNamespace(node=OWN, file_root=bytes(32), policy_root=bytes(32))
     job: Any = SimpleNamespace(replay=False, round=1)
     with pytest.raises(OwnTrouble, match="No space left"):
-        await _here(Looks(station, rounds, batches)._look(order, job))
+        await _here(Looks(context, rounds, batches)._look(order, job))
 
 
 async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_path: Path) -> None:
     court = Court([Validator])
     seat = court.seats[0]
-    seat.jury.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
-    audit = Auditing(seat.station, None, tmp_path, Anew())
+    seat.jury.state.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
+    audit = Auditing(seat.context, None, tmp_path, Anew())
     statement = announced(1).statement
     audit._audited = full
     assert await audit._tried(statement) is None

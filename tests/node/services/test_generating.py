@@ -15,9 +15,9 @@ from node.recipe.capacity import CapacityGauge, Machine
 from node.run.assets import Run
 from node.services import generating
 from node.services.base import Crew
+from node.services.context import make_context
 from node.services.generating import Generating
 from node.services.heartbeat import Beating
-from node.services.station import take_station
 from node.swarm.membership import Membership
 from node.weights.keeper import HeldPolicy
 from protocol.blobs import BlobInfo, describe
@@ -95,8 +95,8 @@ class Seat:
         membership = Membership(key.address, network, TRAINER.address, (VALIDATOR.address,))
         pins: Any = Pins()
         self.member = Member(key, DOMAIN, 1, network, membership, Stock(DistinctBlobs(), pins, pins))
-        self.station = take_station(self.member, Run(run, bytes(32), b"", Path("/")), InlineJournal())
-        self.heart = Beating(self.station, Crew(), role, tuple, BEAT)
+        self.context = make_context(self.member, Run(run, bytes(32), b"", Path("/")), InlineJournal())
+        self.heart = Beating(self.context, Crew(), role, tuple, BEAT)
 
     @property
     def commitments(self) -> int:
@@ -114,7 +114,7 @@ class Swarm:
         self.more: list[Seat] = []
         self.engine = Engine(folder)
         gauge = CapacityGauge(run, Machine(1, 0))
-        self.worker = Generating(self.own.station, self.engine, folder, gauge)
+        self.worker = Generating(self.own.context, self.engine, folder, gauge)
         self.torn = False
         self.every = POLICY_EVERY
 
@@ -127,7 +127,7 @@ class Swarm:
                 seat.member.membership.joined(other.member.key.address, other.member.network.contacts()[0])
             nursery.start_soon(seat.member.listen)
             nursery.start_soon(seat.heart.run)
-        nursery.start_soon(self.own.station.jury.run)
+        nursery.start_soon(self.own.context.jury.run)
         nursery.start_soon(self.worker.run)
         nursery.start_soon(self._train)
         await trio.sleep(20)
@@ -139,7 +139,7 @@ class Swarm:
                 root = policy(step).root
                 news = announcement(step, root, self.trainer.member.key, DOMAIN, pool=1)
                 await self.trainer.member.board.post(news)
-                self.own.station.shelf.put(policy(step))
+                self.own.context.shelf.put(policy(step))
                 step += 1
             await trio.sleep(self.every)
 
@@ -236,7 +236,7 @@ async def made_beside_one_that_makes_nothing(folder: Path, *, every: float, poli
         await swarm.run(nursery)
         await trio.sleep(policies * every)
         nursery.cancel_scope.cancel()
-    return Counter(work.step for work in swarm.own.station.journal.records(100))
+    return Counter(work.step for work in swarm.own.context.journal.records(100))
 
 
 async def test_who_lives_and_makes_nothing_has_a_share_in_the_first_steps_only(
@@ -258,11 +258,11 @@ async def test_a_worker_that_starts_again_counts_on(tmp_path: Path, autojump_clo
     async with trio.open_nursery() as nursery:
         await swarm.run(nursery)
         nursery.cancel_scope.cancel()
-    journal = swarm.own.station.journal
+    journal = swarm.own.context.journal
     refused = journal.records(1)[0]
     journal.judge_file(refused.root, "rejected")
     journal.note_reasons(refused.root, "copied, late")
-    again = Generating(swarm.own.station, swarm.engine, tmp_path, CapacityGauge(RUN, Machine(1, 0)))
+    again = Generating(swarm.own.context, swarm.engine, tmp_path, CapacityGauge(RUN, Machine(1, 0)))
     await again.works.count()
     work = again.status()["work"]
     assert work["files_committed"] == swarm.made > 1 and work["files_rejected"] == 1

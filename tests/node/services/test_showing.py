@@ -34,17 +34,17 @@ class Place:
         self.troubles: list[str] = []
         self.clock = policies_of(KEY.address)
         self.terms = Terms(KEY.address, lambda: 0.0)
-        station = SimpleNamespace(
+        context = SimpleNamespace(
             pool=1,
             membership=SimpleNamespace(terms=self.terms),
             board=self,
             blobs=self.store,
-            jury=SimpleNamespace(policies=self.clock),
+            state=SimpleNamespace(policies=self.clock),
             run=SimpleNamespace(spec=court_run()),
             clock=SimpleNamespace(monotonic=lambda: self.now),
             progress=SimpleNamespace(trouble=self.troubles.append),
         )
-        self.showing = Showing(station, self.store, self.spool, directory / "offering")  # type: ignore[arg-type]
+        self.showing = Showing(context, self.store, self.spool, directory / "offering")  # type: ignore[arg-type]
 
     async def post(self, message: CheckpointOffered) -> None:
         self.said.append(message)
@@ -169,7 +169,7 @@ async def test_of_a_step_that_a_later_term_decides_anew_its_parts_are_kept_and_n
         )
         place.spool.works_path(1).write_bytes(encode_manifest(ComposedBatch(bytes(32), 1, 1, (work,))))
         place.clock = policies_of(KEY.address)
-        place.showing._station.jury.policies = place.clock
+        place.showing._context.state.policies = place.clock
         place.announce(2, manifest)
         await place.showing.look()
     assert await place.fill([first, file, then, other], 30_000) == {then, other}

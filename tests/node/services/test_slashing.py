@@ -127,7 +127,7 @@ class Bench:
         self.court = Court([Watching, Watching, Watching])
         self.chain = Chain(self.court)
         for validator in self.court.validators:
-            validator._slashing = Slashing(validator._station, self.chain)  # type: ignore[attr-defined]
+            validator._slashing = Slashing(validator._context, self.chain)  # type: ignore[attr-defined]
 
     def verdict(self, work: Any, key: Any, outcome: int, reason: int = 0, *, again: bool = False, **more: Any) -> Any:
         """again: in a dispute."""
@@ -159,7 +159,7 @@ class Bench:
 
     async def state(self, upto: int) -> None:
         """The trainer states its steps, each once."""
-        known = self.court.trainer.jury.policies.newest_step
+        known = self.court.trainer.jury.state.policies.newest_step
         for step in range(known + 1, upto + 1):
             await self.court.trainer.board.post(stating(stated(step), TRAINER, DOMAIN))
             await trio.sleep(0.5)
@@ -283,7 +283,7 @@ async def test_a_slash_shows_verdicts_and_second_looks_as_what_they_are(autojump
         work = await bench.commit()
         await bench.say(one, bench.verdict(work, one, Outcome.SLASH, Reason.WRONG_DRAW))
         await bench.say(two, bench.verdict(work, two, Outcome.ACCEPT))
-        assert bench.court.trainer.jury.ballots.state(work_id(work)) is FileState.DISPUTED
+        assert bench.court.trainer.jury.state.ballots.state(work_id(work)) is FileState.DISPUTED
         for key in (two, three):
             await bench.say(key, bench.verdict(work, key, Outcome.SLASH, Reason.WRONG_DRAW, again=True))
         await trio.sleep(2 * EVERYBODY)
@@ -370,7 +370,7 @@ async def test_what_a_quorum_did_not_prove_alike_ends_the_trust_and_takes_no_sta
         for key, (outcome, reason) in zip(VALIDATORS, said, strict=False):
             await bench.judge_step(key, outcome, reason)
         await trio.sleep(STEP_PATIENCE + EVERYBODY)
-        assert bench.done() == [] and bench.court.trainer.jury.policies.fork is not None
+        assert bench.done() == [] and bench.court.trainer.jury.state.policies.fork is not None
         nursery.cancel_scope.cancel()
 
 
@@ -385,7 +385,7 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
             await bench.judge_step(key, Outcome.SLASH, Reason.STATE)
         await trio.sleep(1)
         seat = bench.court.seats[2]
-        again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.station.journal)
+        again = Jury(seat.board, seat.membership, bench.court.run, POOL, seat.context.journal)
         await again._recall()  # noqa: SLF001
         opened: list[bytes] = []
         verify = jury.open_envelope
@@ -393,7 +393,7 @@ async def test_what_a_quorum_proved_is_carried_after_a_restart_and_not_again_onc
         for _ in range(3):
             assert again.step_verdicts(DOMAIN, 0).keys() == {one.address, two.address}
         assert len(opened) == 2, "who asks twice a second verifies no signature twice"
-        assert again.policies.fork == seat.jury.policies.fork and again.distrust
+        assert again.state.policies.fork == seat.jury.state.policies.fork and again.state.distrust
         bench.chain.overturned = True
         await trio.sleep(STEP_PATIENCE + EVERYBODY)
         tried = bench.done()

@@ -35,7 +35,7 @@ async def test_validators_name_each_accepted_work_once_and_all_come_to_the_same_
     court = Court([Validator, Validator])
     async with trio.open_nursery() as nursery:
         seats = [court.trainer, *court.seats]
-        tracers = [Tracing(seat.station) for seat in seats]
+        tracers = [Tracing(seat.context) for seat in seats]
         for one in tracers:
             nursery.start_soon(one.run)
         await court.open(nursery)
@@ -76,7 +76,7 @@ class Leader:
     async def step(self, step: int, *, drops: NodeKey | None) -> None:
         """Policy `step`, and everybody's files of it."""
         court = self.court
-        batch = ComposedBatch(court.trainer.station.run.root, POOL, step - 1, self._works(step - 3, drops))
+        batch = ComposedBatch(court.trainer.context.run.root, POOL, step - 1, self._works(step - 3, drops))
         arithmetic = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch")
         manifest = encode_manifest(BatchManifest(batch, 0, self._parent, bytes(32), arithmetic))
         root, policy = describe(manifest).root, policy_root(step)
@@ -97,7 +97,7 @@ class Leader:
         chosen = [(WORKER, 0), (OTHER, 0)] if drops is None else [(WORKER, 0), (WORKER, 1)]
         found = list[UsedWork]()
         for key, index in chosen if policy >= 0 else []:
-            work = self.court.trainer.jury.register.get(self.files[policy, key, index])
+            work = self.court.trainer.jury.state.register.get(self.files[policy, key, index])
             assert work is not None
             of, report = work.commitment, UsedReport(address_bytes(key.address), bytes(32), 1, b"\1")
             place: dict[str, Any] = {"policy_root": of.policy_root, "file_root": of.file_root, "units": of.units}
@@ -139,8 +139,8 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 seat.membership.terms.seat((TRAINER.address, WORKER.address), 10**6, 10)
         for seat, judge in zip(court.seats, court.validators, strict=True):
             send, receive = trio.open_memory_channel[Any](16)
-            tracing = Tracing(seat.station, send)
-            audit = Auditing(seat.station, judge.own_lots, tmp_path / "audit", Anew(), receive)
+            tracing = Tracing(seat.context, send)
+            audit = Auditing(seat.context, judge.own_lots, tmp_path / "audit", Anew(), receive)
             nursery.start_soon(tracing.run)
             nursery.start_soon(audit._say_dropped, receive)
         await court.open(nursery)
@@ -155,7 +155,7 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
                 await court.workers[0].board.post(stating(own, WORKER, DOMAIN))
                 await trio.sleep(0.2)
             await leader.step(step, drops=drops if step >= 5 else None)
-            if court.trainer.jury.policies.forks:
+            if court.trainer.jury.state.policies.forks:
                 first = step
                 break
         said = [one.message for one in court.trainer.board.messages(StepJudged)]
@@ -166,6 +166,6 @@ async def test_a_leader_that_drops_a_worker_loses_its_term_by_a_quorums_words_an
             assert {(one.outcome, one.reason) for one in said} == {(Outcome.REJECT, Reason.LEFT_OUT)}
             assert OTHER.address in said[0].detail
             for seat in everybody:
-                fork = seat.jury.policies.fork
-                assert fork is not None and not seat.jury.distrust, "who stands by goes on"
+                fork = seat.jury.state.policies.fork
+                assert fork is not None and not seat.jury.state.distrust, "who stands by goes on"
         nursery.cancel_scope.cancel()

@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, journal: Journal, restarts: int) -> None:
         self.tally = Tally(journal, RUN)
-        self.station = SimpleNamespace(journal=journal, run=SimpleNamespace(root=RUN))
+        self.context = SimpleNamespace(journal=journal, run=SimpleNamespace(root=RUN))
         self.crew = Crew()
         self.crew.services.append(Child(restarts))
 

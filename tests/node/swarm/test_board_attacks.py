@@ -252,9 +252,9 @@ async def test_a_peer_that_hands_over_rubbish_is_not_listened_to_for_long(autoju
     board = nodes["trainer"].board
     rubbish = [b"rubbish %d" % n for n in range(5000)]
     good = nodes["worker"].board.sealed(committed(WORKER))
-    await board._take_missed(FLOODER.address, [*rubbish, good])
+    await board.take_missed(FLOODER.address, [*rubbish, good])
     assert board.counts["refused"] == board_module.MAX_REFUSED and by(nodes["trainer"], WORKER) == []
-    await board._take_missed(FLOODER.address, [*rubbish[: board_module.MAX_REFUSED], good])
+    await board.take_missed(FLOODER.address, [*rubbish[: board_module.MAX_REFUSED], good])
     assert board.counts["refused"] == board_module.MAX_REFUSED  # what was refused a moment ago costs nothing
     assert by(nodes["trainer"], WORKER) == [0]
 
@@ -287,7 +287,7 @@ async def test_nothing_that_a_stranger_sends_raises(autojump_clock, nodes) -> No
         raw = mutated(source.choice(honest), source, NUMBERS)
         board._accept(source.choice(publishers).address, raw)
         if count % 100 == 0:
-            await board._take_missed(FLOODER.address, [raw, b"", b"\xc0"])
+            await board.take_missed(FLOODER.address, [raw, b"", b"\xc0"])
             await trio.sleep(60)
         try:
             await board._answer_catch_up(FLOODER.address, raw)

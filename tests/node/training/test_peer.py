@@ -12,10 +12,10 @@ import pytest
 from node.inference.wire import Inspect
 from node.recent import Recent
 from node.services.rounds.judging import Looks
+from node.training.contributing import COPY, blob_root
 from node.training.jobs import Answer, Check, Job, Publish, Start, Train
 from node.training.outer import StateFile, apply_round, write_state
 from node.training.peer import Peer
-from node.training.pretrainer import COPY, blob_root
 from node.training.settings import TrainerSettings
 from node.training.world import World
 from protocol.checks import Reason
@@ -38,9 +38,9 @@ class Bench:
         self.folder = folder
         self.ask(Start())
         self.paths = [Path(self.ask(Train(0, seat, NEVER))["path"]) for seat in (0, 1)]
-        station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
+        context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
         rounds: Any = SimpleNamespace(norms={})
-        self.looks = Looks(station, rounds)
+        self.looks = Looks(context, rounds)
         for seat in (0, 1):
             self.looks._claims.setdefault(NODE, Recent(8))[seat] = None
 
@@ -168,9 +168,9 @@ class KeptBench(Bench):
         self.paths = [Path(self.ask(Train(1, 0, NEVER))["path"])]
         self.before, self.after = self.peer._own_path(0, 0), self.peer._own_path(1, 0)
         self.others = self.peer._own_path(0, 1)
-        station: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
+        context: Any = SimpleNamespace(run=SimpleNamespace(root=bytes(32), spec=run.spec))
         rounds: Any = SimpleNamespace(norms={})
-        self.looks = Looks(station, rounds)
+        self.looks = Looks(context, rounds)
         self.looks._claims.setdefault(NODE, Recent(8))[0] = None
 
     def read(self, seat: int) -> Contribution:

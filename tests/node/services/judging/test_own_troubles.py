@@ -26,7 +26,7 @@ async def judged(court: Court) -> FileState:
         await court.open(nursery)
         work = await court.commit()
         await trio.sleep(25)
-        state = court.trainer.jury.ballots.state(work)
+        state = court.trainer.jury.state.ballots.state(work)
         nursery.cancel_scope.cancel()
     return state
 

@@ -56,10 +56,10 @@ class Auditor:
 
     def __init__(self, trainer: Trainer, looker: Looker, own: VerdictIssued | None = None) -> None:
         self.trainer, self.looker = trainer, looker
-        self.certifying = Certifying(trainer.station)
-        self.audit = PeerAudit(trainer.station, looker.look, self.certifying)
-        self.said: dict[Address, VerdictIssued] = {trainer.station.key.address: own} if own else {}
-        trainer.station.jury.ballots.verdict_of = self.verdict_of  # type: ignore[method-assign]
+        self.certifying = Certifying(trainer.context)
+        self.audit = PeerAudit(trainer.context, looker.look, self.certifying)
+        self.said: dict[Address, VerdictIssued] = {trainer.context.key.address: own} if own else {}
+        trainer.context.state.ballots.verdict_of = self.verdict_of  # type: ignore[method-assign]
 
     def verdict_of(self, id: bytes, validator: Address) -> Any:
         said = self.said.get(validator)
@@ -75,9 +75,12 @@ class Auditor:
         return paid > 0
 
     def is_withheld(self) -> bool:
-        jury = self.trainer.station.jury
-        assert not jury.seals.is_withheld(VALIDATORS[0].address, work()) and BEN not in jury.ballots.quarantined
-        return jury.seals.is_withheld(BEN, work())
+        jury = self.trainer.context.jury
+        assert (
+            not jury.state.seals.is_withheld(VALIDATORS[0].address, work())
+            and BEN not in jury.state.ballots.quarantined
+        )
+        return jury.state.seals.is_withheld(BEN, work())
 
 
 LIES = [
@@ -97,7 +100,7 @@ async def test_who_says_what_this_validator_does_not_find_is_not_paid_for_that_w
     """It recomputes only what differs from what it found itself; or, by lot, a group of what it did not look at."""
     monkeypatch.setattr(peer_audit, "LOT", 10**9 if looked_itself else 1)
     trainer, looker = Trainer(tmp_path, monkeypatch), Looker()
-    own = trainer.says(trainer.station.key.address, (1, 3, 5))[1] if looked_itself else None
+    own = trainer.says(trainer.context.key.address, (1, 3, 5))[1] if looked_itself else None
     auditor = Auditor(trainer, looker, own)
     assert await auditor.is_paid(trainer.says(BEN, (3, 5), **lie)) is not wrong
     assert auditor.is_withheld() is wrong and auditor.audit.counts["contradicted"] == int(wrong)
@@ -110,7 +113,7 @@ async def test_a_difference_that_a_second_look_does_not_bear_out_costs_nothing(
 ) -> None:
     """This validator's own first look may have been the odd one; one that cannot look again does not pay, no more."""
     trainer = Trainer(tmp_path, monkeypatch)
-    odd = trainer.says(trainer.station.key.address, (3,), SPIKED)[1]
+    odd = trainer.says(trainer.context.key.address, (3,), SPIKED)[1]
     for busy in (False, True):
         auditor = Auditor(trainer, Looker(busy=busy), odd)
         assert await auditor.is_paid(trainer.says(BEN, (3,))) is not busy and not auditor.is_withheld()

@@ -10,7 +10,7 @@ import trio
 
 from node.services.base import Service
 from node.services.rounds import cutting
-from node.services.rounds.applying import Outer
+from node.services.rounds.adding import Outer
 from node.services.rounds.cutting import Cutting
 from protocol.agreement import Proposal
 from protocol.identity import NodeKey
@@ -32,7 +32,7 @@ class Hasty(Cutting):
     """The control: it says what it has accepted by now as soon as anybody has spoken."""
 
     def _wanted(self, outer: Outer, now: float) -> Proposal | None:
-        if not any(self._rounds.book.of(outer.round)._said.values()):
+        if not any(self._rounds.votes.book.of(outer.round)._said.values()):
             return super()._wanted(outer, now)
         accepted = [work for work in self._rounds.works() if self._is_accepted(work, now)]
         return Proposal(outer.root, outer.state, outer.size, self._files(outer, accepted))
@@ -48,7 +48,7 @@ class WithLiar(Node):
         if self.role != "validator":
             return super().services()
         kind = self.liar if self.key == self.town.judges[-1] else self.honest
-        own: Service = kind(self.station, self.rounds)
+        own: Service = kind(self.context, self.rounds)
         return [own if isinstance(one, Cutting) else one for one in super().services()]
 
 
@@ -81,7 +81,7 @@ async def test_a_validator_that_rushes_rounds_changes_nothing_in_what_they_come_
         ends[kind.__name__] = [each.contributions for each in figures], trio.current_time() - began
         roots[kind.__name__] = town.roots()
         assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 4
-        assert not one.station.jury.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
+        assert not one.context.state.ballots.quarantined and not [x for node in town.nodes for x in node.court.slashed]
     assert ends["NobodyLies"][0] == ends["WithLiar"][0] == [2, 2, 2], ends
     assert roots["NobodyLies"] == roots["WithLiar"], "the same run to the bit"
     assert ends["WithLiar"][1] < ends["NobodyLies"][1] + 3, ends
@@ -123,28 +123,28 @@ async def test_a_validator_that_missed_a_liars_words_learns_from_who_is_bound_by
     for node in (there, away):
         node.membership.appoint([key.address for key in judges], 3)
     for one in shown:
-        there.rounds.note(one)  # type: ignore[arg-type]
-    book = there.rounds.book.of(1)
+        there.rounds.votes.note(one)  # type: ignore[arg-type]
+    book = there.rounds.votes.book.of(1)
     word = named[0].word._replace(closed=True)
     closed = msgspec.structs.replace(named[0], closed=True, shown=book.shown(word))
     assert len(closed.shown) == 3
     false = msgspec.structs.replace(closed, files=(b"\1" * 32,), shown=(*closed.shown, bytes(65)))
     for message, known in ((false, False), (closed, True)):
-        away.rounds.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
-        assert away.rounds.book.of(1).knows(message.word) is known
-    assert not away.station.jury.ballots.quarantined.keys() - {judges[0].address}
+        away.rounds.votes.note(open_envelope(DOMAIN, POOL, seal(judges[0], DOMAIN, message)))
+        assert away.rounds.votes.book.of(1).knows(message.word) is known
+    assert not away.context.state.ballots.quarantined.keys() - {judges[0].address}
 
 
 async def test_a_validator_that_starts_again_is_bound_by_what_it_has_signed(tmp_path: Path) -> None:
     town = Town(tmp_path, validators=3, steps=9)
     node = town.add(7, "validator")
     node.membership.appoint([node.key.address, *(key.address for key in town.judges)], 3)
-    cutting_, journal = Cutting(node.station, node.rounds), node.station.journal
+    cutting_, journal = Cutting(node.context, node.rounds), node.context.journal
     for round_, ballot, closed in ((1, 0, False), (1, 0, True), (2, 0, False)):
         cut = CutSigned(
             pool=POOL, round=round_, ballot=ballot, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
         )
         journal.say("cut", f"{round_}/{ballot}/{int(closed)}".encode(), seal(node.key, DOMAIN, cut))
     await cutting_._recall(1)
-    assert set(node.rounds.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
-    assert not node.rounds.book.of(2).has_own, "each round when it is looked at"
+    assert set(node.rounds.votes.book.of(1)._said[node.key.address]) == {(0, False), (0, True)}
+    assert not node.rounds.votes.book.of(2).has_own, "each round when it is looked at"

@@ -22,21 +22,21 @@ from node.run.assets import Run
 from node.run.file import CompiledRun
 from node.services.base import Crew
 from node.services.certifying import Certifying
+from node.services.context import make_context
 from node.services.heartbeat import Beating
-from node.services.rounds import applying
+from node.services.rounds import adding, applying
 from node.services.rounds.applying import Rounds
 from node.services.rounds.cutting import Cutting
 from node.services.rounds.judging import ContributionJudging, Looks
 from node.services.rounds.learning import Learning
-from node.services.station import take_station
 from node.state import files
 from node.swarm.facts import RoundVoted
 from node.swarm.membership import Membership
+from node.training.contributing import blob_root
 from node.training.errors import TrainingError
 from node.training.jobs import Answer, Check, Job, Train
 from node.training.outer import StateFile
 from node.training.peer import Peer
-from node.training.pretrainer import blob_root
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
@@ -59,6 +59,9 @@ class Lab:
 
     def __init__(self, town: "Town", spool: Spool, seconds: float, bend: Bend | None) -> None:
         self.town, self.spool, self.seconds, self.bend = town, spool, seconds, bend
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
 
     def prepare(self) -> None:
         (self.spool.root / "rounds").mkdir(parents=True, exist_ok=True)
@@ -128,24 +131,24 @@ class Node:
         run = Run(town.run.spec, town.run.root, town.run.encoded, town.assets)
         clock: Any = SimpleNamespace(monotonic=trio.current_time, wall=town.wall)
         self.member = member
-        self.station = take_station(member, run, journal or InlineJournal(), clock=clock)
+        self.context = make_context(member, run, journal or InlineJournal(), clock=clock)
         spool = Spool(town.folder / f"node-{key.address[:8]}" / "spool")
         process: Any = Process()
-        self.rounds = Rounds(self.station, process, spool)
-        self.rounds.jobs = Lab(town, spool, seconds, bend)  # type: ignore[assignment]
+        lab: Any = Lab(town, spool, seconds, bend)
+        self.rounds = Rounds(self.context, process, spool, lab)
         self.crew, self.court, self.alive = Crew(), RecordingJudge(), trio.CancelScope()
         self.roots: dict[int, bytes] = {}
 
     def services(self) -> list[Any]:
         if self.role == "worker":
-            return [Learning(self.station, self.rounds, self.pins)]
+            return [Learning(self.context, self.rounds, self.pins)]
         if self.role == "trainer":
             return []
-        looks = Looks(self.station, self.rounds)
-        certifying = Certifying(self.station)
-        given = self.station, self.rounds, looks, self.court, self.town.folder
+        looks = Looks(self.context, self.rounds)
+        certifying = Certifying(self.context)
+        given = self.context, self.rounds, looks, self.court, self.town.folder
         judge = ContributionJudging(*given, certifying=certifying)
-        return [judge, Cutting(self.station, self.rounds), certifying]
+        return [judge, Cutting(self.context, self.rounds), certifying]
 
     async def live(self) -> None:
         """Until it is killed."""
@@ -154,8 +157,8 @@ class Node:
                 await nursery.start(self.network.run)
                 self.town.introduce(self)
                 nursery.start_soon(self.member.listen)
-                nursery.start_soon(self.station.jury.run)
-                beating = Beating(self.station, self.crew, self.role, self.network.contacts, 2.0, 1)
+                nursery.start_soon(self.context.jury.run)
+                beating = Beating(self.context, self.crew, self.role, self.network.contacts, 2.0, 1)
                 nursery.start_soon(beating.run)
                 await self.crew.start(self.rounds, nursery)
                 for service in self.services():
@@ -282,7 +285,7 @@ async def test_replicas_stay_equal_while_peers_die_join_and_lag(tmp_path: Path, 
     status = owner.rounds.status()["pretraining"]
     assert status["replicas"]["equal"] == status["replicas"]["of"] > 4 and status["loss"] < 5.5
     one, other = (each for each in town.nodes if each.role == "validator")
-    journal = one.station.journal
+    journal = one.context.journal
     assert await journal.do(journal.certificates, other.key.address, 0), "judging is paid, though it names no report"
 
 
@@ -293,7 +296,7 @@ async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_m
     steady, stopped = town.add(2), town.add(3, bend=stopped_over_rounds)
     late: list[Node] = []
     told: list[str] = []
-    monkeypatch.setattr(steady.station.progress, "trouble", told.append)
+    monkeypatch.setattr(steady.context.progress, "trouble", told.append)
 
     async def story(nursery: trio.Nursery) -> None:
         await until(lambda: steady.rounds.outer is not None and steady.rounds.outer.round == 4)
@@ -318,25 +321,27 @@ async def test_who_comes_late_jumps_and_a_stopped_peer_or_a_full_disk_costs_no_m
 async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_gives_way_to_a_newer_one(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applying, "FETCH_TIMEOUT", 12.0)
+    for module in (adding, applying):
+        monkeypatch.setattr(module, "FETCH_TIMEOUT", 12.0)
     town = Town(tmp_path, validators=2, steps=8)
     steady, _, told, asked, late = town.add(2), town.add(3), list[str](), list[bytes](), list[Node]()
-    fetch = steady.rounds._fetch
+    fetch = steady.rounds.adding._fetch
 
     async def away(root: bytes, paths: dict[bytes, Path]) -> None:
         asked.append(root)
         if len(asked) > 4:  # two contributions have nobody who hands them over, for a while
             await fetch(root, paths)
 
-    monkeypatch.setattr(steady.rounds, "_fetch", away)
-    monkeypatch.setattr(steady.station.progress, "trouble", told.append)
+    monkeypatch.setattr(steady.rounds.adding, "_fetch", away)
+    monkeypatch.setattr(steady.context.progress, "trouble", told.append)
 
     async def story(nursery: trio.Nursery) -> None:
         await until(lambda: steady.rounds.newest >= 3)
         assert steady.rounds.before and steady.rounds.outer
         town.blobs.missing |= {steady.rounds.before.state, steady.rounds.outer.state}
+        await trio.sleep(2)  # heartbeats say by then which round it is
         late.append(town.add(5))
-        monkeypatch.setattr(late[0].station.progress, "trouble", told.append)
+        monkeypatch.setattr(late[0].context.progress, "trouble", told.append)
         nursery.start_soon(late[0].live)
 
     await town.play(story)
@@ -346,7 +351,7 @@ async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_giv
     assert any("no such blob: nobody has it" in text for text in told), told
     assert len(set(asked[:6])) == 2 and not {1, 2, 3} & set(late[0].roots)
     # While the state was not to be had, the round that the newcomer began with was history, and it knew.
-    works = steady.station.jury.register.of(late[0].key.address)
+    works = steady.context.state.register.of(late[0].key.address)
     assert steady.roots[0] not in [work.commitment.policy_root for work in works]
 
 
@@ -389,10 +394,10 @@ async def test_who_sends_what_it_did_not_compute_is_out_of_the_round_and_loses_i
     assert honest.counts() == {"accepted": 2} and "accepted" not in cheat.counts()
     slashed = [one for node in town.nodes for one in node.court.slashed]
     assert slashed and {(who, why) for who, why, _ in slashed} == {(cheat.key.address, Reason.NOT_REPRODUCED)}
-    works = [work.id for work in validator.station.jury.register.of(cheat.key.address)]
-    journal = validator.station.journal
+    works = [work.id for work in validator.context.state.register.of(cheat.key.address)]
+    journal = validator.context.journal
     assert works and not any(journal.certificate(validator.key.address, POOL, one) for one in works)
-    paid = [work.id for work in validator.station.jury.register.of(honest.key.address)]
+    paid = [work.id for work in validator.context.state.register.of(honest.key.address)]
     assert all(journal.certificate(validator.key.address, POOL, one) for one in paid)  # the control
 
 
@@ -430,7 +435,7 @@ async def test_moments_outlive_a_round_and_who_withholds_or_swaps_them_is_out_wi
     assert len(learning._served) == 3
     assert silent.counts() == {"accepted": 2, "rejected": 1}  # it began anew in the third, which needs no state
     assert thief.counts() == {"accepted": 1, "rejected": 2}
-    verdicts = [one.message.verdict for one in validator.station.board.messages(VerdictIssued)]
+    verdicts = [one.message.verdict for one in validator.context.board.messages(VerdictIssued)]
     reasons = {one.reason for one in verdicts if one.node in (silent.key.address, thief.key.address)}
     assert reasons == {Reason.NONE, Reason.INNER_STATE}
     assert not [one for node in town.nodes for one in node.court.slashed]
@@ -442,10 +447,10 @@ async def test_a_round_in_which_nobody_is_accepted_ends_and_changes_nothing(
     town = Town(tmp_path, validators=1, steps=1)
     cheat = town.add(3, bend=noisy_copy)
     await town.play(nothing)
-    first, second = (StateFile(cheat.rounds._path(number)) for number in (0, 1))
+    first, second = (StateFile(cheat.rounds.files.path(number)) for number in (0, 1))
     assert all((first.tensor(name) == second.tensor(name)).all() for name in first.shapes)
     assert cheat.rounds.figures[0].contributions == 0
-    said = [one.message.verdict for one in cheat.station.board.messages(VerdictIssued)]
+    said = [one.message.verdict for one in cheat.context.board.messages(VerdictIssued)]
     assert {one.reason for one in said} == {Reason.NOT_REPRODUCED}
 
 
@@ -453,7 +458,7 @@ async def test_one_validator_is_enough_for_an_honest_peer(tmp_path: Path, autoju
     town = Town(tmp_path, validators=1, steps=1)
     honest = town.add(3)
     await town.play(nothing)
-    said = [one.message.detail for one in honest.station.board.messages(VerdictIssued)]
+    said = [one.message.detail for one in honest.context.board.messages(VerdictIssued)]
     assert honest.counts() == {"accepted": 1}, said
 
 
@@ -468,10 +473,10 @@ async def test_a_validator_that_signs_two_cuts_is_believed_no_more(tmp_path: Pat
             cut = CutSigned(
                 pool=POOL, round=1, ballot=0, closed=False, outer=bytes(32), state=bytes(32), size=size, files=()
             )
-            await liar.station.board.post(cut)
+            await liar.context.board.post(cut)
 
     await town.play(story)
-    assert set(worker.station.jury.ballots.quarantined) == {town.nodes[-1].key.address}
+    assert set(worker.context.state.ballots.quarantined) == {town.nodes[-1].key.address}
     assert all(len(each) == 1 for each in town.roots().values()) and len(town.roots()) == 3
 
 
@@ -494,7 +499,7 @@ def says(rounds: Rounds, author: Address, round_: int, *, closed: bool = False) 
     cut = CutSigned(
         pool=POOL, round=round_, ballot=0, closed=closed, outer=bytes(32), state=bytes(32), size=1, files=()
     )
-    rounds.note(RoundVoted(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
+    rounds.votes.note(RoundVoted(author, cut, msgspec.msgpack.encode(Envelope(b"", b""))))
 
 
 async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then(tmp_path: Path) -> None:
@@ -507,18 +512,18 @@ async def test_a_round_is_decided_by_a_quorum_of_those_who_are_in_office_by_then
     node.membership.appoint([*judges, *new], 4)
     for author in (*judges, new[0]):
         says(node.rounds, author, 7, closed=True)
-        assert node.rounds.book.of(7).decided is None, "the quorum of the bench before has no say"
+        assert node.rounds.votes.book.of(7).decided is None, "the quorum of the bench before has no say"
     says(node.rounds, new[1], 7, closed=True)
-    assert node.rounds.book.of(7).decided is not None
+    assert node.rounds.votes.book.of(7).decided is not None
     node.membership.appoint(new[:1], 1)
     says(node.rounds, judges[1], 8, closed=True)
-    assert node.rounds.book.of(8).decided is None, "it left office"
+    assert node.rounds.votes.book.of(8).decided is None, "it left office"
     says(node.rounds, new[0], 8, closed=True)
-    assert node.rounds.book.of(8).decided is not None and node.rounds.book.of(7).decided is not None
+    assert node.rounds.votes.book.of(8).decided is not None and node.rounds.votes.book.of(7).decided is not None
     node.membership.appoint(judges, 2)
     says(node.rounds, judges[0], 6, closed=True)
     node.membership.appoint(judges[:1], 1)
-    assert node.rounds.book.of(6).decided is not None, "the word that it waited for is the only one now"
+    assert node.rounds.votes.book.of(6).decided is not None, "the word that it waited for is the only one now"
 
 
 @pytest.mark.parametrize(("more", "inner"), [("", 2), ("\nfragments = 4", 8)], ids=["whole", "fragments"])
@@ -536,7 +541,7 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
     steady, lives = town.add(2), [town.add(3, seconds=4.0, bend=watched)]
 
     def committed(node: Node, round_: int) -> bool:
-        return any(work.round == round_ for work in node.station.jury.register.of(node.key.address))
+        return any(work.round == round_ for work in node.context.state.register.of(node.key.address))
 
     async def story(nursery: trio.Nursery) -> None:
         for at, in_its_steps in ((2, True), (3, False)):
@@ -545,7 +550,7 @@ async def test_a_node_that_starts_again_in_mid_round_goes_on_with_what_it_kept_a
             await trio.sleep(1.0 if in_its_steps else 0.0)
             node.alive.cancel()
             await trio.sleep(1.0)
-            journal: Any = node.station.journal
+            journal: Any = node.context.journal
             lives.append(town.add(3, seconds=4.0, bend=watched, journal=journal))
             nursery.start_soon(lives[-1].live)
 
@@ -597,7 +602,7 @@ async def test_a_contribution_that_is_served_to_some_only_splits_nothing_and_is_
     plain = town.introduce
 
     def introduce(newcomer: Node) -> None:
-        newcomer.station.blobs = Door(town, newcomer.key.address, holders, served)
+        newcomer.context.blobs = Door(town, newcomer.key.address, holders, served)
         plain(newcomer)
 
     town.introduce = introduce  # type: ignore[method-assign]

@@ -55,19 +55,19 @@ class SeatNode(Node):
     def __init__(self, *given: Any, **how: Any) -> None:
         super().__init__(*given, **how)
         self.membership.terms.seat(TRAINERS, 600, 20)
-        self.batches = Batches(self.station, self.rounds)
+        self.batches = Batches(self.context, self.rounds)
 
     def services(self) -> list[Any]:
-        station, rounds, scratch = self.station, self.rounds, self.town.folder / f"scratch-{self.key.address[:8]}"
+        context, rounds, scratch = self.context, self.rounds, self.town.folder / f"scratch-{self.key.address[:8]}"
         scratch.mkdir(exist_ok=True)
         if self.role == "worker":
-            return [Generating(station, self.town.engine, scratch, CapacityGauge(self.town.run.spec, Machine(1, 0)))]
+            return [Generating(context, self.town.engine, scratch, CapacityGauge(self.town.run.spec, Machine(1, 0)))]
         if self.role == "trainer":
-            return [self.town.seating(station, rounds, self.pins, self.batches)]
-        certifying = Certifying(station)
-        given = station, rounds, Looks(station, rounds, self.batches), self.court, scratch
+            return [self.town.seating(context, rounds, self.pins, self.batches)]
+        certifying = Certifying(context)
+        given = context, rounds, Looks(context, rounds, self.batches), self.court, scratch
         judge = ContributionJudging(*given, certifying=certifying, engine=self.town.engine)
-        return [judge, Cutting(station, rounds), certifying, SeatTracing(station, rounds, self.batches)]
+        return [judge, Cutting(context, rounds), certifying, SeatTracing(context, rounds, self.batches)]
 
     @property
     def done(self) -> dict[str, int]:
@@ -131,8 +131,8 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
 
     async def story(nursery: trio.Nursery) -> None:
         await until(lambda: owner.rounds.newest >= 0)
-        far = announcement(999, bytes(32), domain=owner.station.domain)
-        await owner.station.board.post(far)  # of the owner's own making: nobody follows it
+        far = announcement(999, bytes(32), domain=owner.context.domain)
+        await owner.context.board.post(far)  # of the owner's own making: nobody follows it
         await until(lambda: victim.rounds.newest >= 1)
         victim.alive.cancel()
 
@@ -145,17 +145,17 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     assert all(one.tokens == len(one.batches) * batch > 0 for one in figures.values())
     assert all(figures[at].contributions >= 1 for at in range(ROUNDS)) and figures[ROUNDS - 1].contributions == 1
     # every node has made the same policies by itself, and the worker's files are of these
-    policies = {one.root for one in worker.station.shelf.held}
-    assert policies == {one.root for one in owner.station.shelf.held} and len(policies) == ROUNDS + 1
-    assert judges[0].station.jury.policies.newest_step == ROUNDS
-    state = StateFile(owner.rounds._path(ROUNDS))
-    image = decode_image(owner.station.shelf.newest.path.read_bytes())
+    policies = {one.root for one in worker.context.shelf.held}
+    assert policies == {one.root for one in owner.context.shelf.held} and len(policies) == ROUNDS + 1
+    assert judges[0].context.state.policies.newest_step == ROUNDS
+    state = StateFile(owner.rounds.files.path(ROUNDS))
+    image = decode_image(owner.context.shelf.newest.path.read_bytes())
     for name in state.shapes:
         assert (image[name] == bf16_bits(state.tensor(name))).all()
     assert worker.done.get("accepted", 0) >= 3 * INNER and not worker.done.get("rejected"), worker.done
     assert owner.done == {"accepted": ROUNDS}, owner.done
     for judge in judges:
-        said = [one.message for one in judge.station.board.messages(VerdictIssued)]
+        said = [one.message for one in judge.context.board.messages(VerdictIssued)]
         of = [one for one in said if one.verdict.node in TRAINERS]
         assert of and all(one.checked == b"\x01" and one.verifier == "learner" for one in of)  # replayed, and equal
         prices = {contribution_units(run, count * batch) for count in range(1, INNER + 1)}
@@ -167,8 +167,8 @@ async def test_trainers_learn_from_their_shares_of_what_workers_sample_and_one_t
     assert of["accepted"] >= of["used"] + of["flat"] > 0 and of["accepted"] <= worker.done["accepted"] + 1, counted
     seats = [each[worker.key.address] for each in counted["seats"].values()]
     assert len(seats) == SEATS and sum(one["used"] for one in seats) == of["used"], counted
-    journal = judges[0].station.journal
-    paid = [work.id for work in judges[0].station.jury.register.of(owner.key.address)]
+    journal = judges[0].context.journal
+    paid = [work.id for work in judges[0].context.state.register.of(owner.key.address)]
     assert len(paid) == ROUNDS and all(journal.certificate(judges[0].key.address, POOL, one) for one in paid)
 
 
@@ -176,7 +176,7 @@ class Greedy(Seating):
     """Learns from the other seat's share, and says so."""
 
     def _dealt(self, outer: Any, seat: int) -> Selection | None:
-        return super()._dealt(outer, 1 - seat if self._station.key.address == TRAINERS[1] else seat)
+        return super()._dealt(outer, 1 - seat if self._context.key.address == TRAINERS[1] else seat)
 
 
 async def test_who_learns_from_anothers_share_is_in_no_round_and_keeps_its_stake(
@@ -189,7 +189,7 @@ async def test_who_learns_from_anothers_share_is_in_no_round_and_keeps_its_stake
     judges = [one for one in town.nodes if one.role == "validator"]
     assert all(len(each) == 1 for each in town.roots().values())
     assert honest.done == {"accepted": 2} and "accepted" not in cheat.done, (honest.done, cheat.done)
-    verdicts = [one.message for one in judges[0].station.board.messages(VerdictIssued)]
+    verdicts = [one.message for one in judges[0].context.board.messages(VerdictIssued)]
     refused = [one for one in verdicts if one.verdict.node == cheat.key.address]
     assert refused and {one.verdict.reason for one in refused} == {Reason.BATCHES}
     assert all("of seat" in one.detail for one in refused), refused

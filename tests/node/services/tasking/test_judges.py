@@ -129,12 +129,10 @@ class Court(Town):
         critics = [Critic(directory, says) for _ in range(3)]
         super().__init__(directory, critics, judge=lambda: Critic(directory, says), run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.docket = Docket(RUN)
-        self.docket.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
-        self.docket.taken_in = self.taken.extend
+        self.docket = Docket(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
         self.offering._askers = [Judges(self.offering, self.docket, RUN, directory / "tasks")]
         self.intake = Intake(
-            self.trainer.station,
+            self.trainer.context,
             fresh=self.docket.fresh,
             taken_in=self.taken.extend,
             taken_back=self.docket.forget,
@@ -148,8 +146,8 @@ class Court(Town):
         places = [(group, sample) for group in range(GROUPS) for sample in range(SIZE)]
         rows = tuple(SampleRow(g, s, f"p{g}", [7], [6, 1], True, b"") for g, s in places)
         path.write_bytes(encode(RolloutBatch(header, rows)))
-        await commit(seat.station, POLICY, 0, path, 2 * len(rows), 0)
-        register, ballots = self.trainer.jury.register, self.trainer.jury.ballots
+        await commit(seat.context, POLICY, 0, path, 2 * len(rows), 0)
+        register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
         await self.until(lambda: register.of(seat.key.address))
         (work,) = register.of(seat.key.address)
         await self.until(lambda: ballots.state(work.id) is FileState.ACCEPTED)
@@ -175,7 +173,7 @@ def opinions(apart: int = -1) -> dict[str, list[float]]:
 async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
     clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.services.tasking.offering.LAST_WORDS", 1)
+    monkeypatch.setattr("node.services.tasking.owned.LAST_WORDS", 1)
     town = Court(tmp_path, opinions(apart=2))
     async with opened(town) as nursery:
         town.start(nursery)
@@ -185,7 +183,7 @@ async def test_judges_give_the_rewards_of_groups_that_nobody_else_decides(
         assert groups == {(id, DECIDED): [0.0, 0.25, 0.5, 0.75], (id, 0): [(s + 1) / 16 for s in range(SIZE)]}
         assert town.docket.counts == {"judged": 1, "apart": 1, "too_late": 0} and not town.docket.files
         assert [row.sampler_logprobs for group in town.taken for row in group.rows] == [[-0.5, -0.5]] * 8
-        (task,) = town.trainer.jury.tasks.tasks()
+        (task,) = town.trainer.jury.state.tasks.tasks()
         assert task.spec.problems == 8  # nobody was asked about the group that was decided
         await town.until(lambda: not town.offering.own)  # nothing is kept of it
         assert not list((tmp_path / "tasks").iterdir())
@@ -202,13 +200,14 @@ async def test_a_batch_with_judged_rewards_is_made_again_from_its_names_and_from
         chosen = sorted(town.taken, key=lambda group: group.key)
         composed = decode_composed(encode_manifest(compose(RUN, ROOT, POOL, Selection(1, tuple(chosen)))))
         composed.check(ROOT, POOL, 1, RUN.recipe.max_staleness)
-        batch = await make(town.trainer.station, composed)
+        batch = await make(town.trainer.context, composed)
         assert batch.rows == tuple(row for group in chosen for row in group.rows)
         ((work,), blobs) = composed.works, tmp_path / "blobs"
         (task,) = work.judged
         judges = {address_from_bytes(one.node) for one in task.shards}
         assert (
-            judges == {seat.key.address for seat in town.workers} and task.task == town.trainer.jury.tasks.tasks()[0].id
+            judges == {seat.key.address for seat in town.workers}
+            and task.task == town.trainer.jury.state.tasks.tasks()[0].id
         )
 
         def read(root: bytes) -> bytes:
@@ -258,7 +257,7 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
         await town.submit()
         await town.until(lambda: town.offering.own)
         (task,) = list(town.offering.own)
-        await town.until(lambda: town.workers[0].jury.tasks.find(task))
+        await town.until(lambda: town.workers[0].jury.state.tasks.find(task))
         town.newest = RUN.recipe.max_staleness + 1
         await town.until(lambda: not town.task(task, town.workers[0]).open)
         assert town.docket.counts == {"judged": 0, "apart": 0, "too_late": 2} and not town.docket.files
@@ -271,7 +270,7 @@ async def test_groups_that_grow_stale_are_given_up_and_nobody_works_on_them_any_
 
 
 def test_a_run_without_judges_asks_nobody_whatever_validators_leave_open() -> None:
-    docket = Docket(court_run())
+    docket = Docket(court_run(), lambda step: True, print)
     docket.put(Unjudged(b"w" * 32, bytes(32), 0, RolloutBatch(None, ()), ()))  # type: ignore[arg-type]
     assert not docket.files
 

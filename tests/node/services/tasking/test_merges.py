@@ -50,10 +50,10 @@ async def announce(town: Town) -> list[Path]:
     for step, root in enumerate(ROOTS, 1):
         paths.append(image(town.directory / "blobs" / root.hex(), step))
         for seat in (town.trainer, *town.workers, *town.seats):
-            seat.jury.policies.learn(step, root)
+            seat.jury.state.policies.learn(step, root)
         manifest: Any = SimpleNamespace(image_root=root)
         held: Any = SimpleNamespace(root=root, step=step, path=paths[-1], manifest=manifest)
-        town.trainer.station.shelf._held[step] = held
+        town.trainer.context.shelf._held[step] = held
     await trio.sleep(2)
     return paths
 
@@ -63,7 +63,7 @@ async def offer(town: Town, rule: Merge = TIES, models: tuple[str, ...] = ("2", 
         kind="merge", last=1, shard_size=1, units=UNITS, merge=MergeOrder(models=models, base=base, rule=rule)
     )
     id = await town.offering.offer(TaskWish(wanted))
-    await town.until(lambda: all(seat.jury.tasks.find(id) for seat in (*town.workers, *town.seats)))
+    await town.until(lambda: all(seat.jury.state.tasks.find(id) for seat in (*town.workers, *town.seats)))
     return id
 
 
@@ -90,7 +90,7 @@ async def test_workers_merge_stretches_and_the_whole_is_what_one_desk_makes(
         id = await offer(town)
         await town.finish(id)
         records = [record for record, _, _ in town.folder(id).results()]
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         refused = [work for work in register.of(forger) if ballots.state(work.id) is FileState.REJECTED]
         votes = [vote for work in refused for vote in ballots.rejecting(work.id).values()]
         said = {(vote.verdict.outcome, vote.verdict.reason) for vote in votes}

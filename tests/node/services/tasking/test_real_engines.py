@@ -100,7 +100,7 @@ async def test_answers_of_another_model_are_refused_and_the_shard_is_done_by_som
         town.start(nursery, 0)
         await town.finish(id)
         assert {record.node for record, _, _ in town.folder(id).results()} == {town.workers[0].key.address}
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         (first, *_) = register.of(town.workers[1].key.address)
         said = {(v.verdict.outcome, v.verdict.reason) for v in ballots.rejecting(first.id).values()}
         assert said and said <= {(Outcome.REJECT, Reason.ACTIVATIONS), (Outcome.REJECT, Reason.SAMPLING)}
@@ -149,13 +149,13 @@ async def test_a_merged_model_is_evaluated_though_it_is_no_policy_of_the_run(
         files = {path: str(file) for path, file in wish.files.items()}
         id = await town.offering.offer(TaskWish(wish.spec, files=files))
         town.start(nursery, 1)
-        await town.until(lambda: town.trainer.jury.tasks.find(id) and engines[1].made)
+        await town.until(lambda: town.trainer.jury.state.tasks.find(id) and engines[1].made)
         town.start(nursery, 0)
         await town.finish(id)
         found, folder = evaluate(town.folder(id)), town.folder(id)
         assert found.problems == 8 and folder.spec().policies == ()
         assert {record.node for record, _, _ in folder.results()} == {town.workers[0].key.address}
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         refused = register.of(town.workers[1].key.address)
         assert refused and all(ballots.rejecting(work.id) for work in refused)
 

@@ -89,14 +89,14 @@ async def offer(town: Town) -> TaskId:
     asset = Asset(path=PACKAGE, root=root, size=len(ARCHIVE))
     wanted = TaskSpec(kind="review", last=1, copies=3, subject=root, assets=(asset,), units=UNITS)
     id = await town.offering.offer(TaskWish(wanted, files={PACKAGE: str(package)}))
-    await town.until(lambda: all(seat.jury.tasks.find(id) for seat in (*town.workers, *town.seats)))
+    await town.until(lambda: all(seat.jury.state.tasks.find(id) for seat in (*town.workers, *town.seats)))
     return id
 
 
 async def test_three_nodes_review_a_package_and_each_is_paid(clock: MockClock, looked: Looked, tmp_path: Path) -> None:
     town = Town(tmp_path)
     async with opened(town) as nursery:
-        certifying, own = Certifying(town.seats[0].station), town.seats[0].key.address
+        certifying, own = Certifying(town.seats[0].context), town.seats[0].key.address
         nursery.start_soon(certifying.run)
         town.start(nursery)
         id = await offer(town)
@@ -121,7 +121,7 @@ async def test_a_forged_report_is_refused_earns_nothing_and_costs_no_stake(
     async with opened(town) as nursery:
         town.start(nursery)
         id = await offer(town)
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         forger = town.workers[1].key.address
         await town.until(lambda: len(town.folder(id).done()) == 2 and register.of(forger))
         await town.until(lambda: all(ballots.state(work.id) is FileState.REJECTED for work in register.of(forger)))

@@ -98,11 +98,11 @@ async def test_a_late_result_after_a_take_over_earns_nothing_and_costs_no_stake(
         asked = Produce(policy_root=id, node=slow, pool=POOL, index=0, out_path=str(tmp_path / "late"), task=order)
         late = await town.engines[0].ask(asked, timeout=1.0, policy=load)
         assert isinstance(late, Produced)
-        await commit(town.workers[1].station, id, 0, Path(late.path), late.units)  # a stubborn one does
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        await commit(town.workers[1].context, id, 0, Path(late.path), late.units)  # a stubborn one does
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         await town.until(lambda: register.of(slow) and len(ballots.rejecting(register.of(slow)[0].id)) == 2)
         (work,) = register.of(slow)
-        assert town.trainer.jury.tasks.find(id).leases.standing(work.id) is Standing.LATE
+        assert town.trainer.jury.state.tasks.find(id).leases.standing(work.id) is Standing.LATE
         assert ballots.state(work.id) is FileState.REJECTED
         said = [vote.verdict for vote in ballots.rejecting(work.id).values()]
         assert {(one.outcome, one.reason) for one in said} == {(Outcome.REJECT, Reason.NOT_LEASED)} and len(said) == 2
@@ -153,7 +153,7 @@ async def test_only_the_pools_trainer_may_offer(clock: MockClock, tmp_path: Path
         await town.workers[0].network.publish(town.workers[0].board._topic, town.workers[0].board.sealed(message))
         await trio.sleep(5)
         everybody = [town.trainer, *town.workers, *town.seats]
-        assert all(seat.jury.tasks.find(id) is None for seat in everybody)
+        assert all(seat.jury.state.tasks.find(id) is None for seat in everybody)
         assert not any(engine.made for engine in town.engines)
 
 
@@ -201,9 +201,9 @@ async def test_a_task_whose_folder_somebody_spoils_ends_no_other_task(clock: Moc
 async def test_results_of_tasks_are_counted_like_work_and_never_trained_on(clock: MockClock, tmp_path: Path) -> None:
     town = Town(tmp_path, [ToyEngine()])
     async with opened(town) as nursery:
-        certifying, taken, own = Certifying(town.seats[0].station), list[object](), town.seats[0].key.address
+        certifying, taken, own = Certifying(town.seats[0].context), list[object](), town.seats[0].key.address
         nursery.start_soon(certifying.run)
-        intake = Intake(town.trainer.station, fresh=lambda step: True, taken_in=taken.append, taken_back=lambda id: 0)
+        intake = Intake(town.trainer.context, fresh=lambda step: True, taken_in=taken.append, taken_back=lambda id: 0)
         nursery.start_soon(intake.run)
         town.start(nursery)
         id = await town.offer(last=8)

@@ -128,12 +128,10 @@ class School(Town):
     def __init__(self, directory: Path, *lies: Lie) -> None:
         super().__init__(directory, [Reader(lie) for lie in lies], judge=Reader, run=RUN)
         self.newest, self.taken = 0, list[Group]()
-        self.lessons = Lessons(RUN)
-        self.lessons.fresh = lambda step: self.newest - step <= RUN.recipe.max_staleness
-        self.lessons.taken_in = self.taken.extend
+        self.lessons = Lessons(RUN, lambda step: self.newest - step <= RUN.recipe.max_staleness, self.taken.extend)
         self.offering._askers = [Teachers(self.offering, self.lessons, RUN, self.blobs)]  # type: ignore[list-item]
         self.intake = Intake(
-            self.trainer.station,
+            self.trainer.context,
             fresh=self.lessons.fresh,
             taken_in=self.lessons.put,
             taken_back=self.lessons.forget,
@@ -145,18 +143,19 @@ class School(Town):
         header = RolloutHeader(POOL, seat.key.address, POLICY.hex(), index)
         rows = rows_of(index)
         path.write_bytes(encode(RolloutBatch(header, rows)))
-        register, ballots = self.trainer.jury.register, self.trainer.jury.ballots
-        before = {work.id for work in register.of(seat.key.address)}
-        await commit(seat.station, POLICY, index, path, 2 * len(rows), 0)
-        await self.until(lambda: {work.id for work in register.of(seat.key.address)} - before)
-        (id,) = {work.id for work in register.of(seat.key.address)} - before
+        register, ballots = self.trainer.jury.state.register, self.trainer.jury.state.ballots
+        files = lambda: {work.id for work in register.of(seat.key.address) if work.is_sampled}  # noqa: E731
+        before = files()
+        await commit(seat.context, POLICY, index, path, 2 * len(rows), 0)
+        await self.until(lambda: files() - before)
+        (id,) = files() - before
         await self.until(lambda: ballots.state(id) is FileState.ACCEPTED)
         return id
 
     def results(self, number: int) -> list[FileState]:
         """What became of a worker's results of tasks."""
-        works = self.trainer.jury.register.of(self.workers[number].key.address)
-        return [self.trainer.jury.ballots.state(work.id) for work in works if work.task is not None]
+        works = self.trainer.jury.state.register.of(self.workers[number].key.address)
+        return [self.trainer.jury.state.ballots.state(work.id) for work in works if work.task is not None]
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ async def test_a_batch_has_what_the_teacher_said_and_is_made_again_from_its_name
         chosen = sorted(town.taken, key=lambda group: (group.order, group.key))
         composed = decode_composed(encode_manifest(compose(RUN, ROOT, POOL, Selection(1, tuple(chosen)))))
         composed.check(ROOT, POOL, 1, RUN.recipe.max_staleness)
-        batch = await make(town.trainer.station, composed)
+        batch = await make(town.trainer.context, composed)
         assert batch.rows == tuple(row for group in chosen for row in group.rows)
         for row in batch.rows:
             assert row.teacher_logprobs == pytest.approx([-(token % 7) / 4 for token in row.output], abs=0.17)
@@ -255,7 +254,7 @@ async def test_a_liar_is_refused_and_earns_nothing_and_the_file_is_taught_by_som
     town = School(tmp_path, LIES[name], within_rounding)
     async with opened(town) as nursery:
         own = town.seats[0].key.address
-        nursery.start_soon(Certifying(town.seats[0].station).run)
+        nursery.start_soon(Certifying(town.seats[0].context).run)
         await town.submit()
         town.start(nursery, 0)
         await town.until(lambda: FileState.REJECTED in town.results(0))
@@ -267,7 +266,7 @@ async def test_a_liar_is_refused_and_earns_nothing_and_the_file_is_taught_by_som
         rollouts = 2 * SIZE * GROUPS  # the liar's own, which are no lie
         assert town.certified(own, liar) == rollouts and town.certified(own, honest) == round(PAY * rollouts)
         assert FileState.ACCEPTED not in town.results(0) and town.results(1) == [FileState.ACCEPTED]
-        register, ballots = town.trainer.jury.register, town.trainer.jury.ballots
+        register, ballots = town.trainer.jury.state.register, town.trainer.jury.state.ballots
         refused = [work for work in register.of(liar) if work.task is not None]
         said = {(v.verdict.outcome, v.verdict.reason) for w in refused for v in ballots.rejecting(w.id).values()}
         assert said == {(Outcome.REJECT, Reason.WRONG_REPORT)} and all(not judge.slashed for judge in town.judges)
@@ -292,7 +291,7 @@ async def test_files_that_grow_stale_are_given_up_and_their_task_is_cancelled(cl
         await town.submit()
         await town.until(lambda: town.offering.own)
         (task,) = list(town.offering.own)
-        await town.until(lambda: town.workers[0].jury.tasks.find(task))
+        await town.until(lambda: town.workers[0].jury.state.tasks.find(task))
         town.newest = RUN.recipe.max_staleness + 1
         await town.until(lambda: not town.task(task, town.workers[0]).open)
         assert town.lessons.counts == {"taught": 0, "too_late": GROUPS, "unusable": 0} and not town.lessons.files

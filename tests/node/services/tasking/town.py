@@ -220,17 +220,17 @@ class Town:
         self.seats = [Seat(self, key, "validator") for key in self.validator_keys]  # type: ignore[arg-type]
         self.judges = [RecordingJudge() for _ in self.seats]
         self.work = [self._work(seat, engine) for seat, engine in zip(self.workers, self.engines, strict=True)]
-        self.offering = Offering(self.trainer.station, directory / "tasks")
+        self.offering = Offering(self.trainer.context, directory / "tasks")
         self.scopes: list[trio.CancelScope] = []
 
     def certified(self, validator: Address, node: Address) -> int:
         """Units of a node that a validator of the town certified."""
         seat = next(seat for seat in self.seats if seat.key.address == validator)
-        return sum(units for _, units in seat.station.journal.certificates(node, 0))
+        return sum(units for _, units in seat.context.journal.certificates(node, 0))
 
     def _work(self, seat: Seat, engine: EngineChild) -> TaskWork:
         stock: Any = self._stock(f"worker-{self.workers.index(seat)}")
-        return TaskWork(seat.station, engine, stock, self._scratch(seat))
+        return TaskWork(seat.context, engine, stock, self._scratch(seat))
 
     def _stock(self, name: str) -> Stock:
         return Stock(self.directory / "blobs", self.directory / name)
@@ -243,7 +243,7 @@ class Town:
     def _validator(self, number: int) -> Validator:
         seat, none, stock, known = self.seats[number], None, self._stock(f"validator-{number}"), KnownPolicies()
         parts: Any = (known, self.judges[number], self._scratch(seat), none, stock)
-        validator = Validator(seat.station, self._judge(), *parts, certifying=Certifying(seat.station))
+        validator = Validator(seat.context, self._judge(), *parts, certifying=Certifying(seat.context))
         seat.pledges = lambda: validator.own_lots.pledges
         return validator
 
@@ -255,16 +255,16 @@ class Town:
             for other in everybody:
                 seat.membership.joined(other.key.address, next(iter(other.network.contacts()), ""))
             nursery.start_soon(seat.beat)
-            seat.jury.register._opened -= 30.0  # longer than a newcomer's leniency
-            seat.jury.tasks._started -= 30.0
+            seat.jury.state.register._opened -= 30.0  # longer than a newcomer's leniency
+            seat.jury.state.tasks._started -= 30.0
         for number in range(len(self.seats)):
             nursery.start_soon(self._validator(number).run)
         await trio.sleep(3)
         await self.trainer.board.post(
-            policy_announced(0, POLICY, self.trainer.key, self.trainer.station.domain, pool=POOL)
+            policy_announced(0, POLICY, self.trainer.key, self.trainer.context.domain, pool=POOL)
         )
         held: Any = SimpleNamespace(root=POLICY, step=0, manifest=SimpleNamespace(image_root=POLICY))
-        self.trainer.station.shelf._held[0] = held
+        self.trainer.context.shelf._held[0] = held
         nursery.start_soon(self.offering.run)
         await trio.sleep(1)
 
@@ -288,7 +288,7 @@ class Town:
         """Offer a task; everybody has heard of it then."""
         id = await self.offering.offer(TaskWish(spec(**changes)))
         everybody = [self.trainer, *self.workers, *self.seats]
-        await self.until(lambda: all(seat.jury.tasks.find(id) for seat in everybody))
+        await self.until(lambda: all(seat.jury.state.tasks.find(id) for seat in everybody))
         return id
 
     def folder(self, id: TaskId) -> TaskFolder:
@@ -296,7 +296,7 @@ class Town:
 
     def task(self, id: TaskId, seat: Seat | None = None) -> Task:
         """As a node knows it, the trainer by default."""
-        found = (seat or self.trainer).jury.tasks.find(id)
+        found = (seat or self.trainer).jury.state.tasks.find(id)
         assert found is not None
         return found
 

@@ -45,13 +45,13 @@ class Bystander(Intake):
     async def _fetch_accepted(self) -> None:
         async for work in self._accepted:
             self.taken.append(work.id)
-            await self._station.journal.do(self._station.journal.consume, [work.id + b"group"], 3)
+            await self._context.journal.do(self._context.journal.consume, [work.id + b"group"], 3)
 
 
 def intake_of(court: Court) -> Bystander:
-    station = court.trainer.station
+    context = court.trainer.context
     groups: list[Group] = []
-    intake = Bystander(station, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0)
+    intake = Bystander(context, fresh=lambda step: True, taken_in=groups.extend, taken_back=lambda root: 0)
     intake.taken = []
     return intake
 
@@ -89,7 +89,7 @@ async def test_a_file_whose_batch_was_taken_back_is_taken_in_again(autojump_cloc
         root, other = await court.commit(), await court.commit(index=1)
         await trio.sleep(10)
         assert sorted(trainer.taken) == sorted([root, other])
-        trainer._station.journal.forget_consumed(3)
+        trainer._context.journal.forget_consumed(3)
         trainer.take_again({root, b"\1" * 32})
         await trio.sleep(10)
         assert trainer.taken[2:] == [root]
@@ -103,9 +103,9 @@ async def test_what_the_quorum_rejects_after_it_trained_is_on_record(autojump_cl
         await trio.sleep(5)
         assert trainer.taken == [root]
         await trio.sleep(60)
-        assert court.trainer.jury.ballots.state(root) is FileState.REJECTED
+        assert court.trainer.jury.state.ballots.state(root) is FileState.REJECTED
         assert trainer.invalidated == 1
-        assert [(one, step) for one, step, _ in trainer._station.journal.invalidated()] == [(root, 3)]
+        assert [(one, step) for one, step, _ in trainer._context.journal.invalidated()] == [(root, 3)]
 
 
 async def test_a_silent_validator_is_asked_once_more(autojump_clock) -> None:
@@ -158,9 +158,9 @@ class Slow(Intake):
 
 
 async def test_a_file_that_was_fetched_stays_in_a_full_store_until_it_was_read(tmp_path: Path) -> None:
-    file, station = bytes(100), Court([Validator]).trainer.station
-    blobs = station.blobs = Crowded(tmp_path, [file])  # type: ignore[assignment]
-    intake = Intake(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
+    file, context = bytes(100), Court([Validator]).trainer.context
+    blobs = context.blobs = Crowded(tmp_path, [file])  # type: ignore[assignment]
+    intake = Intake(context, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
     read: list[bytes] = []
 
     async def of(work: Work, votes: Any, fetch: Any) -> None:
@@ -176,8 +176,8 @@ async def test_a_file_that_was_fetched_stays_in_a_full_store_until_it_was_read(t
 
 
 async def test_files_of_a_crowd_are_on_their_way_together(autojump_clock) -> None:
-    station = Court([Validator]).trainer.station
-    intake = Slow(station, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
+    context = Court([Validator]).trainer.context
+    intake = Slow(context, fresh=lambda step: True, taken_in=lambda groups: None, taken_back=lambda root: 0)
     for number in range(16):
         intake._accepted_send.send_nowait(promised(bytes([number]) * 32))
     with trio.move_on_after(4):
@@ -206,8 +206,8 @@ async def test_a_validator_that_serves_no_report_keeps_no_accepted_file_out(
     """It and one more accept at once, the third when the file was asked for: two reports are there only then."""
     play, taken = Play(tmp_path, monkeypatch, Unserving), list[Group]()
     play.court.engines[2].seconds = 2.5
-    station = play.court.trainer.station
-    intake = kind(station, fresh=lambda step: True, taken_in=taken.extend, taken_back=lambda root: 0)
+    context = play.court.trainer.context
+    intake = kind(context, fresh=lambda step: True, taken_in=taken.extend, taken_back=lambda root: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)
         await play.run()
@@ -232,9 +232,9 @@ async def test_what_is_lacking_is_asked_for_as_long_as_the_file_may_train(
             return await super()._obtain(work)
 
     play.court.quorum = 2
-    station = play.court.trainer.station
+    context = play.court.trainer.context
     intake = Counted(
-        station, fresh=lambda step: step >= oldest, taken_in=lambda groups: None, taken_back=lambda root: 0
+        context, fresh=lambda step: step >= oldest, taken_in=lambda groups: None, taken_back=lambda root: 0
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intake.run)

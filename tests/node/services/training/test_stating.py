@@ -42,7 +42,7 @@ async def test_what_a_batch_is_made_of_stays_in_a_full_store_until_it_is_made(
     parts = [bytes([number]) * SIZE for number in range(3)]
     roots = [describe(part).root for part in parts]
     blobs = Crowded(tmp_path, parts)
-    station: Any = SimpleNamespace(blobs=blobs, run=SimpleNamespace(spec=None))
+    context: Any = SimpleNamespace(blobs=blobs, run=SimpleNamespace(spec=None))
     work = SimpleNamespace(blobs=lambda: iter([(root, SIZE, b"") for root in roots]))
 
     def read_all(spec: Any, composed: Any, file: Callable[[bytes], bytes], report: Callable[[bytes], bytes]) -> Any:
@@ -50,7 +50,7 @@ async def test_what_a_batch_is_made_of_stays_in_a_full_store_until_it_is_made(
 
     monkeypatch.setattr(stating, "materialise", read_all)
     composed: Any = SimpleNamespace(works=[work])
-    made: Any = await stating.make(station, composed)
+    made: Any = await stating.make(context, composed)
     assert made == parts
     await blobs.crowd()
     assert not any(map(blobs.has, roots))  # the control: they are held no longer than that

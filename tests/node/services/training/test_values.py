@@ -115,7 +115,7 @@ def work(number: int = 0) -> Work:
 
 
 class Trainer:
-    """Values at a trainer's station. quorum: of the pool; engine: its own, None for none; lots: shares of files that
+    """Values at a trainer's context. quorum: of the pool; engine: its own, None for none; lots: shares of files that
     it recomputes (agreed, alone, rewards)."""
 
     def __init__(
@@ -129,15 +129,15 @@ class Trainer:
         for name, share in zip(("LOT_AGREED", "LOT_ALONE", "LOT_REWARDS"), lots, strict=True):
             monkeypatch.setattr(values_module, name, share)
         court = Court([Validator] * 3, quorum=quorum)
-        self.station = court.trainer.station
+        self.context = court.trainer.context
         for validator in (ANN, BEN, CLEO)[: 3 if quorum > 1 else 1]:
-            self.station.membership.joined(validator, "")
-        self.blobs = self.station.blobs = Blobs()  # type: ignore[assignment]
+            self.context.membership.joined(validator, "")
+        self.blobs = self.context.blobs = Blobs()  # type: ignore[assignment]
         self.place, self.engine = place, engine
         self.taken_back: list[bytes] = []
         self.over: list[str] = []
-        self.look = OwnLook(self.station, engine, lambda step: place, place) if engine else None
-        self.values = Values(self.station, self.look, taken_back=self.taken_back.append, hopeless=self.over.append)
+        self.look = OwnLook(self.context, engine, lambda step: place, place) if engine else None
+        self.values = Values(self.context, self.look, taken_back=self.taken_back.append, hopeless=self.over.append)
 
     def says(
         self, validator: Address, groups: Sequence[int] = ALL, logprobs: list[float] | None = None, reward: float = 1.0
@@ -251,7 +251,7 @@ async def test_the_only_validator_is_believed_between_two_lots_and_its_first_lie
 ) -> None:
     """Nothing that rested on its word alone is trained on afterwards."""
     trainer = Trainer(tmp_path, monkeypatch, quorum=1, engine=Engine(), lots=(0.0, 0.25, 0.0))
-    trainer.station.membership.terms.seat((trainer.station.key.address, *standbys), 60, 10)
+    trainer.context.membership.terms.seat((trainer.context.key.address, *standbys), 60, 10)
     found: int | None = None
     for number in range(64):
         if await trainer.believes(trainer.says(ANN, reward=0.0), number=number) is None:
@@ -285,7 +285,7 @@ async def test_a_report_larger_than_the_run_s_bound_is_not_fetched_whatever_its_
 ) -> None:
     """Ann's bytes are of the root that she signed, and too many."""
     trainer = Trainer(tmp_path, monkeypatch)
-    most, asked = trainer.station.run.spec.rollout.most_report_bytes, list[int]()
+    most, asked = trainer.context.run.spec.rollout.most_report_bytes, list[int]()
     fetch = trainer.blobs.fetch
 
     async def bounded(root: bytes, sources: Sequence[Address], *, max_size: int, **rest: Any) -> Path:
@@ -326,7 +326,7 @@ async def test_a_report_that_says_something_else_than_its_verdict_counts_for_not
 async def test_who_is_not_believed_is_remembered_over_a_restart(tmp_path: Path, monkeypatch, autojump_clock) -> None:
     trainer = Trainer(tmp_path, monkeypatch, engine=Engine())
     await trainer.believes(trainer.says(ANN, reward=0.0), trainer.says(BEN), trainer.says(CLEO))
-    again = Values(trainer.station, None, taken_back=lambda work: None)
+    again = Values(trainer.context, None, taken_back=lambda work: None)
     await again.recall()
     assert list(again.distrusted) == [ANN]
 
@@ -336,7 +336,7 @@ async def test_groups_become_rows_of_a_batch_in_order(tmp_path: Path, monkeypatc
     rows = tuple(SampleRow(g, s, f"p{g}", [1, 2], [3] * TOKENS, False, b"") for g in range(GROUPS) for s in range(SIZE))
     file = tmp_path / "file"
     file.write_bytes(encode(RolloutBatch(RolloutHeader(1, WORKER.address, policy_root(0).hex(), 0), rows)))
-    intake = Intake(trainer.station, fresh=lambda step: True, taken_in=lambda _: None, taken_back=lambda _: None)
+    intake = Intake(trainer.context, fresh=lambda step: True, taken_in=lambda _: None, taken_back=lambda _: None)
     _, vote = trainer.says(ANN, (3, 0))
     believed = values_module.Believed(
         file, {g: [ReportRow(g, s, 1.0, FLAT) for s in range(SIZE)] for g in (3, 0)}, (vote,)

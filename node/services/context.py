@@ -1,6 +1,12 @@
-"""What a node's services are given: the run that they work for, and the doors to everybody else."""
+"""What a node's services are given: who they are, the run that they work for, and the doors to everybody else.
 
+Knows no service. A service reads `facts` and `state`, says its words by `board`, and is given in its constructor what
+another service provides.
+"""
+
+import math
 from collections import deque
+from collections.abc import Callable
 from time import time as unix_time
 
 import msgspec
@@ -13,8 +19,10 @@ from node.progress import ProgressRecord
 from node.run.assets import Run
 from node.state.journal import Journal
 from node.swarm.board import Board
+from node.swarm.facts import Facts, News
 from node.swarm.jury import Jury
 from node.swarm.membership import Membership
+from node.swarm.pool_state import PoolState
 from node.weights.keeper import PolicyShelf
 from protocol.identity import Address, NodeKey
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
@@ -71,7 +79,7 @@ class PoolTime:
         return epoch <= self.epoch() + 1 and (self.now() if found_at is None else found_at) <= end + self._window / 2
 
 
-class Station(msgspec.Struct):
+class Context(msgspec.Struct):
     """A node's place in the swarm: who it is, what it holds, whom it can talk to.
 
     progress: where services say how far they are and what happened; price: wei for a unit of work, 0 if
@@ -98,8 +106,25 @@ class Station(msgspec.Struct):
         """Validators that must agree, by the bench that is in office now."""
         return self.membership.quorum
 
+    @property
+    def facts(self) -> Facts:
+        """What is so in the pool, as it comes to be."""
+        return self.jury.facts
 
-def take_station(
+    @property
+    def state(self) -> PoolState:
+        """What is so in the pool now: read here, changed by words, the chain and time only."""
+        return self.jury.state
+
+    async def until(self, so: Callable[[], bool], *kinds: type[News], seconds: float = math.inf) -> bool:
+        """Whether it comes to be so in so many seconds; looked at again with each news of these kinds."""
+        with trio.move_on_after(seconds), self.facts.subscribe(*kinds) as told:
+            while not so():
+                await told.receive()
+        return so()
+
+
+def make_context(
     member: Member,
     run: Run,
     journal: Journal,
@@ -107,7 +132,7 @@ def take_station(
     price: int = 0,
     clock: Clock | None = None,
     time: PoolTime | None = None,
-) -> Station:
+) -> Context:
     """A member's place in a run. clock: this machine's, unless another is given; time: of the pool; without it,
     everything counts in its epoch 0."""
     clock = clock or Clock()
@@ -117,16 +142,16 @@ def take_station(
     jury = Jury(member.board, member.membership, run.spec, member.pool, journal, clock.monotonic)
     own = (member.key, member.domain, member.pool)
     shared = (member.board, member.blobs, journal, member.membership)
-    return Station(*own, run, *shared, shelf, jury, progress or ProgressRecord(), price, clock, time or PoolTime())
+    return Context(*own, run, *shared, shelf, jury, progress or ProgressRecord(), price, clock, time or PoolTime())
 
 
-async def manifest_of(station: Station, author: Address, message: PolicyAnnounced, timeout: float) -> BatchManifest:
+async def manifest_of(context: Context, author: Address, message: PolicyAnnounced, timeout: float) -> BatchManifest:
     """Of the step that led to an announced policy. Raises IntellectError where it cannot be had, or is none."""
-    sources = [author, *station.membership.addresses()]
-    with station.blobs.holding([message.batch_root]):
-        path = await station.blobs.fetch(message.batch_root, sources, max_size=MAX_MANIFEST_BYTES, timeout=timeout)
+    sources = [author, *context.membership.addresses()]
+    with context.blobs.holding([message.batch_root]):
+        path = await context.blobs.fetch(message.batch_root, sources, max_size=MAX_MANIFEST_BYTES, timeout=timeout)
         manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
-    manifest.check(station.run.root, station.pool, message.step - 1, station.run.spec.recipe.max_staleness)
+    manifest.check(context.run.root, context.pool, message.step - 1, context.run.spec.recipe.max_staleness)
     return manifest
 
 
