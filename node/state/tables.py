@@ -132,7 +132,7 @@ def explained(error: sqlite3.Error) -> tuple[str, str]:
     return f"{why} ({error})" if why else str(error), remedy
 
 
-_MEND_DAMAGE = "look at the disk; what is left of the file is read by: sqlite3 FILE .recover"
+_MEND_DAMAGE = "look at the disk; what is left of the file is read by: sqlite3 FILE .dump"
 _CODES = {
     sqlite3.SQLITE_CORRUPT: ("the file is damaged", _MEND_DAMAGE),
     sqlite3.SQLITE_NOTADB: ("the file is no SQLite database, or its head is damaged", _MEND_DAMAGE),
