@@ -19,8 +19,8 @@ import trio
 
 from contracts.bindings import PoolInfo
 from node.blobs.exchange import Limits
+from node.blobs.headway import describe, fraction
 from node.blobs.http.sources import parse_source
-from node.blobs.transfer import describe, fraction
 from node.chain.client import ChainClient
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventFollower

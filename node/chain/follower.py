@@ -18,14 +18,12 @@ from pathlib import Path
 import msgspec
 import structlog
 import trio
-from blake3 import blake3
 
 from contracts.bindings import NOBODY, ContractError, Event, Joined, Left, RawLog, parse_log, pool_topic, topic_of
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
 from node.chain.views import Block
-from node.errors import StateError
-from node.state.tables import Form, open_table, refused
+from node.state.tables import Form, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
 PACE = 0.05
@@ -47,14 +45,16 @@ GRACE = 60.0
 """Seconds of the chain's time after the end of a lease in which its renewal may still come."""
 log = structlog.get_logger()
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS chain_blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL);
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS chain_blocks (
+    number INTEGER PRIMARY KEY, hash BLOB NOT NULL, {sealed("number, hash")});
 CREATE TABLE IF NOT EXISTS chain_events (
-    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (block, log_index));
+    block INTEGER NOT NULL, log_index INTEGER NOT NULL, body BLOB NOT NULL, {sealed("block, log_index, body")},
+    PRIMARY KEY (block, log_index));
 CREATE TABLE IF NOT EXISTS chain_source (id INTEGER PRIMARY KEY CHECK (id = 0), name TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS chain_time (id INTEGER PRIMARY KEY CHECK (id = 0), at INTEGER NOT NULL, {sealed("at")});
 """
-FORM = Form("what was read of the chain,", 1, _SCHEMA, cache=True)
+FORM = Form("what was read of the chain,", 2, _SCHEMA, {1: resealed(_SCHEMA)}, cache=True)
 
 
 class RolledBack(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class EventStore:
         """Stored logs of blocks above a number, in order."""
         with self._lock, refused(self._path, FORM):
             query = "SELECT body FROM chain_events WHERE block > ? ORDER BY block, log_index"
-            return [unsealed(body) for (body,) in self._db.execute(query, (above,))]
+            return [msgspec.json.decode(body, type=RawLog) for (body,) in self._db.execute(query, (above,))]
 
     def time(self) -> int:
         """Of the last block that was read, unix seconds; 0 before the first."""
@@ -116,17 +116,8 @@ class EventStore:
         gone = {(log.block, log.log_index) for log in useless}
         return [log for log in logs if (log.block, log.log_index) not in gone]
 
-    def sound(self) -> list[RawLog]:
-        """What `compact` leaves. Where a row is damaged all of it is forgotten, to be read again."""
-        try:
-            return self.compact()
-        except StateError as error:
-            log.warning("chain.rows_damaged", file=str(self._path), why=error.why)
-            self.roll_back(-1)
-            return []
-
     def advance(self, cursor: Block, logs: Sequence[RawLog]) -> None:
-        rows = [(entry.block, entry.log_index, sealed(entry)) for entry in logs]
+        rows = [(entry.block, entry.log_index, msgspec.json.encode(entry)) for entry in logs]
         with self._lock, refused(self._path, FORM), self._at_once():
             self._db.executemany("INSERT OR REPLACE INTO chain_events VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT OR REPLACE INTO chain_blocks VALUES (?, ?)", (cursor.number, cursor.hash))
@@ -148,23 +139,6 @@ class EventStore:
     def close(self) -> None:
         with self._lock:
             self._db.close()
-
-
-SEAL = 8
-"""Bytes of a row's BLAKE3 that stand before it: SQLite's own check sees no bit that flips inside a cell."""
-
-
-def sealed(entry: RawLog) -> bytes:
-    """A log as a row."""
-    body = msgspec.json.encode(entry)
-    return blake3(body).digest(SEAL) + body
-
-
-def unsealed(row: bytes) -> RawLog:
-    """Raises StateError for a row that is not as it was written."""
-    if blake3(row[SEAL:]).digest(SEAL) != row[:SEAL]:
-        raise StateError("an event of the chain is damaged on this disk", "a bit of its row is another", "start again")
-    return msgspec.json.decode(row[SEAL:], type=RawLog)
 
 
 class EventFollower:
@@ -221,7 +195,7 @@ class EventFollower:
             places = f"{profile.contracts.swarm}:{profile.contracts.court}{chair}"
             source = f"3:{profile.chain_id}:{places}:{self._pool or 'all'}"  # the third form of rows
             await trio.to_thread.run_sync(store.bind, source)
-            history = await trio.to_thread.run_sync(store.sound)
+            history = await trio.to_thread.run_sync(store.compact)
             self.now = await trio.to_thread.run_sync(store.time)
             task_status.started()
             await self._deliver(history)
