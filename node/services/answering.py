@@ -71,7 +71,10 @@ class Answering(Service):
         return found
 
     def routes(self) -> list[Route]:
-        return [Route("/answer", self._answer, methods=["POST"])]
+        async def answer(request: Request) -> Response:  # described where nobody serves it
+            return await self._answer(request)
+
+        return [Route("/answer", answer, methods=["POST"])]
 
     async def run(self) -> None:
         """It is asked."""
