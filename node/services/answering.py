@@ -19,6 +19,7 @@ from node.inference.client import EngineProcess
 from node.inference.wire import Answer, Answered, LoadPolicy, Progress, Said
 from node.services.base import Service
 from node.services.workplace import Workplace
+from node.status_schema import AnswersPart
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.errors import IntellectError
 
@@ -81,7 +82,7 @@ class Answering(Service):
         await trio.sleep_forever()
 
     def status(self) -> dict[str, Any]:
-        return {"answers": {"under_way": self._under_way, "given": self.count}}
+        return {"answers": AnswersPart(self._under_way, self.count)}
 
     async def _answer(self, request: Request) -> Response:
         body = bytearray()

@@ -19,6 +19,7 @@ from node.recent import Recent
 from node.services.base import Service, wait_until
 from node.services.context import Context
 from node.state.files import mapped, write_whole
+from node.status_schema import ProcessPart
 from node.swarm.ballots import FileState
 from node.swarm.facts import RoundVoted
 from node.swarm.register import Work
@@ -500,7 +501,7 @@ class Rounds(Service):
             "losses": [(one.round, one.loss) for one in self.figures.values() if one.loss is not None],
         }
         run = {"step": self.outer.round, "policy_root": self.outer.root.hex()}
-        process = {"name": self._process.name, "pid": self._process.pid, "restarts": self._process.restarts}
+        process = ProcessPart(self._process.name, self._process.pid, self._process.restarts)
         return {"pretraining": told, "run": run, "processes": [process]}
 
     def _peers(self) -> list[dict[str, Any]]:
