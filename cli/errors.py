@@ -19,6 +19,7 @@ UNEXPECTED, USAGE, CONFIGURATION, CHAIN, NETWORK, RUN, EXPELLED, INTERRUPTED = 1
 _CODES = {
     "ExpelledError": EXPELLED,
     "EvictedError": EXPELLED,
+    "TwinError": EXPELLED,
     "SlashedError": EXPELLED,
     "RunFileError": RUN,
     "ConfigError": CONFIGURATION,

@@ -138,6 +138,14 @@ def command(
             "adapters of one model then share its weights.",
         ),
     ] = None,
+    vouch: Annotated[
+        bool | None,
+        typer.Option(
+            "--vouch",
+            help="After a reboot or a move, where no member can tell: your word that no other daemon has this key, and "
+            "that this journal is the newest. If it is not so, the stake is lost.",
+        ),
+    ] = None,
     auto_setup: Annotated[
         bool | None,
         typer.Option("--auto-setup/--no-auto-setup", help="On a local devnet: fund, stake and register this node."),

@@ -41,6 +41,7 @@ from cli import (
     serve,
     service,
     size,
+    state,
     status,
     stop,
     task,
@@ -64,7 +65,7 @@ WIDTH = 76
 MANY = 6
 """Options of a command from which on they are shown in panels."""
 COMMANDS = {
-    "Run a node": "demo join doctor stop leave service update keys config",
+    "Run a node": "demo join doctor stop leave service update keys state config",
     "Look": "status top peers contributions logs report answers eval audit chat serve api",
     "Train": "train get trainer run calibrate weights push",
     "Money": "contract devnet",
@@ -72,7 +73,7 @@ COMMANDS = {
 }
 """Panel -> commands of the program."""
 OPTIONS = {
-    "Identity": "role state_dir key as_ key_file password_file provider_key provider validator node",
+    "Identity": "role state_dir vouch key as_ key_file password_file provider_key provider validator node",
     "Network": "network pool run listen announce lan bootnode relay http_source wait rpc_url dry_run preflight",
     "Engine": "engine engine_command share_engine auto_setup trainer endpoint nodes node_rank backend device",
     "Serving": "gateway gateway_tls gateway_announce page page_host metrics_address metrics_log address",
@@ -248,6 +249,7 @@ for name, group in (
     ("service", service.app),
     ("api", api_describe.app),
     ("keys", keys.app),
+    ("state", state.app),
     ("config", config.app),
     ("trainer", trainer.app),
     ("run", run.app),

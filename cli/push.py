@@ -46,9 +46,11 @@ def command(
     What would be sent is shown first. All of it appears in one commit, or nothing; run again, only what is missing is
     sent. The token is that of the hub's client: hf auth login.
     """
+    from cli.evaluate import place_of
     from cli.run import require_training
     from cli.weights import check_kind
     from node import hub
+    from node.weights.errors import disk_errors
 
     check_kind(gguf)
     require_training("the hub's client comes with the extra [train], which is not installed", "install")
@@ -56,9 +58,13 @@ def command(
     if there and private and not there.private:
         why = "--private makes a new repository private, and this one is there already"
         raise CommandError(f"{repository} is public", why, "change it on the hub, or name another one", RUN)
-    with tempfile.TemporaryDirectory(prefix="intellect-push-") as folder:
+    path, number = place_of(source)
+    # Beside the model: where a system keeps temporary files there may be no room for it.
+    place = path.parent if path.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=place) as folder:
         out = Path(folder) / "model"
-        card = _made(source, out, repository, gguf)
+        with disk_errors("what is to be pushed"):
+            card = _made(path, number, out, repository, gguf)
         card.licence = licence or card.licence or _asked_licence(card.base)
         if state_dir is not None:
             card.verdicts = _verdicts(state_dir)
@@ -82,11 +88,8 @@ def command(
         console().print(url, soft_wrap=True, markup=False)
 
 
-def _made(source: str, out: Path, repository: str, gguf: str | None) -> "Card":
+def _made(path: Path, number: int | None, out: Path, repository: str, gguf: str | None) -> "Card":
     """Puts the files into `out`. Raises CommandError, WeightsError, TrainingError."""
-    from cli.evaluate import place_of
-
-    path, number = place_of(source)
     if (path / "spool").is_dir():
         return _of_training(path, number, out, repository, gguf)
     if number is None and (path / "config.json").is_file():
@@ -188,7 +191,10 @@ def _base(home: Any, origin: str) -> tuple[str, str]:
     if origin:
         name = hub.read_name(origin, "model")
         assert name is not None  # noqa: S101 - the run was checked
-        return name.repository, hub.look(name).licence
+        try:
+            return name.repository, hub.look(name).licence
+        except hub.HubError:  # gone since, or private: whoever pushes has to know it then
+            return name.repository, ""
     model = Path(load_run_file(home.run_file).model)
     _, licence = _said(model)
     return model.name, licence

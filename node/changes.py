@@ -10,10 +10,17 @@ class Changes:
 
     def __init__(self) -> None:
         self._told = trio.Event()
+        self._listeners: list[Callable[[], object]] = []
 
     def tell(self, *_: object) -> None:
         self._told.set()
         self._told = trio.Event()
+        for listener in self._listeners:
+            listener()
+
+    def follow(self, listener: Callable[[], object]) -> None:
+        """Called after each change."""
+        self._listeners.append(listener)
 
     @property
     def next(self) -> trio.Event:

@@ -57,6 +57,16 @@ class ClockPart(msgspec.Struct, frozen=True):
     peers: int = 0
 
 
+class PenPart(msgspec.Struct, frozen=True):
+    """Whether the node may promise anything (`node/state/pen.py`). state: open, held or shut; why: of the latter two;
+    fence: the newest step up to which it signs nothing new, -1 without; adopted: own words that others had kept."""
+
+    state: str = "shut"
+    why: str = ""
+    fence: int = -1
+    adopted: int = 0
+
+
 class NodePart(msgspec.Struct, frozen=True):
     address: str = ""
     peer_id: str = ""
@@ -69,6 +79,7 @@ class NodePart(msgspec.Struct, frozen=True):
     engine: str | None = None
     state_dir: str = ""
     phase: PhasePart | None = None
+    pen: PenPart | None = None
     reach: ReachPart | None = None
     clock: ClockPart | None = None
     lan: int = 0
@@ -490,13 +501,6 @@ class EnginePart(msgspec.Struct, frozen=True):
     seconds_by_work: dict[str, float] = {}
 
 
-class AnswersPart(msgspec.Struct, frozen=True):
-    """What the newest policy answered whoever the owner lets ask."""
-
-    under_way: int = 0
-    given: int = 0
-
-
 class SlashPart(msgspec.Struct, frozen=True):
     node: str
     provider: str = ""
@@ -558,6 +562,17 @@ class TasksPart(msgspec.Struct, frozen=True):
     own: list[TaskPart] = []
 
 
+class BlobsPart(msgspec.Struct, frozen=True):
+    """How whole the blobs on this disk are. damaged: found with other bytes than their name says, of which the pool
+    had the right ones again, or not; oldest_look_seconds: since the longest unseen one was compared, None before."""
+
+    damaged: int = 0
+    fetched_again: int = 0
+    not_fetched_again: int = 0
+    bytes_looked_at: int = 0
+    oldest_look_seconds: float | None = None
+
+
 # A part that is None belongs to another role, or the daemon has not got there.
 class DaemonStatus(msgspec.Struct, frozen=True):
     """The whole answer."""
@@ -584,9 +599,9 @@ class DaemonStatus(msgspec.Struct, frozen=True):
     network_stats: dict[str, int] = {}
     board: dict[str, int] = {}
     engine: EnginePart | None = None
-    answers: AnswersPart | None = None
     processes: list[ProcessPart] = []
     restarts: dict[str, int] = {}
     services: list[str] = []
+    blobs: BlobsPart | None = None
     last_error: ErrorPart | None = None
     events: list[EventPart] = []

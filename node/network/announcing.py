@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
+from node.addresses import IpAddress, is_public
 from node.network.circuit.circuits import circuit_contact
 from node.network.contacts import MAX_CONTACT, AddressSet, announced
 from protocol.identity import PeerId
@@ -44,8 +45,8 @@ class Announcing:
 
 
 def reachable(address: str) -> str:
-    """Replace a wildcard by the address of the interface that leads to the internet; where none does, by one that
-    leads to other machines."""
+    """Replace a wildcard by the address of the interface that leads to the internet; by a public one that this machine
+    has beside it, as where a VPN leads there; where none does, by one that leads to other machines."""
     for wildcard, family, target in (
         ("/ip4/0.0.0.0/", socket.AF_INET, "192.0.2.1"),
         ("/ip6/::/", socket.AF_INET6, "2001:db8::1"),
@@ -57,20 +58,31 @@ def reachable(address: str) -> str:
                     own = probe.getsockname()[0]
                 except OSError:
                     own = _beside_the_internet(family)
+            if not is_public(ipaddress.ip_address(own)):
+                own = _public(family) or own
             return address.replace(wildcard, wildcard[:5] + own + "/", 1)
     return address
 
 
-def _beside_the_internet(family: socket.AddressFamily) -> str:
-    """This machine's address in a network of its own, such as a LAN without a router; loopback's without one."""
+def _own(family: socket.AddressFamily) -> list[IpAddress]:
+    """The addresses of this machine's interfaces that are up."""
     stats = psutil.net_if_stats()
-    known = [
+    return [
         ipaddress.ip_address(one.address.partition("%")[0])
         for name, addresses in psutil.net_if_addrs().items()
         for one in addresses
         if one.family == family and name in stats and stats[name].isup
     ]
-    found = sorted((one for one in known if not one.is_loopback), key=lambda one: (one.is_link_local, int(one)))
+
+
+def _public(family: socket.AddressFamily) -> str:
+    """A public address of this machine; empty where it has none."""
+    return next((str(one) for one in sorted(filter(is_public, _own(family)), key=int)), "")
+
+
+def _beside_the_internet(family: socket.AddressFamily) -> str:
+    """This machine's address in a network of its own, such as a LAN without a router; loopback's without one."""
+    found = sorted((one for one in _own(family) if not one.is_loopback), key=lambda one: (one.is_link_local, int(one)))
     # A link-local address of IPv6 is one with its interface only.
     usable = [one for one in found if not (one.version == 6 and one.is_link_local)]
     return str(usable[0]) if usable else "127.0.0.1" if family == socket.AF_INET else "::1"

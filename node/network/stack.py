@@ -17,6 +17,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
+from node.limits import open_files
 from node.network import yamux
 from node.network.dialling import DIAL_SECONDS
 from node.network.gossip.gossip import Gossip
@@ -48,6 +49,7 @@ class Stack:
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
         upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.Session})
+        most = min(MAX_CONNECTIONS, open_files() // 2)
         self.swarm = HardSwarm(
             own,
             peerstore,
@@ -56,8 +58,8 @@ class Stack:
             # Whom to dial again, and when, is the redialler's to say (`redial.py`).
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
-                max_connections=MAX_CONNECTIONS,
-                high_watermark=MAX_CONNECTIONS,
+                max_connections=most,
+                high_watermark=most,
                 # 0: the library keeps no number of connections up by itself; the redialler does.
                 low_watermark=0,
                 min_connections=0,

@@ -128,9 +128,9 @@ class RolloutPool:
         """Samples that wait."""
         return sum(len(group.rows) for group in self._groups.values())
 
-    def count_on(self, stale: int) -> None:
-        """So many rollouts were stale before a restart."""
-        self.stale_rollouts = stale
+    def recall(self, stale_rollouts: int) -> None:
+        """So many were counted before a restart."""
+        self.stale_rollouts = stale_rollouts
 
     def add(self, groups: Iterable[Group]) -> None:
         """A group that is there already stays as it is."""

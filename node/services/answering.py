@@ -19,7 +19,6 @@ from node.inference.client import EngineProcess
 from node.inference.wire import Answer, Answered, LoadPolicy, Progress, Said
 from node.services.base import Service
 from node.services.workplace import Workplace
-from node.status_schema import AnswersPart
 from node.weights.keeper import HeldPolicy, PolicyShelf
 from protocol.errors import IntellectError
 
@@ -60,7 +59,7 @@ class Answering(Service):
     def __init__(self, engine: EngineProcess, shelf: PolicyShelf) -> None:
         self._engine = engine
         self._shelf = shelf
-        self._under_way = 0
+        self.under_way = 0
         self.count = 0
 
     @classmethod
@@ -72,17 +71,11 @@ class Answering(Service):
         return found
 
     def routes(self) -> list[Route]:
-        async def answer(request: Request) -> Response:
-            return await self._answer(request)
-
-        return [Route("/answer", answer, methods=["POST"])]
+        return [Route("/answer", self._answer, methods=["POST"])]
 
     async def run(self) -> None:
         """It is asked."""
         await trio.sleep_forever()
-
-    def status(self) -> dict[str, Any]:
-        return {"answers": AnswersPart(self._under_way, self.count)}
 
     async def _answer(self, request: Request) -> Response:
         body = bytearray()
@@ -98,16 +91,16 @@ class Answering(Service):
             return _refused(fault, 400)
         if (policy := self._shelf.newest) is None:
             return _refused("no policy is here yet", 503)
-        if self._under_way >= MOST:
+        if self.under_way >= MOST:
             return _refused(f"{MOST} answers are under way", 429)
         return _Lines(partial(self._told, asked, policy))
 
     async def _told(self, asked: Asked, policy: HeldPolicy, send: Sender) -> None:
-        self._under_way += 1
+        self.under_way += 1
         try:
             await self._ask(asked, policy, send)
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
 
     async def _ask(self, asked: Asked, policy: HeldPolicy, send: Sender) -> None:
         heard: list[int] = []

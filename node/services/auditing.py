@@ -223,6 +223,8 @@ class Auditing(Service):
         # The same signed word again: it may have been lost, and a new one could differ.
         if known is not None:
             return await self._context.board.post_raw(known)
+        if self._context.journal.fence.covers(wanted.statement.step):
+            return None  # another daemon may have judged it with this key
         found = await self._tried(wanted.statement)
         return await self._conclude(wanted, *found) if found is not None else None
 
@@ -277,7 +279,8 @@ class Auditing(Service):
         )
         signature = sign(context.key, context.domain, draft.verdict)
         raw = context.board.sealed(msgspec.structs.replace(draft, signature=signature))
-        await context.journal.do(context.journal.say, KIND, statement.struct_hash, raw)
+        slot = statement.struct_hash
+        await context.journal.promise(context.journal.say, KIND, slot, raw, step=statement.step)
         level = log.info if ruled.outcome == Outcome.ACCEPT else log.warning
         level("step.judged", step=statement.step - 1, outcome=ruled.outcome.name, why=ruled.detail)
         await context.board.post_raw(raw)

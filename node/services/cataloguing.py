@@ -5,6 +5,7 @@ which fetches the package and says whether it is what its offer says.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ from node.services.context import Context
 from node.services.tasking.wishes import read_body, refusal, told
 from node.services.workplace import Workplace
 from node.state.files import write_whole
+from node.state.kept import cached
 from node.swarm.catalogue import Entry, ReviewBook, entries
 from node.swarm.register import Work
 from protocol.errors import UNREADABLE, IntellectError
@@ -76,8 +78,9 @@ class Cataloguing(Service):
 
     async def run(self) -> None:
         if await trio.Path(self._kept).is_file():
-            found = msgspec.json.decode(await trio.Path(self._kept).read_bytes(), type=list[OwnOffer])
-            self.own = {one.root: one for one in found[:MOST_OWN]}
+            read = partial(msgspec.json.decode, await trio.Path(self._kept).read_bytes(), type=list[OwnOffer])
+            # An offer that is lost can be made again; a daemon that ends for it does nothing else either.
+            self.own = {one.root: one for one in (cached(self._kept, read) or [])[:MOST_OWN]}
         self._context.state.register.follow(self._hear)
         while True:
             for one in list(self.own.values()):

@@ -31,6 +31,7 @@ from node.services.training.groups import Groups
 from node.state.tally import Tally
 from node.tasks.stock import TaskStock
 from node.training.client import TrainerProcess
+from node.training.jobs import Jobs
 from node.training.settings import read_settings
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -141,8 +142,8 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
     def own_lots(self) -> OwnLots:
         """Of a validator: by which it looks at files, and at steps."""
         context, share = self.context, step_share(self.context.run.spec, self.hardware)
-        own, clock = context.key.address, context.clock.monotonic
-        return OwnLots(context.run.spec, context.pool, own, context.journal, context.board, clock, share)
+        own = (context.key, context.domain, context.journal, context.board)
+        return OwnLots(context.run.spec, context.pool, *own, context.clock.monotonic, share)
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -152,7 +153,7 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         # Such a worker keeps no outer state: it only turns one into an image.
         samples = bool(self.context.run.spec.seats) and self.role == "worker"
         process = TrainerProcess(self.spool, settings=settings, starter=self.starter)
-        return Rounds(self.context, process, self.spool, learns=not samples)
+        return Rounds(self.context, process, self.spool, Jobs(self.spool, self.watch), learns=not samples)
 
     @cached_property
     def batches(self) -> Batches:

@@ -252,6 +252,11 @@ class Ballots:
         case = self._cases.get(id)
         return case.votes.get(validator) if case else None
 
+    def words_of(self, validator: Address) -> list[Signed[Judgement]]:
+        """Verdicts and second looks of a validator, newest works first."""
+        cases = list(reversed(self._cases.values()))
+        return [row[validator] for case in cases for row in (case.votes, case.rechecks) if validator in row]
+
     def has_turned(self, id: WorkId, validator: Address) -> bool:
         """Whether its second look denies a fact of its verdict, and no dispute of the work is known that asked it to
         look. A group that it had not drawn, or arithmetic, is none."""

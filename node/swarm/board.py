@@ -21,6 +21,7 @@ from node.network.budget import Budgets
 from node.network.interface import Network
 from node.recent import Recent
 from node.swarm.counts import Authority, may_say
+from node.swarm.ownwords import OwnEar
 from node.swarm.readers import Reader
 from node.swarm.rules import ELSE, HANDED, MUTED, PATIENCE, own_budgets
 from node.swarm.shelf import MAX_MESSAGES, Shelf
@@ -116,6 +117,8 @@ class Board:
         self._refused: Recent[bytes, float] = Recent(MAX_MESSAGES)
         self._readers: dict[type[Message], list[Reader[Signed[Any]]]] = {}
         self.counts: Counter[str] = Counter()
+        self.own = OwnEar(clock, wall)
+        """Words of this node's key that this process did not say."""
         self.heard: dict[Address, float] = {}
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._unsaid: list[tuple[float, Entry]] = []
@@ -191,7 +194,13 @@ class Board:
     async def post_raw(self, raw: bytes) -> None:
         """Gossip an envelope that was sealed earlier, and keep it for those who missed it."""
         # Opened like a stranger's: what is malformed here would be refused by everybody, at our cost.
-        self._take(open_envelope(self._domain, self._pool, raw), by=self._key.address)
+        try:
+            signed = open_envelope(self._domain, self._pool, raw)
+        except ProtocolError as error:  # sealed by this node, so it is its journal's disk
+            log.warning("journal.word_damaged", why=error.why, then="it is not said again")
+            return
+        self._shelf.saw(_name(raw), signed)  # kept or not: what comes back of it is no other daemon's word
+        self._take(signed, by=self._key.address)
         await self._wire.publish(self._topic, raw)
 
     def pin(self, envelopes: Sequence[bytes]) -> None:
@@ -203,7 +212,7 @@ class Board:
             try:
                 self._shelf.pin(_name(raw), open_envelope(self._domain, self._pool, raw), self._clock())
             except ProtocolError as error:
-                self._refuse(error)
+                self._refuse(error, "pinned")
 
     def opened(self, raw: bytes, kind: type[M] = ANY_MESSAGE) -> Signed[M]:
         """A message that another one carries, checked as if it had come by itself; raises ProtocolError.
@@ -236,9 +245,10 @@ class Board:
         seen = self._shelf.seen(name)
         if seen is not None:
             return self._repeats(publisher, seen.author, seen.kind)
+        at = "form"
         try:
             parsed = parse_envelope(self._pool, raw)
-            kind = type(parsed.message)
+            kind, at = type(parsed.message), "signature"
             own = self._may_say(publisher, kind)
             # Charged before the signature is checked, which is the dear part: whoever floods pays with its own budget.
             if not (self._spends_all(publisher, parsed.message) if own else self._spends(publisher, None)):
@@ -249,9 +259,10 @@ class Board:
                 return False
             if self._is_future(signed, publisher):
                 return False
+            at = "office"
             self._authorise(signed)
         except ProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, at)
             self._spends(publisher, None)
             return False
         return self._take(signed, by=publisher)
@@ -296,8 +307,10 @@ class Board:
         self.counts["future"] += ahead
         return ahead
 
-    def _refuse(self, error: ProtocolError) -> None:
+    def _refuse(self, error: ProtocolError, at: str) -> None:
+        """at: by what: its form, its signature, its author's office; or how else it came."""
         self.counts["refused"] += 1
+        self.counts[f"refused.{at}"] += 1
         log.debug("message.refused", why=error.why)
 
     # rights
@@ -345,6 +358,10 @@ class Board:
     def _take(self, signed: Signed[Message], by: Address) -> bool:
         """Keep a message and tell it to who subscribed; False if it is no news."""
         now = self._clock()
+        if signed.author == self._key.address and by != signed.author:
+            # Before the shelf, which keeps no heartbeat of a lower number: another daemon's may be one.
+            for one in with_carried(signed):
+                self.own.hear(one)
         if not self._shelf.put(_name(signed.raw), signed, now, direct=by == signed.author):
             return False
         self.heard[signed.author] = now
@@ -390,6 +407,13 @@ class Board:
         """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
         return max(CATCH_UP_EVERY, len(self._shelf) / NAMED_PER_SECOND)
 
+    async def catch_up_now(self, most: int) -> None:
+        """Ask so many members at once what was missed."""
+        peers = [peer for peer in self._wire.connected() if self._authority.is_member(peer)]
+        async with trio.open_nursery() as nursery:
+            for peer in random.sample(peers, min(most, len(peers))):
+                nursery.start_soon(self._catch_up, peer)
+
     async def _catch_up(self, peer: Address) -> int:
         """How many messages that brought."""
         # What was refused is named, too, or the same peer would hand it over with every answer.
@@ -418,6 +442,10 @@ class Board:
             self._refused.popitem(last=False)
         return list(self._refused)
 
+    def words_of(self, author: Address) -> list[Signed[Message]]:
+        """What is kept of one author, newest first."""
+        return self._shelf.of(author)
+
     async def take_missed(self, peer: Address, missed: Sequence[bytes]) -> None:
         """Envelopes from elsewhere than gossip. What a peer hands over is charged to that peer, whoever wrote it."""
         refused = 0
@@ -434,7 +462,7 @@ class Board:
                 signed = open_envelope(self._domain, self._pool, raw)
                 self._authorise(signed)
             except ProtocolError as error:
-                self._refuse(error)
+                self._refuse(error, "handed")
                 self._refused[name] = self._clock()
                 refused += 1
                 continue

@@ -223,6 +223,10 @@ class PolicyClock:
         """The followed policy of a step, as long as it is kept."""
         return self._by_step.get(step)
 
+    def words_of(self, trainer: Address) -> list[PolicyFollowed]:
+        """A trainer's announcements, newest first."""
+        return [said for _, said in sorted(self._by_step.items(), reverse=True) if said.author == trainer]
+
     @property
     def steps(self) -> tuple[int, ...]:
         """Those whose announcement is kept, ascending."""

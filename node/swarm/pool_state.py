@@ -287,6 +287,7 @@ class PoolState:
                 self._look_at_result(work)
         self.ballots.open_disputes()
         self._look_again()
+        self.register.forget_old()
         if self.newest >= 0:
             return
         held = [(at, one) for words in self._held.values() for one, at in words.items()]
@@ -425,7 +426,16 @@ class PoolState:
         self._tell(VerdictKnown(signed.author, signed.message))
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._count(work, signed))
 
+    def _is_of_its_own(self, work: Work, signed: Signed[VerdictIssued] | Signed[VerdictRechecked]) -> bool:
+        """Whether somebody in two offices judges its own work, in which nobody has a word."""
+        if signed.author != work.node:
+            return False
+        self.refused[f"{type(signed.message).__name__}.own"] += 1
+        return True
+
     def _count(self, work: Work, signed: Signed[VerdictIssued]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         if not self.lots.is_of_its_window(work, signed.message):
             log.info("verdict.of_another_window", validator=signed.author, window=signed.message.window)
             return
@@ -451,6 +461,8 @@ class PoolState:
         self._when_known(signed.author, work_id(signed.message.verdict), lambda work: self._look(work, signed))
 
     def _look(self, work: Work, signed: Signed[VerdictRechecked]) -> None:
+        if self._is_of_its_own(work, signed):
+            return
         self.ballots.recheck(signed)
         self.seals.note_turn(work, signed.author)
         self.lots.covered(work, signed.message)
@@ -467,6 +479,8 @@ class PoolState:
         self._when_known(signed.author, id, lambda work: self._heed(signed.author, work, (first, second)))
 
     def _heed(self, author: Address, work: Work, pair: tuple[Signed[VerdictIssued], Signed[VerdictIssued]]) -> None:
+        if any(self._is_of_its_own(work, one) for one in pair):
+            return
         if all(self.lots.is_of_its_window(work, one.message) for one in pair) and self.ballots.heed(pair):
             self._tell(WorkTouched(author, work.id))
 

@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from node.state.files import write_whole
+from node.state.kept import kept
 from node.training.errors import TrainingError
 
 POLL_SECONDS = 0.01
@@ -97,7 +98,7 @@ class Spool(Places):
 
     def record(self, step: int) -> dict[str, Any]:
         """The metrics of a complete step, with those of its evaluation, if that is there. Raises OSError, and
-        msgspec.DecodeError."""
+        StateError."""
         found = _read(self.metrics_path(step))
         try:
             return found | _read(self.evaluation_path(step))
@@ -282,7 +283,8 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    data = path.read_bytes()
+    return kept(path, lambda: msgspec.json.decode(data, type=dict[str, Any]))
 
 
 def _steps(directory: Path) -> list[int]:

@@ -4,6 +4,7 @@
 `tests/cheats/liars.py`.
 """
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from node.inference.wire import Inspected
 from node.services.judging.judge import Validator
 from node.services.judging.lots import Lot
 from node.services.judging.pronouncing import Pronouncing
-from node.services.rounds.applying import Outer
+from node.services.rounds.adding import Outer
 from node.services.rounds.cutting import Cutting
 from node.swarm.ballots import FileState
 from node.swarm.facts import PolicyFollowed
@@ -215,13 +216,14 @@ RUSHED = 8
 class Rusher(Cutting):
     """Speaks first in every round and ballot, of no contribution at all, and closes that at once."""
 
-    async def _look(self, round_: int, outer: Outer | None) -> None:
-        if outer is None or self._rounds.book.of(round_).has_own:
-            return
+    async def _look(self, round_: int, outer: Outer | None) -> float:
+        if outer is None or self._rounds.votes.book.of(round_).has_own:
+            return math.inf
         nothing = Proposal(outer.root, outer.state, outer.size, ())
         for ballot in range(RUSHED):
             for closed in (False, True):
                 await self._say(round_, Word(ballot, closed, nothing))
+        return math.inf
 
 
 SEATS: dict[str, type[Validator]] = {

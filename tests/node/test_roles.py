@@ -49,7 +49,9 @@ POOL = dict.fromkeys(PoolInfo.__struct_fields__, 0) | {
     "validators": (OTHER.address,),
     "bootnodes": (),
 }
-EVERYBODY_ELSE = ("tallying", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling")
+EVERYBODY_ELSE = (
+    "continuity", "tallying", "mending", "jury", "heartbeat", "ending", "claims", "catalogue", "paying", "settling",
+)  # fmt: skip
 WORK = {
     "files_committed": 0,
     "files_accepted": 0,
@@ -110,17 +112,19 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
         (
             "worker",
             (
-                "tallying jury tracing heartbeat ending catalogue engine policies answering generating tasks auditing "
-                "paying settling"
+                "tallying mending jury heartbeat continuity tracing ending catalogue engine policies answering "
+                "generating tasks auditing paying settling"
             ).split(),
         ),
         (
             "validator",
             [
                 "tallying",
+                "mending",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
@@ -140,9 +144,11 @@ async def crew_of(place: Workplace, roles: Mapping[Role, Services] = ROLES) -> C
             "trainer",
             [
                 "tallying",
+                "mending",
                 "jury",
-                "tracing",
                 "heartbeat",
+                "continuity",
+                "tracing",
                 "ending",
                 "claims",
                 "catalogue",
@@ -176,10 +182,12 @@ async def test_the_gateway_is_opened_only_where_it_is_asked_for(tmp_path: Path) 
         crew = await crew_of(place)
         assert crew.names == [
             "tallying",
+            "mending",
             "jury",
+            "heartbeat",
+            "continuity",
             "tracing",
             "gateway",
-            "heartbeat",
             "ending",
             "claims",
             "catalogue",

@@ -119,7 +119,8 @@ class Pronouncing:
         # The journal has the signed bytes before anybody hears them: after a restart the same word is said again.
         raw = self._context.board.sealed(message)
         kind = "recheck" if recheck else "verdict"
-        await journal.do(journal.say, kind, work.id, raw, self._context.time.now())
+        step, task = work.place
+        await journal.promise(journal.say, kind, work.id, raw, self._context.time.now(), step=step, task=task)
         # In a dispute everybody knows the first words already, and with one validator there is nobody who could copy.
         if isinstance(message, VerdictRechecked) or self._context.membership.has_one_validator:
             await self._context.board.post_raw(raw)

@@ -15,7 +15,7 @@ import trio
 
 from node.inference.wire import Produce, Produced
 from node.recent import Recent
-from node.services.base import Service, wait_until
+from node.services.base import Bell, Service
 from node.services.committing import commit, slot_name
 from node.services.context import Context
 from node.services.generating import EngineChild
@@ -31,7 +31,8 @@ from protocol.messages import TaskClaimed
 from protocol.tasks import TaskId, admits_engine
 
 log = structlog.get_logger()
-POLL = 0.5
+LOOK_EVERY = 1.0
+"""Seconds until a shard is looked for though nothing was heard: leases end, and who holds one may die."""
 SETTLE = 0.3
 """Seconds in which another claim on the same shard may be heard, before work begins."""
 HEARD_IN = 2.0
@@ -55,6 +56,8 @@ class TaskWork(Service):
         self._engine = engine
         self._stock = stock
         self._scratch = scratch
+        self._bell = Bell()
+        self._book.follow(self._bell.ring)
         self._said: Recent[bytes, bool] = Recent(REMEMBERED)
         self._failed: Recent[TaskId, float] = Recent(MOST_TASKS)
         """When each task could not be done here last."""
@@ -73,7 +76,7 @@ class TaskWork(Service):
             await self._remind()
             found = await self._find()
             if found is None:
-                await trio.sleep(POLL)
+                await self._bell.wait(LOOK_EVERY)
                 continue
             try:
                 await self._take(*found)
@@ -95,7 +98,8 @@ class TaskWork(Service):
         now = trio.current_time()
         # What cannot be done here, perhaps for good, must not keep this node from all that can.
         for task in sorted(self._book.tasks(), key=lambda task: self._failed.get(task.id, -math.inf)):
-            if not task.open or self._context.state.distrust or self._is_cut_off():
+            fenced = self._context.journal.fence.covers(-1, task.id)
+            if fenced or not task.open or self._context.state.distrust or self._is_cut_off():
                 continue
             mine = task.leases.held(self._own, now)
             free = task.leases.choose(self._own, self._candidates(task), now, self._is_alive)
@@ -181,7 +185,7 @@ class TaskWork(Service):
             now = time.time_ns() // 1_000_000
             claim = TaskClaimed(pool=self._context.pool, task=task.id, shard=shard, sequence=now)
             await self._context.board.post(claim)
-            await wait_until(lambda: self._holds(task, shard), HEARD_IN, POLL / 10)
+            await self._bell.until(lambda: self._holds(task, shard), HEARD_IN)
             await trio.sleep(SETTLE)
         held = self._holds(task, shard)
         self.counts["claimed"] += held

@@ -4,7 +4,7 @@ Used up is what trained a step, here or at the leader that is followed. The jour
 group is learnt from twice.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from node.recipe.docket import Docket
@@ -27,7 +27,7 @@ class UsedUp:
     def __contains__(self, key: Key) -> bool:
         return key in self._steps
 
-    def __iter__(self) -> Iterable[Key]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self._steps)
 
     async def recall(self, first: int) -> None:

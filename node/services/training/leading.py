@@ -9,6 +9,7 @@ from node.services.chairing import Chairing, OnChain, Ready
 from node.services.context import Context
 from node.services.training.groups import Groups
 from node.services.training.record import Record
+from node.services.training.returning import REPEATED, Returning
 from node.services.training.standing_by import StandingBy
 from node.state.files import write_whole
 from node.swarm.facts import TermBegan, Undone
@@ -36,11 +37,22 @@ class Leading:
         self._record, self._others = record, others
         self._policies, self._terms = context.state.policies, context.membership.terms
         self._term = 0
+        self.returning = Returning(context, spool)
         self.chair = Chairing(context, chain, self) if chain is not None else None
 
     def leads(self, step: int) -> bool:
         """Whether policy `step` is this trainer's to make and publish."""
-        return self.chair is None or self.chair.leads(step)
+        return (self.chair is None or self.chair.leads(step)) and not self.returning.covers(step)
+
+    def holds(self) -> bool:
+        """Whether its term is to go on."""
+        return not self.returning.gives_up
+
+    def nothing_leads_on(self) -> bool:
+        """From the newest step here: nothing can be replayed, and no checkpoint is offered."""
+        newest = self._spool.newest_step()
+        unknown = self._policies.of_step(newest + 1) is None
+        return (self._others.is_stuck or unknown) and not self._others.is_offered(newest)
 
     def leads_next(self) -> bool:
         """Whether the next policy is."""
@@ -65,8 +77,14 @@ class Leading:
         # Otherwise a standby that has just started would lead from policy 0 and undo the run.
         if policies.newest_step < 0 and self._terms.reached > 0:
             return None  # nothing was heard of the run yet
+        if self.returning.gives_up:
+            return self._ready_after(newest) if behind <= REPEATED else None
         if behind > TAKES_BACK or (behind > 0 and self._others.gets_beyond(newest)):
             return None
+        return self._ready_after(newest)
+
+    def _ready_after(self, newest: int) -> Ready | None:
+        policies = self._policies
         if policies.of_step(newest) is None:
             before = policies.of_step(newest - 1)
             return Ready(newest, before.message.policy_root if before else bytes(32)) if before or not newest else None

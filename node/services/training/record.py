@@ -16,6 +16,7 @@ from node.metrics.observer import Observer
 from node.recipe.batch_log import BatchLog, Entry
 from node.recipe.requirements import hopeless, reached_target, spent
 from node.services.context import Context
+from node.state.kept import cached
 from node.training.batch import Batch, encode_batch
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
@@ -81,7 +82,7 @@ class Record:
         stale."""
         journal = self._context.journal
         began = await journal.do(journal.recall, "training_began")
-        self._began_at = float(began) if began else None
+        self._began_at = cached("the journal's training_began", lambda: float(began)) if began else None
         last = self._observer.newest
         for step in range(max(0, last + 1 - HISTORY), last + 1):
             if self._spool.is_complete(step):  # it may have been skipped, or taken back by another trainer's term

@@ -63,7 +63,11 @@ class StandingBy:
 
     def gets_beyond(self, newest: int) -> bool:
         """Whether there is a way on from the newest state that is here, with nobody leading."""
-        return not self.is_stuck or self._adopting.best(newest) is not None
+        return not self.is_stuck or self.is_offered(newest)
+
+    def is_offered(self, newest: int) -> bool:
+        """Whether there is a checkpoint of a later step."""
+        return self._adopting.best(newest) is not None
 
     @property
     def next_try(self) -> float:

@@ -113,6 +113,7 @@ class Trainer(Service):
     async def run(self) -> None:
         """Until the run is over: one stint after the other, each without what another trainer's term took back."""
         try:
+            await self.leading.returning.look()
             while not self.record.done:
                 await self.leading.heed()
                 await self._stint()
@@ -125,12 +126,13 @@ class Trainer(Service):
         self.intake.take_again(await self.groups.recall())
         await trio.to_thread.run_sync(adoption.end, self._spool)
         await self.others.settle_adopted()
-        self.groups.ready.count_on(await self.record.recall())
+        self.groups.ready.recall(await self.record.recall())
         async with trio.open_nursery() as nursery:
             for story in (self._watch.run, self._learner.run, self._evaluator.run, self.intake.run, self._feeding.run):
                 nursery.start_soon(story)
             nursery.start_soon(self._hear)
             nursery.start_soon(self._until_lost, nursery.cancel_scope)
+            nursery.start_soon(self.leading.returning.run, self.leading.nothing_leads_on)
             async with trio.open_nursery() as until_over:
                 until_over.start_soon(self._publishing.run, first_batch)
                 await self.record.run()

@@ -322,7 +322,7 @@ class Node:
         self.drops: list[tuple[int, str]] = []
         self._say_dropped, heard = trio.open_memory_channel[tuple[PolicyStatement, str]](64)
         chain: Any = OnChain(world.calls, name)
-        candidate = SimpleNamespace(ready=self._ready, at=lambda: (0, bytes(32)))
+        candidate = SimpleNamespace(holds=lambda: True, ready=self._ready, at=lambda: (0, bytes(32)))
         self.chairing = Chairing(self.context, chain, candidate if name == "standby" else None)
         self.validator: Validator | None = None
         self.certifying: Certifying | None = None
@@ -338,8 +338,9 @@ class Node:
         engine: Any = ReportingEngine(world.bad)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
-        own, clock, run = self.key.address, self.context.clock.monotonic, self.context.run.spec
-        lots = OwnLots(run, POOL, own, self.context.journal, self.board, clock, steps=1.0)
+        own, clock = (self.key, self.context.domain), self.context.clock.monotonic
+        run = self.context.run.spec
+        lots = OwnLots(run, POOL, *own, self.context.journal, self.board, clock, steps=1.0)
         self.validator = Validator(
             self.context, engine, policies, self.judge, scratch, lots=lots, certifying=self.certifying
         )

@@ -41,8 +41,7 @@ async def node(run: RunSpec, assets: Path, folder: Path) -> AsyncIterator[Place]
     held = HeldPolicy(3, root, assets / "model" / "model.safetensors", PolicyManifest(bytes(32), 3, root, (), root, 0))
     child = EngineProcess([sys.executable, "-m", "node.inference.process"], encode_run(run), assets)
     control = ApiServer(folder / "node.sock", lambda: {})
-    shelf, context = SimpleNamespace(newest=held), SimpleNamespace()
-    context.shelf = shelf
+    context = SimpleNamespace(shelf=SimpleNamespace(newest=held))
     place: Any = SimpleNamespace(control=control, engine=child, context=context)
     answering = await Answering.open(place)
     assert answering is not None
@@ -95,9 +94,9 @@ async def test_a_nodes_newest_policy_answers_as_the_same_model_does_here(
         stopped = (await client.post("/v1/completions", json=body | {"n": 1, "stop": [first]})).json()
         assert first not in stopped["choices"][0]["text"] and stopped["choices"][0]["finish_reason"] == "stop"
         assert (await client.post("/v1/completions", json=body | {"proofs": True})).status_code == 400
-        assert place.answering.status()["answers"].given >= 7
+        assert place.answering.count >= 7
         with trio.fail_after(20):
-            while place.answering.status()["answers"].under_way:  # noqa: ASYNC110 - it finds out by itself
+            while place.answering.under_way:  # noqa: ASYNC110 - it finds out by itself
                 await trio.sleep(0.02)
 
 
@@ -110,11 +109,11 @@ async def test_a_client_that_goes_in_mid_stream_frees_the_nodes_engine(
         head = f"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         await way.send_all(head.encode() + data)
         with trio.fail_after(30):
-            while not place.answering.status()["answers"].under_way:  # noqa: ASYNC110
+            while not place.answering.under_way:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         await way.aclose()
         with trio.fail_after(30):
-            while place.answering.status()["answers"].under_way:  # noqa: ASYNC110
+            while place.answering.under_way:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         body = {"prompt": "1=", "max_tokens": 2, "seed": 1}
         assert (await place.client.post("/v1/completions", json=body)).status_code == 200

@@ -92,7 +92,7 @@ class World:
             time=SimpleNamespace(now=lambda: self.time),
             progress=ProgressRecord(),
         )
-        candidate = SimpleNamespace(ready=lambda: ready, at=lambda: (0, bytes(32)))
+        candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
         return Chairing(context, Door(self, key), candidate)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:

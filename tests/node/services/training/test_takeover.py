@@ -5,6 +5,8 @@ the batch and the learner's class, and from nothing else.
 """
 
 import json
+import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,8 +33,10 @@ from node.services.training.groups import Groups
 from node.services.training.leading import TAKES_BACK
 from node.services.training.trainer import Trainer
 from node.state.files import write_whole
+from node.swarm.ownwords import promise_in
 from node.training import adoption
 from node.training.batch import decode_batch
+from node.training.errors import TrainingError
 from node.training.evaluations import Evaluations
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -42,7 +46,7 @@ from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import Arithmetic, ComposedBatch, decode_card, decode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, StepJudged, StepObjected
+from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepJudged, StepObjected
 from protocol.rollout import (
     Report,
     ReportHeader,
@@ -57,6 +61,7 @@ from protocol.run import Recipe, RolloutSpec, encode_run
 from protocol.statements import Outcome, TermSilent, Verdict, WorkCommitment, sign, signer_of, work_id
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, Seat, court_run
 from tests.memory_network import MemoryHub
+from tests.node.services.daemons import copied
 from tests.node.services.tasking.town import at_once
 
 SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
@@ -75,14 +80,16 @@ NOBODY = Address("0x" + "77" * 20)
 
 
 class Shared(BlobStore):
-    """Everybody's blobs."""
+    """Everybody's blobs. lost: nobody hands one over."""
+
+    lost = False
 
     async def fetch(
         self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
     ) -> Path:
         await trio.lowlevel.checkpoint()
         path = self.path(root)
-        if not path.exists():  # noqa: ASYNC240 - one local file
+        if self.lost or not path.exists():  # noqa: ASYNC240 - one local file
             raise BlobUnavailable(root, "nobody hands it over")
         if path.stat().st_size > max_size:  # noqa: ASYNC240
             raise ProtocolError("too large", f"it has more than {max_size} bytes")
@@ -609,3 +616,86 @@ async def test_a_standby_that_came_to_another_state_leads_from_before_a_bad_step
         manifests = [pool.batch(step) for step in range(1, 13)]
         assert standby.freed <= {work.name(POOL) for one in manifests for work in one.works}
         assert pool.check() >= 12
+
+
+async def _restored(pool: Pool, nursery: trio.Nursery, at: int, stated: int, chair: bool) -> Desk:
+    """The leader is stopped at `stated`, and starts from a backup of step `at`, with a journal that has what the pool
+    heard."""
+    await pool.open(nursery, late=1)
+    leader = pool.desks[0]
+    backup = pool.directory / "backup"
+
+    async def life(desk: Desk, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as inner:
+                pool.seats.append(desk.seat)
+                await desk.seat.run(inner)
+                for seat in pool.seats:
+                    pool._seat(seat)  # noqa: SLF001
+                    if not chair:
+                        seat.membership.terms.seated = False
+                await desk.run()
+
+    first = trio.CancelScope()
+    nursery.start_soon(life, leader, first)
+    await pool.until(lambda: leader.step >= at)
+    shutil.copytree(leader.spool.root, backup, symlinks=True)
+    journal = copied(leader.context.journal)  # type: ignore[arg-type] - the court's
+    journal.pen.open()
+    await pool.until(lambda: pool.judges[0].jury.state.policies.newest_step >= stated)
+    first.cancel()
+    await trio.sleep(1)
+    pool.seats.remove(leader.seat)
+    shutil.rmtree(leader.spool.root)
+    shutil.copytree(backup, leader.spool.root, symlinks=True)
+    used = journal.consumed()  # what the intake leaves out when it takes files in again
+    pool.groups = [one for one in pool.groups if one.key[0] + one.key[1].to_bytes(4, "big") not in used]
+    again = Desk(pool, TRAINER, "same", 1.0)
+    pool.desks[0] = again
+    journal._db.backup(again.context.journal._db)  # noqa: SLF001
+    for said in pool.judges[0].jury.state.policies.words_of(TRAINER.address):
+        kind, slot, raw = promise_in(Signed(said.author, said.message, said.raw)) or ("", b"", b"")
+        assert again.context.journal.adopt(kind, slot, raw)
+    nursery.start_soon(life, again, trio.CancelScope())
+    return again
+
+
+async def test_a_trainer_that_is_restored_from_a_backup_replays_what_its_key_has_stated_and_goes_on(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    pool = Pool(tmp_path, ["same"])
+    async with trio.open_nursery() as nursery:
+        again = await _restored(pool, nursery, at=5, stated=11, chair=True)
+        assert again.step < 5
+        await pool.until(lambda: again.step >= 16)
+        assert not again.context.state.policies.forks and pool.check() >= 16 and not pool.chain.taken
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_the_steps_between_cannot_be_had_a_new_term_goes_on_from_the_step_that_is_here(
+    clock: MockClock, tmp_path: Path
+) -> None:
+    pool = Pool(tmp_path, ["same"])
+    async with trio.open_nursery() as nursery:
+        again = await _restored(pool, nursery, at=5, stated=11, chair=True)
+        pool.store.lost = True
+        await pool.until(lambda: bool(pool.chain.taken), 900)
+        pool.store.lost = False
+        (holder, from_step) = pool.chain.taken[0]
+        assert holder == TRAINER.address and 5 <= from_step <= 9
+        await pool.until(lambda: again.step >= 12)
+        assert not any(seat.jury.state.distrust for seat in pool.seats)
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_a_chair_it_stops_and_names_both_steps(clock: MockClock, tmp_path: Path) -> None:
+    pool = Pool(tmp_path, ["same"])
+    with pytest.RaisesGroup(pytest.RaisesExc(TrainingError), flatten_subgroups=True) as caught:
+        async with trio.open_nursery() as nursery:
+            await _restored(pool, nursery, at=5, stated=11, chair=False)
+            pool.store.lost = True
+            await trio.sleep(600)
+    (error,) = caught.value.exceptions
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert re.search("is of step [567],", str(error)) and "stated step 11" in str(error)
