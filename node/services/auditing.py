@@ -32,6 +32,7 @@ from node.services.judging.lots import OwnLots
 from node.services.training.adopting import fetch_checkpoint
 from node.services.workplace import Dropped, Workplace
 from node.state.files import write_whole
+from node.status_schema import AuditingPart
 from node.swarm.facts import CheckpointOf, ObjectionRaised, PolicyFollowed, StepAccused
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
@@ -137,7 +138,7 @@ class Auditing(Service):
         rate = self._context.state.lots.steps_rate(self._context.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
-        return {"auditing": {"pledged": rate, "why_not": why, "audits": done, "undecided": self.undecided}}
+        return {"auditing": AuditingPart(rate, why, done, self.undecided)}
 
     def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""
