@@ -165,6 +165,10 @@ class RolloutPool:
         self.settle(group.key for group in old)
         self.stale_rollouts += sum(len(group.rows) for group in old)
 
+    def recall(self, stale_rollouts: int) -> None:
+        """So many were counted before a restart."""
+        self.stale_rollouts = stale_rollouts
+
     def missing(self, step: int) -> int:
         """How many groups more the batch of `step` needs; 0: `take` will give one. With the online filter only
         groups with signal count, until as many were looked at as `filters.refill` allows."""

@@ -62,7 +62,7 @@ class Bell:
 
     async def wait(self, seconds: float = math.inf) -> None:
         """Until it rings, or so many seconds have passed."""
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(max(seconds, 0.0)):
             await self._rang.wait()
         self._rang = trio.Event()
 
@@ -91,6 +91,9 @@ class Crew:
         self.state = "starting"
         self.progress = ProgressRecord(doing=self.doing)
         self.services: list[Service] = []
+
+    def become(self, state: str) -> None:
+        self.state = state
 
     @property
     def names(self) -> list[str]:

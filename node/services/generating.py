@@ -41,7 +41,7 @@ share."""
 INTERVAL_MEMORY = 0.8
 PRODUCE_DEADLINE = 600.0
 VERDICT_POLL = 5.0
-HEARING_POLL = 0.25
+HEARING_EVERY = 1.0
 CATCHING_UP = 5.0
 """Seconds that a newer policy has to arrive, once somebody is heard again."""
 REMEMBERED = 256
@@ -172,7 +172,7 @@ class Generating(Service):
         log.warning("worker.cut_off", step=policy.step)
         self._context.progress.trouble(f"{self.waiting}: generating waits until the trainer or a validator speaks")
         while self._is_cut_off():  # noqa: ASYNC110 - any of many messages may end it
-            await trio.sleep(HEARING_POLL)
+            await trio.sleep(HEARING_EVERY)
         log.warning("worker.reconnected", seconds=round(self._context.clock.monotonic() - began, 1))
         self.waiting = None
         with trio.move_on_after(CATCHING_UP):
@@ -311,7 +311,7 @@ class Generating(Service):
                 id = (await told.receive()).work
                 work = self._context.state.register.get(id)
                 if work is not None and work.node == self._context.key.address:
-                    work.delivered = True  # it lies in our own store
+                    self._context.state.register.was_delivered(work)  # it lies in our own store
                     known.setdefault(id, FileState.OPEN)
             for id, before in list(known.items()):
                 state = self._verdict(id)

@@ -20,7 +20,6 @@ from node.services.base import Service, wait_until
 from node.services.context import Context
 from node.state.files import mapped, write_whole
 from node.swarm.ballots import FileState
-from node.swarm.facts import RoundVoted
 from node.swarm.register import Work
 from node.swarm.roundbook import RoundBook
 from node.training.client import TrainerProcess
@@ -263,10 +262,10 @@ class Rounds(Service):
     # what validators say
 
     async def _hear(self) -> None:
-        async for vote in self._context.facts.subscribe(RoundVoted):
+        async for vote in self._context.facts.subscribe(CutSigned):
             self.note(vote)
 
-    def note(self, vote: RoundVoted) -> None:
+    def note(self, vote: Signed[CutSigned]) -> None:
         """Every word of whoever is in office counts. Who says two things in one place is believed no more in what it
         finds; both envelopes show it."""
         message, author, ballots = vote.message, vote.author, self._context.state.ballots
@@ -276,11 +275,11 @@ class Rounds(Service):
         if few and message.round <= self.last and not book.of(message.round).knows(word):
             for opener, proof in openers(self._context.domain, message):
                 book.hear(opener, message.round, word._replace(closed=False), proof)
-        proof = signature_of(Signed(author, message, vote.raw))
-        if not book.hear(author, message.round, word, proof) and author not in ballots.quarantined:
-            others = [one for one in self._context.facts.standing(RoundVoted) if one.author == author]
+        proof = signature_of(vote)
+        if not book.hear(author, message.round, word, proof) and author not in ballots.disputes.quarantined:
+            others = [one for one in self._context.facts.standing(CutSigned) if one.author == author]
             same = dict.fromkeys(one.raw for one in (*others, vote) if _place(one.message) == _place(message))
-            ballots.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
+            ballots.disputes.quarantine(author, "it signed two different cuts in one ballot", tuple(same))
         if self.furthest > self.newest:
             self._move()
 

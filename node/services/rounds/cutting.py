@@ -11,7 +11,6 @@ from node.services.context import Context
 from node.services.rounds.applying import Outer, Rounds
 from node.services.workplace import Workplace
 from node.swarm.ballots import FileState
-from node.swarm.facts import RoundVoted
 from node.swarm.register import Work, WorkId
 from protocol.agreement import Proposal, Word
 from protocol.errors import ProtocolError
@@ -76,7 +75,7 @@ class Cutting(Service):
 
     def _note(self, own: Signed[CutSigned]) -> None:
         """A word of this validator, as others hear it."""
-        self._rounds.note(RoundVoted(own.author, own.message, own.raw))
+        self._rounds.note(own)
 
     async def _look(self, round_: int, outer: Outer | None) -> None:
         """Say what there is to say of a round. outer: of the one that runs."""

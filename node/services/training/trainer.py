@@ -479,7 +479,7 @@ class Trainer(Service):
         self._tokens = await trio.to_thread.run_sync(self._batch_log.tokens, done)
         self.staleness = await trio.to_thread.run_sync(self._batch_log.staleness, done)
         entry = await trio.to_thread.run_sync(self._batch_log.read, done - 1) if done else None
-        self._pool.stale_rollouts = int(entry.metrics.get("stale_rollouts", 0)) if entry else 0
+        self._pool.recall(int(entry.metrics.get("stale_rollouts", 0)) if entry else 0)
 
     async def _count_time(self) -> None:
         """Training time runs from the first policy, through restarts."""

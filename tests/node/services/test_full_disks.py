@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from node.processes.forkserver import Anew
-from node.services.auditing import Auditing
+from node.services.auditing.replaying import Replaying
+from node.services.auditing.steps import Auditing
 from node.services.judging.judge import OwnTrouble, Validator, _here
 from node.services.rounds.judging import Looks
 from protocol.identity import NodeKey
@@ -52,8 +53,8 @@ async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_pat
     court = Court([Validator])
     seat = court.seats[0]
     seat.jury.state.policies.announce(Signed(TRAINER.address, announced(1), b""), anchored=True)
-    audit = Auditing(seat.context, None, tmp_path, Anew())
+    audit = Auditing(seat.context, None, Replaying(seat.context, tmp_path, Anew()))
     statement = announced(1).statement
-    audit._audited = full
+    audit._replaying.audited = full
     assert await audit._tried(statement) is None
     assert audit.counts["undecided"] == 1 and "No space left" in audit.undecided

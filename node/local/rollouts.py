@@ -360,7 +360,7 @@ class LocalRun(DeskRun):
         self._forget(step)
         settled = self._batch_log.settled(step)
         last = self._batch_log.read(step - 1) if step else None
-        self._pool.stale_rollouts = int(last.metrics.get("stale_rollouts", 0)) if last else 0
+        self._pool.recall(int(last.metrics.get("stale_rollouts", 0)) if last else 0)
         for report in sorted(self._rollouts.glob("*.report")):
             policy, index = (int(part) for part in report.stem.split("-"))
             if policy < step - self._run.recipe.max_staleness:
